@@ -1,0 +1,193 @@
+"""What a run is asked to do, checked whole before anything is started.
+
+``TrainConfig`` is what ``SparkModel`` is made with, ``FitConfig`` what one ``fit`` adds. Both are frozen;
+both refuse, with the name of the argument, what they cannot honour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sparkdl.errors import ConfigError
+
+PortChoice = int | range
+
+
+class Mode(StrEnum):
+    """How workers' updates meet."""
+
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS = "asynchronous"
+    HOGWILD = "hogwild"
+
+
+def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
+    """Return the choice that ``value`` names.
+
+    Raises:
+        ConfigError: it names none of them.
+    """
+    try:
+        return choices(value)  # type: ignore[call-arg]
+    except ValueError:
+        names = ", ".join(repr(choice.value) for choice in choices)
+        raise ConfigError(f"{name} should be one of {names}; got {value!r}.") from None
+
+
+def whole_number(name: str, value: object, *, least: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``least``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} should be a whole number of at least {least}; got {value!r}.")
+    return value
+
+
+def parse_window(frequency: object) -> int | None:
+    """Return the batches per exchange that ``frequency`` asks for; None is one exchange per epoch.
+
+    Raises:
+        ConfigError: it is neither "batch", "epoch" nor a whole number of at least 1.
+    """
+    if frequency == "epoch":
+        return None
+    if frequency == "batch":
+        return 1
+    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+        raise ConfigError(
+            'frequency should be "batch", "epoch" or a number of batches of at least 1; '
+            f"got {frequency!r}."
+        )
+    return frequency
+
+
+def parse_port(port: object) -> PortChoice:
+    """Return the port, or the ports to try in turn; 0 lets the system choose.
+
+    Raises:
+        ConfigError: not a port number, a range or "first:last".
+    """
+    if isinstance(port, str) and port.count(":") == 1:
+        first, last = port.split(":")
+        port = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else port
+    if isinstance(port, str) and port.isdigit():
+        port = int(port)
+    numbers = port if isinstance(port, range) else [port]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
+            raise ConfigError(f'port should be 0 to 65535, a range or "first:last"; got {port!r}.')
+    if isinstance(port, range) and not port:
+        raise ConfigError(f"port should name at least one port; got the empty {port!r}.")
+    return port  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The settings of a SparkModel.
+
+    Attributes:
+        mode: how workers' updates meet.
+        frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
+        num_workers: how many workers; None takes the slots that there are.
+        merge: the name of the rule by which updates change the center; None is the mode's default.
+        batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
+        bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
+        advertised_host: the host that executors connect to; None is ``spark.driver.host``.
+        port: the endpoint's port, a range of ports to try, or 0.
+        start_timeout: seconds that a gang which has begun to form may take.
+        max_restarts: how many times in a row a run that lost a worker is taken up again from its last
+            cut without completing another epoch.
+    """
+
+    mode: Mode = Mode.SYNCHRONOUS
+    frequency: str | int = "batch"
+    num_workers: int | None = None
+    merge: str | None = None
+    batch_size_per_worker: int | None = None
+    bind_address: str | None = None
+    advertised_host: str | None = None
+    port: PortChoice = 0
+    start_timeout: float = 300.0
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", choose("mode", self.mode, Mode))
+        object.__setattr__(self, "port", parse_port(self.port))
+        parse_window(self.frequency)
+        for name in ("num_workers", "batch_size_per_worker"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        whole_number("max_restarts", self.max_restarts, least=0)
+        if not isinstance(self.start_timeout, int | float) or self.start_timeout <= 0:
+            raise ConfigError(
+                f"start_timeout should be a positive number of seconds; got {self.start_timeout!r}."
+            )
+
+    @property
+    def window(self) -> int | None:
+        """Local batches per exchange; None is one exchange per epoch."""
+        return parse_window(self.frequency)
+
+    @property
+    def joint(self) -> bool:
+        """Whether all workers make each update together, out of a mean gradient."""
+        return self.mode is Mode.SYNCHRONOUS and self.window == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as values that JSON can hold."""
+        values = dict(vars(self), mode=self.mode.value)
+        if isinstance(self.port, range):
+            values["port"] = f"{self.port[0]}:{self.port[-1]}"
+        return values
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """The settings of one ``fit``.
+
+    Attributes:
+        batch_size: rows per optimizer update (see DESIGN in docs/modes.md for what that means where).
+        epochs: the epoch at which training ends.
+        verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
+        shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
+        seed: what every random order is drawn from; None draws one.
+        validation_split: the fraction of rows that is held out.
+    """
+
+    batch_size: int = 32
+    epochs: int = 1
+    verbose: str | int = "auto"
+    shuffle: bool = True
+    seed: int | None = None
+    validation_split: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size)
+        whole_number("epochs", self.epochs)
+        if self.verbose not in ("auto", 0, 1, 2):
+            raise ConfigError(f'verbose should be "auto", 0, 1 or 2; got {self.verbose!r}.')
+        if not isinstance(self.shuffle, bool):
+            raise ConfigError(f"shuffle should be True or False; got {self.shuffle!r}.")
+        if self.seed is not None:
+            whole_number("seed", self.seed, least=0)
+        split = self.validation_split
+        if isinstance(split, bool) or not isinstance(split, int | float) or not 0 <= split < 1:
+            raise ConfigError(f"validation_split should be from 0 up to below 1; got {split!r}.")
+
+
+def refuse_unsupported(arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Refuse by name each Keras argument that is not honoured yet and was given another value.
+
+    Raises:
+        ConfigError: names the first such argument.
+    """
+    for name, value in arguments.items():
+        default = defaults[name]
+        if value is not default and not (isinstance(value, type(default)) and value == default):
+            raise ConfigError(
+                f"fit does not support {name} yet; got {name}={value!r}. Leave it at {default!r}."
+            )

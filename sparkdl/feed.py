@@ -1,0 +1,283 @@
+"""Rows to columnar blocks to batches.
+
+Rows are decoded once. What comes out of a Spark partition is cut into *blocks*: one array per column and
+a key per row, large enough that a shuffle moves few records and small enough that no list of Python row
+objects outlives one of them. A worker *spools* the blocks of its partition to a file in Spark's local
+directories, whose name is gone as soon as it is open, so that a killed worker leaves nothing, and maps
+it: every epoch reads from there, and memory that is short is the page cache's affair.
+
+A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key, so that
+the order is the same when Spark computes a partition again, in whatever order a shuffle brings the rows.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.backends.base import Batch
+from sparkdl.errors import DataError
+from sparkdl.weights import Array
+
+Keys = NDArray[np.uint64]
+BLOCK_BYTES = 4 << 20
+TRAINING, VALIDATION = 0, 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column of every row has to be.
+
+    Attributes:
+        name: how errors call it.
+        shape: the shape of one row's value.
+        dtype: the NumPy dtype that it is stored in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one row's value."""
+        return int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize
+
+    def of(self, values: Sequence[Any], place: str, first: int = 0) -> Array:
+        """Return the values of some rows as one array of shape (rows, *shape).
+
+        Args:
+            values: one value per row.
+            place: where the rows are, for the message.
+            first: the index of the first row there.
+
+        Raises:
+            DataError: a value has another shape or cannot be a number of this dtype; names the row.
+        """
+        try:
+            array = np.asarray(values)
+            if array.dtype != object and array.shape[1:] == self.shape:
+                return self.cast(array, place, first)
+        except ValueError:
+            pass  # Ragged; the rows are looked at one by one.
+        rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
+        return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _row(self, value: Any, place: str, index: int) -> Array:
+        try:
+            array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+            if array.dtype == object:
+                array = array.astype(self.dtype)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"Expected {self.name} to be numbers of shape {self.shape}; row {index} of {place} has "
+                f"{_short(value)}."
+            ) from None
+        if array.shape != self.shape:
+            raise DataError(
+                f"Expected {self.name} of shape {self.shape}; row {index} of {place} has shape {array.shape}."
+            )
+        return self.cast(array[None], place, index)[0]
+
+    def cast(self, array: Array, place: str, first: int = 0) -> Array:
+        """Return the rows in this column's dtype.
+
+        Raises:
+            DataError: they are not numbers, or whole numbers are expected and some are not.
+        """
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"Expected {self.name} to be numbers ({self.dtype}); row {first} of {place} has "
+                f"{_short(array.ravel()[:1].tolist())}."
+            )
+        result = array.astype(self.dtype, copy=False)
+        if array.dtype.kind == "f" and result.dtype.kind in "iu" and not (result == array).all():
+            bad = first + int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
+            raise DataError(
+                f"Expected {self.name} to be whole numbers ({self.dtype}), as in the first row; row {bad} of "
+                f"{place} has {_short(array[bad - first].tolist())}."
+            )
+        return result
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class Block(NamedTuple):
+    """Some rows: a key each, the part that they are for, and one array per column."""
+
+    keys: Keys
+    part: int
+    columns: tuple[Array, ...]
+
+
+def row_keys(partition: int, indices: NDArray[np.uint64]) -> Keys:
+    """Return the keys of rows of a source partition, which sort as (partition, index)."""
+    return (np.uint64(partition) << np.uint64(40)) | indices.astype(np.uint64)
+
+
+def scramble(keys: Keys, seed: int) -> Keys:
+    """Return keys that sort in an order drawn from ``seed``: splitmix64 of key and seed, one to one."""
+    with np.errstate(over="ignore"):
+        z = keys + np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def unit(keys: Keys) -> NDArray[np.float64]:
+    """Return a number from 0 to 1 for each key, the same whenever it is asked."""
+    return (scramble(keys, 0x5EED) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def rows_per_block(columns: Sequence[Column]) -> int:
+    """Return how many rows make a block."""
+    return max(64, min(1 << 16, BLOCK_BYTES // max(1, sum(column.nbytes for column in columns))))
+
+
+def blocks_of_rows(
+    rows: Iterable[Any], columns: Sequence[Column], partition: int, part: int = TRAINING
+) -> Iterator[Block]:
+    """Yield the rows of an RDD's partition as blocks.
+
+    Args:
+        rows: tuples with one value per column.
+        columns: what the values have to be.
+        partition: the index of the partition, for keys and messages.
+        part: what the rows are for.
+
+    Raises:
+        DataError: a row does not fit; names partition and row.
+    """
+    place, size, first = f"partition {partition}", rows_per_block(columns), 0
+    chunk: list[Any] = []
+    for row in rows:
+        if not isinstance(row, tuple | list) or len(row) != len(columns):
+            names = ", ".join(column.name for column in columns)
+            raise DataError(f"Expected a tuple ({names}); row {first + len(chunk)} of {place} is {_short(row)}.")
+        chunk.append(row)
+        if len(chunk) == size:
+            yield _block(chunk, columns, partition, first, part)
+            first += len(chunk)
+            chunk = []
+    if chunk:
+        yield _block(chunk, columns, partition, first, part)
+
+
+def _block(
+    chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int
+) -> Block:
+    indices = np.arange(first, first + len(chunk), dtype=np.uint64)
+    arrays = tuple(
+        column.of(values, f"partition {partition}", first)
+        for column, values in zip(columns, zip(*chunk, strict=True), strict=True)
+    )
+    return Block(row_keys(partition, indices), part, arrays)
+
+
+def hold_out(blocks: Iterable[Block], fraction: float, seed: int) -> Iterator[Block]:
+    """Yield blocks with a seeded choice of the rows moved to the validation part, the same every time."""
+    for block in blocks:
+        chosen = unit(scramble(block.keys, seed)) < fraction
+        for part, mask in ((TRAINING, ~chosen), (VALIDATION, chosen)):
+            if mask.any():
+                yield select(block, mask)._replace(part=part)
+
+
+def select(block: Block, which: Array) -> Block:
+    """Return some rows of a block, by mask or by indices."""
+    return Block(block.keys[which], block.part, tuple(column[which] for column in block.columns))
+
+
+def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
+    """Yield each worker's rows of the blocks; with a seed in its order, else in turn."""
+    for block in blocks:
+        if seed is None:
+            targets = block.keys % np.uint64(num_workers)
+        else:
+            block = block._replace(keys=scramble(block.keys, seed))
+            targets = (block.keys >> np.uint64(3)) % np.uint64(num_workers)
+        for worker in range(num_workers):
+            mask = targets == worker
+            if mask.any():
+                yield worker, select(block, mask)
+
+
+class Rows:
+    """A worker's rows of one part, in the order of their keys; batches are views where they can be."""
+
+    def __init__(self, columns: tuple[Array, ...], keys: Keys) -> None:
+        self.columns, self.count = columns, len(keys)
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = bool((np.diff(self._order) == 1).all())
+
+    def batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:
+        """Return the rows that stand from ``start`` to ``stop`` in an epoch's order."""
+        places = order[start:stop]
+        if self._sorted and len(places) and places[-1] - places[0] == stop - start - 1:
+            if (np.diff(places) == 1).all():
+                return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
+        return Batch(*(column.take(self._order[places], axis=0) for column in self.columns))
+
+    def one_class(self) -> bool:
+        """Return whether every row has the same label, where labels are whole numbers."""
+        labels = self.columns[1]
+        return self.count > 1 and labels.dtype.kind in "biu" and bool((labels == labels[0]).all())
+
+
+class Spool:
+    """Blocks on their way into a file, then the rows in it.
+
+    Args:
+        columns: what the blocks' columns are.
+        directory: where the file is made; it never has a name there for long.
+    """
+
+    def __init__(self, columns: Sequence[Column], directory: str) -> None:
+        self.columns = tuple(columns)
+        self._files = {
+            part: [tempfile.TemporaryFile(dir=directory) for _ in columns]  # noqa: SIM115
+            for part in (TRAINING, VALIDATION)
+        }
+        self._keys: dict[int, list[Keys]] = {TRAINING: [], VALIDATION: []}
+
+    def extend(self, blocks: Iterable[Block]) -> None:
+        """Write blocks out."""
+        for block in blocks:
+            self._keys[block.part].append(block.keys)
+            for file, array in zip(self._files[block.part], block.columns, strict=True):
+                file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+
+    def rows(self, part: int) -> Rows:
+        """Return the rows of one part, mapped; the files are closed."""
+        keys = np.concatenate([np.zeros(0, np.uint64), *self._keys[part]])
+        columns = tuple(
+            _map(file, column, len(keys))
+            for file, column in zip(self._files[part], self.columns, strict=True)
+        )
+        return Rows(columns, keys)
+
+
+def _map(file: IO[bytes], column: Column, count: int) -> Array:
+    shape = (count, *column.shape)
+    with file:
+        if not count * column.nbytes:
+            return np.empty(shape, column.dtype)
+        file.flush()
+        return np.memmap(file, column.dtype, "r", shape=shape)
+
+
+def local_directory() -> str:
+    """Return a directory of Spark's for temporary files on this executor, else the system's."""
+    for directory in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        if directory and os.access(directory, os.W_OK):
+            return directory
+    return tempfile.gettempdir()

@@ -1,0 +1,20 @@
+"""DynSGD (Jiang et al., 2017): c += delta / (staleness + 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparkdl.rules.base import Merge, Rule
+from sparkdl.weights import Vector
+
+
+class DynSGD(Rule):
+    """Let an update count the less, the more others the center took since its worker last pulled."""
+
+    name = "dynsgd"
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the delta divided by its staleness plus one."""
+        return (delta if not merge.staleness else delta * np.float32(1 / (merge.staleness + 1))), state

@@ -1,0 +1,19 @@
+"""DOWNPOUR (Dean et al., 2012): every delta is added whole, c += delta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.rules.base import Merge, Rule
+from sparkdl.weights import Vector
+
+
+class Sum(Rule):
+    """Add every delta to the center as it is. With many workers the steps add up and may diverge."""
+
+    name = "sum"
+    reduces = "sum"
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the delta."""
+        return delta, state

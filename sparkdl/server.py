@@ -1,0 +1,237 @@
+"""The store over HTTP: a Flask app, served by cheroot in a thread of the driver.
+
+Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer``):
+
+* ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
+* ``POST /v1/join``       JSON: a worker's attempt takes part;
+* ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
+* ``POST /v1/exchange``   binary, see ``wire``: an update, answered by a reply;
+* ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
+* ``POST /v1/failure``    JSON: what went wrong in it;
+* ``GET  /v1/status``     JSON: counters.
+
+Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 409 an old generation or attempt,
+410 the run is over, 411 no length, 413 too large, 422 another model's layout. The token is compared
+before anything else is looked at, a body's header before its sections are read, and a request that is
+refused has its connection closed, so that its body is never read. Nothing is ever unpickled, and no path
+of a request touches the disk.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import cheroot.wsgi
+import flask
+
+from sparkdl import wire
+from sparkdl.config import PortChoice
+from sparkdl.errors import ClusterError, PreflightError, RefusedError, WireError, WorkerError
+from sparkdl.store import ParameterStore
+
+JSON_BYTES = 1 << 20  # the longest JSON body that is read
+IDLE_SECONDS = 60  # how long a connection may say nothing
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a run's endpoint is and how to speak to it.
+
+    Attributes:
+        host: the host that executors connect to.
+        port: its port.
+        token: the run's secret.
+        run: sixteen bytes that name the run.
+    """
+
+    host: str
+    port: int
+    token: str
+    run: bytes
+
+    def __repr__(self) -> str:
+        return f"Endpoint(host={self.host!r}, port={self.port})"
+
+
+class Traffic:
+    """How many bytes of messages went each way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.received, self.sent = 0, 0
+
+    def count(self, received: int, sent: int) -> None:
+        """Add to both counts."""
+        with self._lock:
+            self.received += received
+            self.sent += sent
+
+
+def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask:
+    """Return the Flask app over a store."""
+    app = flask.Flask("sparkdl", static_folder=None)
+    expected = f"Bearer {token}".encode()
+
+    @app.before_request
+    def check_token() -> None:
+        given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, expected):
+            raise RefusedError(401, "The request carries no token, or not this run's.")
+
+    @app.errorhandler(RefusedError)
+    def refused(error: RefusedError) -> Any:
+        return _refusal(error.status, str(error))
+
+    @app.errorhandler(WireError)
+    def malformed(error: WireError) -> Any:
+        return _refusal(400, str(error))
+
+    @app.errorhandler(404)
+    @app.errorhandler(405)
+    def unknown(error: Any) -> Any:
+        return _refusal(error.code, "No such path or method.")
+
+    @app.get("/v1/ping")
+    def ping() -> Any:
+        return "", 204
+
+    @app.post("/v1/join")
+    def join() -> Any:
+        body = _json(worker=int, generation=int, attempt=int, host=str, pid=int)
+        store.join(**body)
+        return {}
+
+    @app.post("/v1/ready")
+    def ready() -> Any:
+        body = _json(worker=int, generation=int, attempt=int, rows=int, validation_rows=int, notes=dict)
+        answer = store.ready(**body)
+        return ({}, 202) if answer is None else answer
+
+    @app.post("/v1/heartbeat")
+    def heartbeat() -> Any:
+        return store.heartbeat(
+            **_json(worker=int, generation=int, attempt=int, epoch=int, rows=int, log=list)
+        )
+
+    @app.post("/v1/failure")
+    def failure() -> Any:
+        body = _json(kind=str, generation=int, worker=int, host=str, message=str, traceback=str)
+        store.fail(body["generation"], _failure(body))
+        return {}
+
+    @app.post("/v1/exchange")
+    def exchange() -> Any:
+        return _exchange(store, traffic)
+
+    @app.get("/v1/status")
+    def status() -> Any:
+        return {
+            "generation": store.generation, "version": store.merging.version,
+            "workers": len(store.members), "bytes_received": traffic.received,
+            "bytes_sent": traffic.sent, **store.counters,
+        }  # fmt: skip
+
+    return app
+
+
+def _refusal(status: int, message: str) -> Any:
+    return flask.jsonify(error=message), status, {"Connection": "close"}
+
+
+def _json(**fields: type) -> dict[str, Any]:
+    """Return the fields of a JSON body, each of its type."""
+    length = flask.request.content_length
+    if length is None:
+        raise RefusedError(411, "The request does not say how long it is.")
+    if length > JSON_BYTES:
+        raise RefusedError(413, f"A JSON body has at most {JSON_BYTES} bytes; this one has {length}.")
+    body = flask.request.get_json(force=True, silent=True)
+    if not isinstance(body, dict) or body.keys() != fields.keys():
+        raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
+    for name, kind in fields.items():
+        if type(body[name]) is not kind:
+            raise RefusedError(400, f"Expected {name} to be of type {kind.__name__}.")
+    return body
+
+
+def _failure(body: dict[str, Any]) -> Any:
+    if body["kind"] == "preflight":
+        return PreflightError(body["message"])
+    return WorkerError(
+        f"Worker {body['worker']} on {body['host']} failed: {body['message']}",
+        host=body["host"], worker=body["worker"], traceback=body["traceback"],
+    )  # fmt: skip
+
+
+def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
+    length = flask.request.content_length
+    if length is None:
+        raise RefusedError(411, "The request does not say how long it is.")
+    stream = flask.request.environ["wsgi.input"]
+    update, lengths = wire.decode_update(stream.read(min(length, wire.UPDATE.size)))
+    store.admit(update, lengths)
+    if length != wire.UPDATE.size + lengths.nbytes:
+        raise RefusedError(400, f"The header announces {lengths.nbytes} bytes; the request has other.")
+    reply = store.exchange(
+        update, lambda: wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
+    )
+    parts = [wire.encode_reply(reply), *map(bytes, wire.sections(reply))]
+    size = sum(map(len, parts))
+    traffic.count(length, size)
+    return flask.Response(
+        parts, mimetype="application/octet-stream", headers={"Content-Length": str(size)},
+        direct_passthrough=True,
+    )  # fmt: skip
+
+
+@contextmanager
+def serve(
+    app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int
+) -> Iterator[int]:
+    """Serve an app in a thread while the context lasts; yields the port.
+
+    Args:
+        app: what is served.
+        bind_address: the one address that is listened on.
+        port: a port, a range of ports of which the first free one is taken, or 0.
+        num_workers: how many workers may each have two requests under way.
+
+    Raises:
+        ClusterError: no port is free, or the address is not one of this machine.
+    """
+    server = _listen(app, bind_address, port, num_workers)
+    thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
+    thread.start()
+    try:
+        yield server.bind_addr[1]
+    finally:
+        server.stop()
+        thread.join()
+
+
+def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) -> Any:
+    errors: list[str] = []
+    for number in port if isinstance(port, range) else [port]:
+        server = cheroot.wsgi.Server(
+            (address, number), app, numthreads=2 * num_workers + 4, timeout=IDLE_SECONDS,
+            request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
+        )  # fmt: skip
+        server.max_request_header_size = 16 << 10
+        try:
+            server.prepare()
+        except OSError as error:
+            errors.append(f"{number}: {error}")
+            continue
+        return server
+    raise ClusterError(
+        f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a free "
+        "range, bind_address= to an address of this machine."
+    )
+
+
+__all__ = ["Endpoint", "Traffic", "make_app", "serve"]

@@ -1,0 +1,568 @@
+"""The driver's side of a run: who takes part, what was counted, how far the epochs are.
+
+``ParameterStore`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``,
+``fail``) from many threads, and those of the driver's one thread (``release``, ``wait_epoch``,
+``replace``, ``restart``, ``close``). It knows no HTTP and no Keras: metric states and optimizer
+variables are bytes to it.
+
+Fencing: an update names (run, generation, worker, attempt, sequence). Another run's or an old
+generation's is refused; a newer attempt of a worker takes the place of the older one; a sequence counts
+once. A run that lost a worker is taken up again under the next generation from the last *cut*: the
+center and every worker's state at the end of an epoch. Where updates are merged one at a time nothing
+that was merged is rolled back; a worker that starts anew goes on after its last counted sequence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import isfinite, nan
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
+
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError, SparkDLError
+from sparkdl.merging import PATIENCE, GradientRounds, Merging, Read, Rounds
+from sparkdl.weights import Vector
+from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
+
+IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """What the store has to know of a run.
+
+    Attributes:
+        run: sixteen random bytes that name it.
+        layout: the digest of the trainable variables' layout.
+        num_workers: how many workers the gang has.
+        plan: a plan whose row counts are not known yet.
+        epochs: the epoch at which training ends.
+        validating: whether every epoch ends with an evaluation of the validation rows.
+        metrics: bytes of one worker's metric states.
+        optimizer: bytes of the optimizer's variables.
+        generators: bytes of the random generators' states.
+        first_step: the optimizer's iterations before the run.
+    """
+
+    run: bytes
+    layout: bytes
+    num_workers: int
+    plan: Plan
+    epochs: int
+    validating: bool = False
+    metrics: int = 0
+    optimizer: int = 0
+    generators: int = 0
+    first_step: float = 0.0
+
+
+@dataclass
+class Member:
+    """One worker as the driver sees it."""
+
+    attempt: int
+    host: str
+    pid: int
+    joined: float
+    rows: int | None = None
+    validation_rows: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    seen_rows: int = 0
+
+
+@dataclass
+class Cut:
+    """All that a run is taken up from: the center at an epoch's end and every worker's state."""
+
+    epoch: int
+    parameters: Vector
+    statistics: Vector
+    version: int
+    progress: float
+    states: dict[int, IO[bytes]] = field(default_factory=dict)
+
+    def state(self, worker: int) -> bytes:
+        """Return a worker's state: optimizer variables, if any were sent, then generators."""
+        if worker not in self.states:
+            return b""
+        self.states[worker].seek(0)
+        return self.states[worker].read()
+
+
+@dataclass
+class EpochResult:
+    """What the workers reported of one epoch.
+
+    Attributes:
+        cut: the center and the states at its end.
+        metrics: each worker's metric states over its training rows.
+        validation: each worker's metric states over its validation rows.
+        rows: training rows that were used.
+        losses: the mean loss of each update, or of each round, counted since the epoch before.
+    """
+
+    cut: Cut
+    metrics: list[bytes]
+    validation: list[bytes]
+    rows: int
+    losses: list[float]
+
+
+@dataclass
+class _Book:
+    """The reports of one epoch, by worker."""
+
+    metrics: dict[int, bytes] = field(default_factory=dict)
+    validation: dict[int, bytes] = field(default_factory=dict)
+    states: dict[int, IO[bytes]] = field(default_factory=dict)
+    weights: tuple[Vector, Vector] | None = None
+    rows: int = 0
+    cut: Cut | None = None
+
+
+class ParameterStore:
+    """Versioned parameters, a way of merging, and the book of a run.
+
+    Args:
+        shape: what is to be known of the run.
+        merging: the center and how updates reach it.
+    """
+
+    def __init__(self, shape: RunShape, merging: Merging) -> None:
+        self.shape, self.merging = shape, merging
+        self.changed = threading.Condition(merging.lock)
+        self.generation = 1
+        merging.generation = 1
+        self.members: dict[int, Member] = {}
+        self.books: dict[int, _Book] = {}
+        self.plans: list[Plan] = []
+        self.released = 0  # epochs before this one may be trained
+        self.stopping = False
+        self.learning_rate = nan
+        self.progress = shape.first_step
+        self.failure: SparkDLError | None = None
+        self.closed = False
+        self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
+        self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded"), 0)
+        self.log: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.cut = Cut(0, *merging.snapshot(), progress=shape.first_step)
+
+    # Requests of workers.
+
+    def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> None:
+        """Take a worker's attempt into the gang.
+
+        Raises:
+            RefusedError: an old generation, or a newer attempt has joined.
+        """
+        with self.changed:
+            self._check_open(generation)
+            if not 0 <= worker < self.shape.num_workers:
+                raise RefusedError(400, f"Worker {worker} is none of {self.shape.num_workers}.")
+            known = self.members.get(worker)
+            if known is not None and known.attempt > attempt:
+                raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
+            if known is not None and known.attempt < attempt:
+                self.counters["superseded"] += 1
+            self.members[worker] = Member(attempt, host, pid, time.monotonic())
+            self.changed.notify_all()
+
+    def ready(
+        self, worker: int, generation: int, attempt: int, rows: int, validation_rows: int,
+        notes: dict[str, Any],
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
+        with self.changed:
+            member = self._member(worker, generation, attempt)
+            member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
+            self.changed.notify_all()
+            go = self.changed.wait_for(
+                lambda: self._moved_on(generation) or self._all_ready() and self._may_train(self.cut.epoch),
+                PATIENCE,
+            )
+            self._member(worker, generation, attempt)
+            if not go:
+                return None
+            if not self.plans:
+                held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
+                plan = replace(self.shape.plan, rows=held)
+                self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
+            self._refuse_other_rows(worker, rows)
+            sequence, epoch = self.merging.next_sequence(worker), self.cut.epoch
+            while epoch in self.books and worker in self.books[epoch].metrics:
+                epoch += 1
+            return {
+                "rows": self.plans[0].rows,
+                "epoch": epoch,
+                "sequence": sequence,
+                "restore": bool(sequence) or epoch > 0,
+                "learning_rate": self.learning_rate if isfinite(self.learning_rate) else None,
+                "progress": self.progress,
+                "stop": self.stopping,
+            }
+
+    def _refuse_other_rows(self, worker: int, rows: int) -> None:
+        if rows != self.plans[worker].rows[worker]:
+            raise RefusedError(
+                422,
+                f"Worker {worker} came back with {rows} rows instead of {self.plans[worker].rows[worker]}: "
+                "its partition is not the same when computed again. Cache or write out the data first.",
+            )
+
+    def admit(self, update: Update, lengths: Sections) -> None:
+        """Refuse an update by its header alone, before a byte of its sections is read.
+
+        Raises:
+            RefusedError: another run, generation, attempt or layout, or sections of a wrong length.
+        """
+        try:
+            self._admit(update, lengths)
+        except RefusedError:
+            self.counters["refused"] += 1
+            raise
+
+    def _admit(self, update: Update, lengths: Sections) -> None:
+        if update.run != self.shape.run:
+            raise RefusedError(409, "The update is of another run.")
+        with self.changed:
+            self._member(update.worker, update.generation, update.attempt)
+        if update.layout != self.shape.layout or update.offset:
+            raise RefusedError(422, "The update is of a model with another layout of variables.")
+        parameters, statistics = len(self.merging.parameters), len(self.merging.statistics)
+        shape, expected = self.shape, _allowed(update)
+        choices = {
+            "count": (0, parameters),
+            "statistics": (0, statistics),
+            "metrics": (0, shape.metrics),
+            "state": (0, shape.generators, shape.optimizer + shape.generators),
+        }
+        for name, values in choices.items():
+            length = getattr(lengths, name)
+            if length not in values or (length and name not in expected):
+                raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
+        moves = update.kind in (Kind.GRADIENT, Kind.DELTA) and not update.flags & Flag.AWAIT
+        if moves and (lengths.count, lengths.statistics) != (
+            (parameters, statistics) if update.rows else (0, 0)
+        ):
+            raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
+
+    def exchange(self, update: Update, read: Read) -> Reply:
+        """Answer one update of any kind; ``read`` returns it with its sections."""
+        answer: dict[Kind, Callable[[Update, Read], Reply]] = {
+            Kind.GRADIENT: self._push, Kind.DELTA: self._push, Kind.REPORT: self._report,
+            Kind.VALIDATION: self._validated, Kind.PULL: self._pull, Kind.RESTORE: self._restore,
+        }  # fmt: skip
+        return answer[update.kind](update, read)
+
+    def heartbeat(
+        self, worker: int, generation: int, attempt: int, epoch: int, rows: int, log: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Note how far a worker is and what it logged; answer whether it is to stop."""
+        with self.changed:
+            member = self._member(worker, generation, attempt)
+            member.epoch, member.seen_rows = epoch, rows
+            self.log.extend(log)
+            return {"stop": self.stopping}
+
+    def fail(self, generation: int, error: SparkDLError) -> None:
+        """Note what went wrong in a worker; the driver raises it."""
+        with self.changed:
+            if generation == self.generation and self.failure is None:
+                self.failure = error
+                self.changed.notify_all()
+
+    # The parts of exchange.
+
+    def _push(self, update: Update, read: Read) -> Reply:
+        reply = self.merging.push(update, read, lambda: self._counted(update))
+        if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
+            self.counters["duplicates"] += 1
+        evaluate = self._to_evaluate(update.worker)
+        return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
+
+    def _counted(self, update: Update) -> Reply:
+        """Book an update (the last one of its round, in rounds) and return the control words."""
+        with self.changed:
+            rounds = isinstance(self.merging, Rounds)
+            self.counters["exchanges"] += self.shape.num_workers if rounds else 1
+            if rounds:
+                self.progress += self._round_progress(update)
+            elif self.plans:
+                self.progress += update.steps * self.plans[update.worker].progress_per_step
+            return self._control()
+
+    def _round_progress(self, update: Update) -> float:
+        if self.shape.plan.joint:
+            return 1.0
+        index = update.sequence % self.plans[0].windows
+        return sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
+
+    def _control(self) -> Reply:
+        return Reply(
+            flags=Flag.STOP if self.stopping else Flag.NONE,
+            learning_rate=self.learning_rate,
+            progress=self.progress,
+        )
+
+    def _report(self, update: Update, read: Read) -> Reply:
+        update = update if update.flags & Flag.AWAIT else read()
+        with self.changed:
+            self._check_open(update.generation)
+            if not update.flags & Flag.AWAIT:
+                self._book_report(update)
+            return self._gate(update)
+
+    def _book_report(self, update: Update) -> None:
+        if update.flags & Flag.STOP:
+            self.partial[update.worker] = update
+            self.changed.notify_all()
+            return
+        book = self.books.setdefault(update.epoch, _Book())
+        if update.worker not in book.metrics:
+            book.rows += update.rows
+        book.metrics[update.worker] = update.metrics
+        if update.state:
+            book.states[update.worker] = _spool(update.state)
+        if len(update.parameters):
+            book.weights = update.parameters, update.statistics
+        if len(book.metrics) == self.shape.num_workers and book.cut is None:
+            parameters, statistics, version = self.merging.snapshot()
+            if book.weights is not None:
+                parameters, statistics = book.weights
+            book.cut = Cut(update.epoch + 1, parameters, statistics, version, self.progress, book.states)
+        self.changed.notify_all()
+
+    def _validated(self, update: Update, read: Read) -> Reply:
+        update = update if update.flags & Flag.AWAIT else read()
+        with self.changed:
+            self._check_open(update.generation)
+            book = self.books.get(update.epoch)
+            if book is not None and not update.flags & Flag.AWAIT:
+                book.validation[update.worker] = update.metrics
+                self.changed.notify_all()
+            return self._gate(update)
+
+    def _gate(self, update: Update) -> Reply:
+        """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
+        last = update.epoch + 1 >= self.shape.epochs
+        waits = isinstance(self.merging, Rounds) or last
+        through = update.epoch + (2 if waits else 1)
+
+        def open_() -> bool:
+            return (
+                self._moved_on(update.generation)
+                or self._to_evaluate(update.worker) >= 0
+                or self.released >= through
+                or self.stopping
+            )
+
+        opened = self.changed.wait_for(open_, PATIENCE)
+        self._check_open(update.generation)
+        reply = self._control()
+        if not opened:
+            return replace(reply, flags=reply.flags | Flag.AGAIN)
+        reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
+        if reply.evaluate < 0 and waits and update.base_version != self.merging.version:
+            parameters, statistics, version = self.merging.snapshot()
+            reply = replace(
+                reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics, version=version
+            )
+        return reply
+
+    def _to_evaluate(self, worker: int) -> int:
+        """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
+        if not self.shape.validating:
+            return -1
+        waiting = (
+            epoch for epoch, book in self.books.items() if book.cut and worker not in book.validation
+        )
+        return min(waiting, default=-1)
+
+    def _pull(self, update: Update, read: Read) -> Reply:
+        with self.changed:
+            self._check_open(update.generation)
+            book = self.books.get(update.epoch)
+            cut = book.cut if book is not None and book.cut is not None else self.cut
+            if cut.version == update.base_version:
+                return replace(self._control(), version=cut.version)
+            return replace(
+                self._control(), kind=Answer.CENTER, version=cut.version, parameters=cut.parameters,
+                statistics=cut.statistics,
+            )  # fmt: skip
+
+    def _restore(self, update: Update, read: Read) -> Reply:
+        with self.changed:
+            self._check_open(update.generation)
+            state = self.cut.state(update.worker)
+            if state and len(state) == self.shape.generators and self.shape.optimizer:
+                state = self.cut.state(0)[: self.shape.optimizer] + state  # replicas have one optimizer state
+            parameters, statistics, version = self.merging.snapshot()
+            return replace(
+                self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
+                statistics=statistics, state=state,
+            )  # fmt: skip
+
+    # Requests of the driver.
+
+    def release(self, epoch: int, learning_rate: float) -> None:
+        """Let the workers train up to and with this epoch, at this learning rate (nan: their own)."""
+        with self.changed:
+            self.released = epoch + 1
+            self.learning_rate = learning_rate
+            self.changed.notify_all()
+
+    def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
+        """Wait until every worker has reported an epoch, and evaluated it where that is asked.
+
+        Returns:
+            What they reported; None after ``timeout`` seconds, or when the run has failed or closed.
+        """
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._complete(epoch) or self.failure is not None or self.closed, timeout
+            )
+            if not self._complete(epoch):
+                return None
+            book = self.books[epoch]
+            assert book.cut is not None  # noqa: S101 - _complete says so
+            order = range(self.shape.num_workers)
+            losses, self.merging.losses = self.merging.losses, []
+            return EpochResult(
+                book.cut, [book.metrics[k] for k in order],
+                [book.validation[k] for k in order if k in book.validation], book.rows, losses,
+            )  # fmt: skip
+
+    def commit(self, cut: Cut) -> None:
+        """Make a cut the one that the run is taken up from, and forget the books before it."""
+        with self.changed:
+            self.cut = cut
+            for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
+                del self.books[epoch]
+
+    def replace(self, parameters: Vector, statistics: Vector) -> None:
+        """Take the weights that a callback set on the driver as the new center."""
+        with self.changed:
+            self.merging.replace(parameters, statistics)
+            self.cut = replace(
+                self.cut, parameters=parameters, statistics=statistics, version=self.merging.version
+            )
+
+    def stop(self) -> None:
+        """Tell every worker, with its next reply, that training ends."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+
+    def restart(self) -> int:
+        """Fence off the present generation and return the number of the next one.
+
+        In synchronous modes everything is rolled back to the last cut, the ledger included.
+        """
+        with self.changed:
+            self.generation += 1
+            self.members.clear()
+            self.failure = None
+            self.merging.generation = self.generation
+            if isinstance(self.merging, Rounds):
+                self._roll_back(self.merging)
+            self.merging.wake()
+            self.changed.notify_all()
+            return self.generation
+
+    def _roll_back(self, merging: Rounds) -> None:
+        cut = self.cut
+        merging.parameters, merging.statistics = cut.parameters.copy(), cut.statistics.copy()
+        merging.version = cut.version
+        self.progress = cut.progress
+        self.books.clear()
+        merging.losses.clear()
+        windows = self.plans[0].windows if self.plans else 0
+        merging.begin(cut.epoch * windows)
+
+    def close(self) -> None:
+        """Refuse every request from now on, those that wait included."""
+        with self.changed:
+            self.closed = True
+            self.merging.generation = -1
+            self.changed.notify_all()
+        self.merging.wake()
+
+    def stopped_cut(self) -> Cut:
+        """Return where a run that is ending early has got to: the last complete merge it knows of."""
+        with self.changed:
+            if not isinstance(self.merging, GradientRounds):
+                return replace(self.cut, **dict(zip(
+                    ("parameters", "statistics", "version"), self.merging.snapshot(), strict=True
+                )))  # fmt: skip
+            report = self.partial.get(0)
+            if report is None or not len(report.parameters):
+                return self.cut
+            return replace(
+                self.cut, parameters=report.parameters, statistics=report.statistics,
+                states={0: _spool(report.state)}, progress=self.progress,
+            )  # fmt: skip
+
+    def missing(self) -> list[int]:
+        """Return the workers that have not joined."""
+        with self.changed:
+            return [k for k in range(self.shape.num_workers) if k not in self.members]
+
+    # What both sides ask.
+
+    def _member(self, worker: int, generation: int, attempt: int) -> Member:
+        self._check_open(generation)
+        member = self.members.get(worker)
+        if member is None:
+            raise RefusedError(409, f"Worker {worker} has not joined generation {self.generation}.")
+        if member.attempt != attempt:
+            raise RefusedError(
+                409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
+            )
+        return member
+
+    def _check_open(self, generation: int) -> None:
+        if self.closed:
+            raise RefusedError(410, "The run is over.")
+        if generation != self.generation:
+            raise RefusedError(409, f"Generation {generation} is over; the run is at {self.generation}.")
+
+    def _moved_on(self, generation: int) -> bool:
+        return self.closed or generation != self.generation
+
+    def _all_ready(self) -> bool:
+        return len(self.members) == self.shape.num_workers and all(
+            member.rows is not None for member in self.members.values()
+        )
+
+    def _may_train(self, epoch: int) -> bool:
+        return self.released > epoch or self.stopping
+
+    def _complete(self, epoch: int) -> bool:
+        book = self.books.get(epoch)
+        if book is None or book.cut is None:
+            return False
+        return not self.shape.validating or len(book.validation) == self.shape.num_workers
+
+
+def _allowed(update: Update) -> tuple[str, ...]:
+    if update.flags & Flag.AWAIT:
+        return ()
+    return {
+        Kind.GRADIENT: ("count", "statistics"),
+        Kind.DELTA: ("count", "statistics"),
+        Kind.REPORT: ("count", "statistics", "metrics", "state"),
+        Kind.VALIDATION: ("metrics",),
+    }.get(update.kind, ())
+
+
+def _spool(state: bytes) -> IO[bytes]:
+    """Keep a worker's state out of memory when it is large; the file has no name and dies with us."""
+    spooled: IO[bytes] = SpooledTemporaryFile(IN_MEMORY)  # type: ignore[assignment] # noqa: SIM115
+    spooled.write(state)
+    return spooled

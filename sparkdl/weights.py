@@ -1,0 +1,97 @@
+"""The layout of a model's variables, and one flat vector that holds them.
+
+Everything that is exchanged or merged is one contiguous array, so that the arithmetic of a merge is one
+NumPy call and a message is one read of a socket. Nothing here changes its arguments, and nothing here
+knows Keras, Spark or HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Vector = NDArray[np.float32]
+EMPTY: Vector = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shapes and dtypes of an ordered list of variables.
+
+    Attributes:
+        shapes: one shape per variable; rank 0 is an empty tuple.
+        dtypes: one NumPy dtype name per variable.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array]) -> Layout:
+        """Return the layout of these arrays."""
+        return cls(tuple(a.shape for a in arrays), tuple(a.dtype.name for a in arrays))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of elements of each variable."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """The number of elements of all variables together."""
+        return sum(self.sizes)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of all variables in their own dtypes."""
+        return sum(n * np.dtype(t).itemsize for n, t in zip(self.sizes, self.dtypes, strict=True))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Sixteen bytes that two layouts share only when they are the same."""
+        return hashlib.blake2b(repr((self.shapes, self.dtypes)).encode(), digest_size=16).digest()
+
+    def pack(self, arrays: Sequence[Array]) -> Vector:
+        """Return the variables one after the other as one float32 vector of shape (size,)."""
+        flat = np.empty(self.size, np.float32)
+        for view, array in zip(self.unpack(flat), arrays, strict=True):
+            view[...] = array
+        return flat
+
+    def unpack(self, flat: Array) -> list[Array]:
+        """Return one view into ``flat`` per variable, in its shape."""
+        views, start = [], 0
+        for shape, size in zip(self.shapes, self.sizes, strict=True):
+            views.append(flat[start : start + size].reshape(shape))
+            start += size
+        return views
+
+    def to_bytes(self, arrays: Sequence[Array]) -> bytes:
+        """Return the variables as raw little-endian bytes, each in its own dtype."""
+        return b"".join(
+            np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")).tobytes()
+            for array, dtype in zip(arrays, self.dtypes, strict=True)
+        )
+
+    def from_bytes(self, data: bytes | memoryview) -> list[Array]:
+        """Return the variables that ``to_bytes`` wrote, as fresh arrays.
+
+        Raises:
+            ValueError: the bytes are not as many as this layout needs.
+        """
+        if len(data) != self.nbytes:
+            raise ValueError(f"Expected {self.nbytes} bytes of variables, got {len(data)}.")
+        arrays, start = [], 0
+        for shape, size, dtype in zip(self.shapes, self.sizes, self.dtypes, strict=True):
+            array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), size, start)
+            arrays.append(array.astype(dtype).reshape(shape))
+            start += array.nbytes
+        return arrays

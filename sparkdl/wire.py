@@ -1,0 +1,227 @@
+"""The bytes of one message.
+
+A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
+
+* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on;
+* statistics: ``statistics`` float32, the flat moving statistics;
+* metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype;
+* state: ``state`` bytes, optimizer variables, then the states of random generators.
+
+An update's header (worker to endpoint, ``UPDATE``, 136 bytes)::
+
+    4s magic "SDLU"     H kind      H flags      I generation  I worker     I epoch     I steps
+    Q attempt  Q sequence  Q base_version  Q rows  d loss  Q offset  Q count  Q statistics  Q metrics
+    Q state    16s run   16s layout
+
+A reply's header (endpoint to worker, ``REPLY``, 80 bytes)::
+
+    4s magic "SDLR"     H kind      H flags      q evaluate    Q version    d progress  d learning_rate
+    Q offset   Q count   Q statistics   Q metrics   Q state
+
+The header states the length of every section, so the endpoint knows what a message is, and refuses what
+it should not be, before it reads a byte of a section. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, IntFlag
+from math import nan
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparkdl.errors import WireError
+from sparkdl.weights import EMPTY, Vector
+
+UPDATE = struct.Struct("<4sHHIIIIQQQQdQQQQQ16s16s")
+REPLY = struct.Struct("<4sHHqQddQQQQQ")
+MAGIC_UPDATE, MAGIC_REPLY = b"SDLU", b"SDLR"
+NO_ID = bytes(16)
+
+
+class Kind(IntEnum):
+    """What an update is."""
+
+    GRADIENT = 1  # a gradient, to be averaged with those of the other workers
+    DELTA = 2  # weights after minus weights before a window of local steps
+    REPORT = 3  # the end of an epoch: metric states, and state for a cut
+    VALIDATION = 4  # metric states over this worker's validation rows
+    PULL = 5  # nothing new: asks for the center, or for the snapshot that is being evaluated
+    RESTORE = 6  # a worker that starts asks for all it needs to go on from the last cut
+
+
+class Answer(IntEnum):
+    """What a reply's parameters are."""
+
+    NOTHING = 0
+    MEAN = 1  # the mean gradient of the round
+    CENTER = 2  # the center variable
+
+
+class Flag(IntFlag):
+    """What else an update or a reply says."""
+
+    NONE = 0
+    AWAIT = 1  # update: the same message was sent before; only its reply is asked for
+    STOP = 2  # reply: training is to end here; update: this report ends a stopped epoch
+    DUPLICATE = 4  # reply: the update had been counted already
+    AGAIN = 8  # reply: not ready yet; ask again with AWAIT
+
+
+@dataclass
+class Update:
+    """What a worker sends. Arrays are float32 vectors; empty ones are absent sections."""
+
+    kind: Kind
+    worker: int = 0
+    sequence: int = 0
+    epoch: int = 0
+    steps: int = 0
+    base_version: int = 0
+    rows: int = 0
+    loss: float = nan
+    flags: Flag = Flag.NONE
+    offset: int = 0
+    parameters: Vector = field(default_factory=lambda: EMPTY)
+    statistics: Vector = field(default_factory=lambda: EMPTY)
+    metrics: bytes = b""
+    state: bytes = b""
+    generation: int = 0
+    attempt: int = 0
+    run: bytes = NO_ID
+    layout: bytes = NO_ID
+
+
+@dataclass
+class Reply:
+    """What the endpoint answers. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate."""
+
+    kind: Answer = Answer.NOTHING
+    flags: Flag = Flag.NONE
+    evaluate: int = -1
+    version: int = 0
+    progress: float = 0.0
+    learning_rate: float = nan
+    offset: int = 0
+    parameters: Vector = field(default_factory=lambda: EMPTY)
+    statistics: Vector = field(default_factory=lambda: EMPTY)
+    metrics: bytes = b""
+    state: bytes = b""
+
+
+Message = TypeVar("Message", Update, Reply)
+
+
+@dataclass(frozen=True)
+class Sections:
+    """How long each section of a message is: elements of the vectors, bytes of the others."""
+
+    count: int
+    statistics: int
+    metrics: int
+    state: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all sections together."""
+        return 4 * (self.count + self.statistics) + self.metrics + self.state
+
+
+def sections(message: Update | Reply) -> tuple[Any, ...]:
+    """Return the non-empty sections of a message as buffers, to be sent after its header."""
+    parts = (message.parameters, message.statistics, message.metrics, message.state)
+    return tuple(memoryview(part).cast("B") for part in parts if len(part))
+
+
+def _lengths(message: Update | Reply) -> tuple[int, int, int, int]:
+    return (
+        len(message.parameters),
+        len(message.statistics),
+        len(message.metrics),
+        len(message.state),
+    )
+
+
+def encode_update(update: Update) -> bytes:
+    """Return an update's header; its sections follow it."""
+    return UPDATE.pack(
+        MAGIC_UPDATE, update.kind, update.flags, update.generation, update.worker, update.epoch,
+        update.steps, update.attempt, update.sequence, update.base_version, update.rows, update.loss,
+        update.offset, *_lengths(update), update.run, update.layout,
+    )  # fmt: skip
+
+
+def decode_update(header: bytes) -> tuple[Update, Sections]:
+    """Return an update without its sections, and how long these are.
+
+    Raises:
+        WireError: not an update's header.
+    """
+    if len(header) != UPDATE.size:
+        raise WireError(f"An update's header has {UPDATE.size} bytes; got {len(header)}.")
+    fields = UPDATE.unpack(header)
+    if fields[0] != MAGIC_UPDATE:
+        raise WireError(f"An update begins with {MAGIC_UPDATE!r}; got {fields[0]!r}.")
+    try:
+        kind, flags = Kind(fields[1]), Flag(fields[2])
+    except ValueError as error:
+        raise WireError(f"An update of a known kind was expected: {error}.") from None
+    update = Update(
+        kind=kind, flags=flags, generation=fields[3], worker=fields[4], epoch=fields[5],
+        steps=fields[6], attempt=fields[7], sequence=fields[8], base_version=fields[9],
+        rows=fields[10], loss=fields[11], offset=fields[12], run=fields[17], layout=fields[18],
+    )  # fmt: skip
+    return update, Sections(*fields[13:17])
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return a reply's header; its sections follow it."""
+    return REPLY.pack(
+        MAGIC_REPLY, reply.kind, reply.flags, reply.evaluate, reply.version, reply.progress,
+        reply.learning_rate, reply.offset, *_lengths(reply),
+    )  # fmt: skip
+
+
+def decode_reply(header: bytes) -> tuple[Reply, Sections]:
+    """Return a reply without its sections, and how long these are.
+
+    Raises:
+        WireError: not a reply's header.
+    """
+    if len(header) != REPLY.size:
+        raise WireError(f"A reply's header has {REPLY.size} bytes; got {len(header)}.")
+    fields = REPLY.unpack(header)
+    if fields[0] != MAGIC_REPLY:
+        raise WireError(f"A reply begins with {MAGIC_REPLY!r}; got {fields[0]!r}.")
+    try:
+        kind, flags = Answer(fields[1]), Flag(fields[2])
+    except ValueError as error:
+        raise WireError(f"A reply of a known kind was expected: {error}.") from None
+    reply = Reply(
+        kind=kind, flags=flags, evaluate=fields[3], version=fields[4], progress=fields[5],
+        learning_rate=fields[6], offset=fields[7],
+    )  # fmt: skip
+    return reply, Sections(*fields[8:12])
+
+
+def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:
+    """Return the message with its sections taken from ``body``; vectors are views into it.
+
+    Raises:
+        WireError: ``body`` is not as long as the sections are.
+    """
+    if len(body) != lengths.nbytes:
+        raise WireError(f"The sections have {lengths.nbytes} bytes; got {len(body)}.")
+    view = memoryview(body)
+    first = 4 * lengths.count
+    second = first + 4 * lengths.statistics
+    third = second + lengths.metrics
+    return replace(
+        message,
+        parameters=np.frombuffer(view[:first], "<f4"),
+        statistics=np.frombuffer(view[first:second], "<f4"),
+        metrics=bytes(view[second:third]),
+        state=bytes(view[third:]),
+    )

@@ -1,0 +1,314 @@
+"""The worker's side of a run: one training loop, for every mode and frequency.
+
+``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange. What a window does to
+the replica is a Stepper: ``JointSteps`` takes a gradient and applies the mean that comes back,
+``LocalSteps`` trains on its own and sends how far it got. Nothing here knows Spark or HTTP.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from sparkdl import models
+from sparkdl.backends.base import Batch, Replica
+from sparkdl.batches import Plan
+from sparkdl.exchange import Exchange
+from sparkdl.feed import Rows
+from sparkdl.rules import Rule
+from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What a worker's loop has to know of a run.
+
+    Attributes:
+        plan: a plan whose row counts and worker are not known yet.
+        epochs: the epoch at which training ends.
+        rounds: whether updates are merged in rounds, which a worker without rows has to join too.
+        rule: the rule; its worker half decides what becomes of a replica's weights.
+    """
+
+    plan: Plan
+    epochs: int
+    rounds: bool
+    rule: Rule
+
+
+class Stepper(ABC):
+    """What a window of batches does to a replica."""
+
+    def __init__(self, replica: Replica, rule: Rule) -> None:
+        self.replica, self.rule = replica, rule
+        self.version, self.rows, self.steps = 0, 0, 0
+        self.loss = self.replica.loss_sums()
+
+    @abstractmethod
+    def take(self, batch: Batch) -> None:
+        """Do with one batch what there is to do before the exchange."""
+
+    @abstractmethod
+    def update(self) -> Update:
+        """Return what to send at the end of a window."""
+
+    @abstractmethod
+    def adopt(self, reply: Reply) -> None:
+        """Do with the reply what there is to do after the exchange."""
+
+    def sent(self, kind: Kind, **sections: Any) -> Update:
+        """Return an update of the window that ends, and begin the next one."""
+        before, self.loss = self.loss, self.replica.loss_sums()
+        weight = self.loss[1] - before[1]
+        update = Update(
+            kind=kind, base_version=self.version, rows=self.rows, steps=self.steps,
+            loss=(self.loss[0] - before[0]) / weight if weight else 0.0, **sections,
+        )  # fmt: skip
+        self.rows, self.steps = 0, 0
+        return update
+
+    def load(self, reply: Reply) -> None:
+        """Go on from the center that a reply holds."""
+        self.replica.set_parameters(reply.parameters)
+        if len(reply.statistics):
+            self.replica.set_statistics(reply.statistics)
+        self.version = reply.version
+
+
+class JointSteps(Stepper):
+    """All workers make each update together: send a gradient, apply the mean of all."""
+
+    def take(self, batch: Batch) -> None:
+        """Take the gradient of this worker's share of the batch."""
+        if batch.rows:
+            self.gradient = self.replica.gradient(batch)
+            self.rows = batch.rows
+
+    def update(self) -> Update:
+        """Return the gradient, or nothing from a worker without rows in this batch."""
+        if not self.rows:
+            return self.sent(Kind.GRADIENT)
+        return self.sent(
+            Kind.GRADIENT, parameters=self.gradient, statistics=self.replica.statistics()
+        )
+
+    def adopt(self, reply: Reply) -> None:
+        """Apply the mean gradient."""
+        if reply.kind is Answer.MEAN and len(reply.parameters):
+            if len(reply.statistics):
+                self.replica.set_statistics(reply.statistics)
+            self.replica.apply(reply.parameters)
+        self.version = reply.version
+
+
+class LocalSteps(Stepper):
+    """Each worker trains on its own between exchanges: send the way it went, go on from the center."""
+
+    def __init__(self, replica: Replica, rule: Rule) -> None:
+        super().__init__(replica, rule)
+        self.before = replica.parameters()
+
+    def take(self, batch: Batch) -> None:
+        """Take one step with the replica's own optimizer."""
+        self.replica.step(batch)
+        self.rows += batch.rows
+        self.steps += 1
+
+    def update(self) -> Update:
+        """Return weights after minus weights before the window."""
+        if not self.rows:
+            return self.sent(Kind.DELTA)
+        delta = self.replica.parameters() - self.before
+        return self.sent(Kind.DELTA, parameters=delta, statistics=self.replica.statistics())
+
+    def adopt(self, reply: Reply) -> None:
+        """Go on from what the rule makes of the center."""
+        if reply.kind is Answer.CENTER:
+            self.load(reply)
+
+    def load(self, reply: Reply) -> None:
+        """Go on from the center that a reply holds."""
+        super().load(replace(reply, parameters=self.rule.adopt(self.before, reply.parameters)))
+        self.before = self.replica.parameters()
+
+
+class Loop:
+    """The training loop of one worker.
+
+    Args:
+        settings: what is to be known of the run.
+        worker: this worker's index.
+        replica: the model, as the driver had it when the run began.
+        rows: this worker's training rows.
+        validation: this worker's validation rows.
+        exchange: where updates go.
+
+    Attributes:
+        epoch: the epoch that is being trained.
+        seen_rows: training rows used in this epoch.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, worker: int, replica: Replica, rows: Rows, validation: Rows,
+        exchange: Exchange,
+    ) -> None:  # fmt: skip
+        self.settings, self.worker = settings, worker
+        self.replica, self.rows, self.validation = replica, rows, validation
+        self.exchange = exchange
+        self.stopped = False
+        self.epoch, self.seen_rows = 0, 0
+        self.evaluated = -1
+        self.learning_rate = float("nan")
+        kind = JointSteps if settings.plan.joint else LocalSteps
+        self.stepper: Stepper = kind(replica, settings.rule)
+        self.followed = None if settings.plan.joint else models.follow(replica.model)
+
+    def run(self, notes: dict[str, Any]) -> None:
+        """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
+        begin = self.exchange.ready(self.rows.count, self.validation.count, notes)
+        self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
+        if self.followed is not None:
+            self.followed.speed.assign(self.plan.speed)
+        if begin["restore"]:
+            self._restore()
+        if begin["learning_rate"] is not None:
+            models.set_learning_rate(self.replica.model, begin["learning_rate"])
+        self._follow(begin["progress"])
+        self.stopped = begin["stop"]
+        first = begin["epoch"]
+        sequence = max(begin["sequence"], self._sequence(first))
+        if first > self.evaluated + 1 and not self.stopped and begin["restore"]:
+            self._settle(first - 1)
+        for self.epoch in range(first, self.settings.epochs):
+            if self.stopped:
+                return
+            self._train_epoch(sequence)
+            sequence = self._sequence(self.epoch + 1)
+
+    def _sequence(self, epoch: int) -> int:
+        return epoch * self.plan.windows
+
+    def _train_epoch(self, sequence: int) -> None:
+        self.seen_rows = 0
+        order = self.plan.order(self.epoch)
+        first = sequence - self._sequence(self.epoch)
+        for window in range(first, self.plan.windows):
+            for start, stop in self.plan.spans(window):
+                self.stepper.take(self.rows.batch(order, start, stop))
+                self.seen_rows += stop - start
+            if self.stepper.rows or self.settings.rounds:
+                self._exchange(self._sequence(self.epoch) + window)
+            if self.stopped:
+                self._finish(Flag.STOP)
+                return
+        self._finish(Flag.NONE)
+
+    def _exchange(self, sequence: int) -> None:
+        reply = self.exchange(replace(self.stepper.update(), sequence=sequence, epoch=self.epoch))
+        self.stepper.adopt(reply)
+        self._obey(reply)
+
+    def _finish(self, flags: Flag) -> None:
+        """Report the end of an epoch, or where a stopped one has got to."""
+        states = self._metric_states() if self.seen_rows else b""
+        self.replica.model.reset_metrics()
+        self.stepper.loss = (0.0, 0.0)
+        report = Update(
+            kind=Kind.REPORT, epoch=self.epoch, flags=flags, rows=self.seen_rows,
+            base_version=self.stepper.version, metrics=states, state=self._state(),
+        )  # fmt: skip
+        if self.plan.joint and self.worker == 0:
+            report.parameters = self.replica.parameters()
+            report.statistics = self.replica.statistics()
+        self._settled(self.exchange(report))
+
+    def _settle(self, epoch: int) -> None:
+        """Ask again for the end of an epoch that an earlier attempt of this worker reported."""
+        self._settled(
+            self.exchange(
+                Update(
+                    kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version
+                )
+            )
+        )
+
+    def _settled(self, reply: Reply) -> None:
+        if reply.kind is Answer.CENTER:
+            self.stepper.load(reply)
+        self._obey(reply)
+
+    def _obey(self, reply: Reply) -> None:
+        """Do what the control words of a reply say."""
+        self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
+        if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
+            self.learning_rate = reply.learning_rate
+            models.set_learning_rate(self.replica.model, reply.learning_rate)
+        self._follow(reply.progress)
+        if reply.evaluate > self.evaluated:
+            self.evaluated = reply.evaluate
+            self._settled(self.exchange(self._evaluate(reply.evaluate)))
+
+    def _follow(self, progress: float) -> None:
+        if self.followed is not None:
+            self.followed.progress.assign(progress)
+            self.followed.anchor.assign(int(self.replica.model.optimizer.iterations))
+
+    def _evaluate(self, epoch: int) -> Update:
+        """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
+        replica, model = self.replica, self.replica.model
+        kept = models.read(models.metric_variables(model))
+        center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
+        if center.kind is Answer.CENTER:
+            own = replica.parameters(), replica.statistics()
+            replica.set_parameters(center.parameters)
+            replica.set_statistics(center.statistics)
+        model.reset_metrics()
+        evaluate(replica, self.validation, self.settings.plan.batch_size)
+        states = self._metric_states() if self.validation.count else b""
+        if center.kind is Answer.CENTER:
+            replica.set_parameters(own[0])
+            replica.set_statistics(own[1])
+        variables = models.metric_variables(model)
+        if len(kept) == len(variables):
+            models.write(variables, kept)
+        else:
+            model.reset_metrics()
+        return Update(
+            kind=Kind.VALIDATION, epoch=epoch, metrics=states, rows=self.validation.count,
+            base_version=center.version,
+        )  # fmt: skip
+
+    def _metric_states(self) -> bytes:
+        variables = models.metric_variables(self.replica.model)
+        return models.layout_of(variables).to_bytes(models.read(variables))
+
+    def _state(self) -> bytes:
+        """Return the optimizer's variables, where they are this worker's to tell, and the generators."""
+        model = self.replica.model
+        parts = [models.generators(model)]
+        if self.worker == 0 or not self.plan.joint:
+            parts.insert(0, models.optimizer_variables(model))
+        return b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
+
+    def _restore(self) -> None:
+        reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
+        self.stepper.load(reply)
+        layouts = models.Layouts.of(self.replica.model)
+        cut = layouts.optimizer.nbytes
+        if len(reply.state) == cut + layouts.generators.nbytes:
+            optimizer, random = reply.state[:cut], reply.state[cut:]
+            model = self.replica.model
+            models.write(models.optimizer_variables(model), layouts.optimizer.from_bytes(optimizer))
+            models.write(models.generators(model), layouts.generators.from_bytes(random))
+        self._obey(reply)
+
+
+def evaluate(replica: Replica, rows: Rows, batch_size: int) -> None:
+    """Let the replica's metrics take in all rows, in batches."""
+    order = np.arange(rows.count)
+    for start in range(0, rows.count, batch_size):
+        replica.test(rows.batch(order, start, min(start + batch_size, rows.count)))
