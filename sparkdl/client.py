@@ -21,8 +21,7 @@ import numpy as np
 
 from sparkdl import wire
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.exchange import Exchange, awaiting
-from sparkdl.server import Endpoint
+from sparkdl.exchange import Endpoint, Exchange, awaiting
 from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
@@ -169,16 +168,16 @@ def _body(update: Update) -> tuple[Any, ...]:
     return (wire.encode_update(update), *wire.sections(update))
 
 
-def report_failure(
-    endpoint: Endpoint, *, generation: int, worker: int, host: str, message: str, traceback: str
-) -> None:
-    """Tell the driver what went wrong in a worker; a driver that is gone is not told."""
+def report_failure(endpoint: Endpoint, **fields: Any) -> None:
+    """Tell the driver what went wrong in a task; a driver that is gone is not told.
+
+    Args:
+        endpoint: where to tell it.
+        fields: kind ("worker", "data" or "preflight"), generation, worker, host, message, traceback.
+    """
     connection = Connection(endpoint, retries=1)
     try:
-        connection.call(
-            "/v1/failure", kind="worker", generation=generation, worker=worker, host=host,
-            message=message[:10_000], traceback=traceback[-100_000:],
-        )  # fmt: skip
+        connection.call("/v1/failure", **fields)
     except (TransportError, RefusedError):
         pass
     finally:
@@ -209,13 +208,16 @@ class Heartbeat:
     Args:
         exchange: whose worker it is.
         position: returns the epoch and the training rows used in it.
+        stop: called when the driver wants training to end.
         log: what else there is to tell.
     """
 
     def __init__(
-        self, exchange: HttpExchange, position: Callable[[], tuple[int, int]], log: LogBuffer
-    ) -> None:
-        self._identity, self._position, self._log = exchange.identity, position, log
+        self, exchange: HttpExchange, position: Callable[[], tuple[int, int]],
+        stop: Callable[[], None], log: LogBuffer,
+    ) -> None:  # fmt: skip
+        self._identity, self._position, self._stop = exchange.identity, position, stop
+        self._log = log
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
@@ -230,17 +232,21 @@ class Heartbeat:
         self._connection.close()
 
     def _run(self) -> None:
-        while True:
-            last = self._done.wait(BEAT_SECONDS)
-            epoch, rows = self._position()
-            try:
-                self._connection.call(
-                    "/v1/heartbeat", **self._identity, epoch=epoch, rows=rows, log=self._log.take()
-                )
-            except TransportError:
-                continue  # The exchange's own retries say so if it lasts.
-            except RefusedError:
-                return  # The loop learns of it at its next exchange.
-            finally:
-                if last:
-                    return
+        while not self._done.wait(BEAT_SECONDS):
+            if not self._beat():
+                return
+        self._beat()
+
+    def _beat(self) -> bool:
+        epoch, rows = self._position()
+        try:
+            _, answer = self._connection.call(
+                "/v1/heartbeat", **self._identity, epoch=epoch, rows=rows, log=self._log.take()
+            )
+        except TransportError:
+            return True  # The exchange's own retries say so if it lasts.
+        except RefusedError:
+            return False  # The loop learns of it at its next exchange.
+        if answer["stop"]:
+            self._stop()
+        return True

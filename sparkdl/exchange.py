@@ -8,11 +8,31 @@ exchange has two phases, so that what lies between them can overlap with it: ``b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl.store import ParameterStore
 from sparkdl.wire import Flag, Reply, Sections, Update
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a run's endpoint is and how to speak to it.
+
+    Attributes:
+        host: the host that executors connect to.
+        port: its port.
+        token: the run's secret.
+        run: sixteen bytes that name the run.
+    """
+
+    host: str
+    port: int
+    token: str
+    run: bytes
+
+    def __repr__(self) -> str:
+        return f"Endpoint(host={self.host!r}, port={self.port})"
 
 
 class Exchange(ABC):

@@ -16,13 +16,14 @@ import hashlib
 import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import DataError, ModelError
+from sparkdl.feed import Column
 from sparkdl.weights import Array, Layout
 
 Objects = dict[str, Any]
@@ -260,6 +261,44 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
     write(optimizer_variables(model), spec.optimizer)
     write(generators(model), spec.generators)
     model.reset_metrics()
+
+
+def fit_features(model: keras.Model, column: Column | None, *, reshape: bool = False) -> Column | None:
+    """Return the features column as the model takes it.
+
+    Args:
+        model: the model.
+        column: the column as the first row has it; None where no row was looked at.
+        reshape: whether flat features may take the model's shape, as vectors of a DataFrame must.
+
+    Returns:
+        The column; None if the model does not say what it takes and no row was looked at.
+
+    Raises:
+        DataError: the model takes features of another shape.
+        ModelError: it takes several inputs, which is not supported yet.
+    """
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return column
+    if len(inputs) > 1:
+        raise ModelError(f'The model "{model.name}" has {len(inputs)} inputs; several are not supported yet.')
+    expected = tuple(inputs[0].shape[1:])
+    if column is None:
+        known = None not in expected
+        dtype = keras.backend.standardize_dtype(inputs[0].dtype)
+        return Column("x", expected, dtype) if known else None
+    fits = len(expected) == len(column.shape) and all(
+        size in (None, given) for size, given in zip(expected, column.shape, strict=False)
+    )
+    if fits or (*column.shape, 1) == expected or column.shape == (*expected, 1):
+        return column
+    if reshape and None not in expected and int(np.prod(expected)) == int(np.prod(column.shape)):
+        return replace(column, shape=expected)
+    raise DataError(
+        f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '
+        f"{column.shape}. Reshape the rows, or the model's Input."
+    )
 
 
 def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> None:

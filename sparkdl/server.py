@@ -23,7 +23,6 @@ import hmac
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import cheroot.wsgi
@@ -31,31 +30,19 @@ import flask
 
 from sparkdl import wire
 from sparkdl.config import PortChoice
-from sparkdl.errors import ClusterError, PreflightError, RefusedError, WireError, WorkerError
+from sparkdl.errors import (
+    ClusterError,
+    DataError,
+    PreflightError,
+    RefusedError,
+    SparkDLError,
+    WireError,
+    WorkerError,
+)
 from sparkdl.store import ParameterStore
 
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
 IDLE_SECONDS = 60  # how long a connection may say nothing
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a run's endpoint is and how to speak to it.
-
-    Attributes:
-        host: the host that executors connect to.
-        port: its port.
-        token: the run's secret.
-        run: sixteen bytes that name the run.
-    """
-
-    host: str
-    port: int
-    token: str
-    run: bytes
-
-    def __repr__(self) -> str:
-        return f"Endpoint(host={self.host!r}, port={self.port})"
 
 
 class Traffic:
@@ -159,9 +146,10 @@ def _json(**fields: type) -> dict[str, Any]:
     return body
 
 
-def _failure(body: dict[str, Any]) -> Any:
-    if body["kind"] == "preflight":
-        return PreflightError(body["message"])
+def _failure(body: dict[str, Any]) -> SparkDLError:
+    kinds: dict[str, type[SparkDLError]] = {"preflight": PreflightError, "data": DataError}
+    if body["kind"] in kinds:
+        return kinds[body["kind"]](body["message"])
     return WorkerError(
         f"Worker {body['worker']} on {body['host']} failed: {body['message']}",
         host=body["host"], worker=body["worker"], traceback=body["traceback"],
@@ -232,6 +220,3 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
         f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a free "
         "range, bind_address= to an address of this machine."
     )
-
-
-__all__ = ["Endpoint", "Traffic", "make_app", "serve"]

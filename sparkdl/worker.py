@@ -1,4 +1,4 @@
-"""The worker's side of a run: one training loop, for every mode and frequency.
+"""The worker's side of a run: one training loop, for every mode and frequency, and the task around it.
 
 ``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange. What a window does to
 the replica is a Stepper: ``JointSteps`` takes a gradient and applies the mean that comes back,
@@ -7,18 +7,26 @@ the replica is a Stepper: ``JointSteps`` takes a gradient and applies the mean t
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
+import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from sparkdl import models
+from sparkdl import client, feed, models
+from sparkdl.backends import make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Replica
 from sparkdl.batches import Plan
-from sparkdl.exchange import Exchange
-from sparkdl.feed import Rows
+from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.errors import DataError, RefusedError
+from sparkdl.exchange import Endpoint, Exchange
+from sparkdl.feed import Block, Column, Rows
 from sparkdl.rules import Rule
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
@@ -189,6 +197,14 @@ class Loop:
             self._train_epoch(sequence)
             sequence = self._sequence(self.epoch + 1)
 
+    def position(self) -> tuple[int, int]:
+        """Return the epoch that is being trained and the rows used in it."""
+        return self.epoch, self.seen_rows
+
+    def stop(self) -> None:
+        """End after the batch under way; where there are rounds, their replies say when to end."""
+        self.stopped = self.stopped or not self.settings.rounds
+
     def _sequence(self, epoch: int) -> int:
         return epoch * self.plan.windows
 
@@ -198,9 +214,11 @@ class Loop:
         first = sequence - self._sequence(self.epoch)
         for window in range(first, self.plan.windows):
             for start, stop in self.plan.spans(window):
+                if self.stopped:
+                    break
                 self.stepper.take(self.rows.batch(order, start, stop))
                 self.seen_rows += stop - start
-            if self.stepper.rows or self.settings.rounds:
+            if (self.stepper.rows or self.settings.rounds) and not self.stopped:
                 self._exchange(self._sequence(self.epoch) + window)
             if self.stopped:
                 self._finish(Flag.STOP)
@@ -312,3 +330,107 @@ def evaluate(replica: Replica, rows: Rows, batch_size: int) -> None:
     order = np.arange(rows.count)
     for start in range(0, rows.count, batch_size):
         replica.test(rows.batch(order, start, min(start + batch_size, rows.count)))
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What the tasks of a run share: values only, so that it can be broadcast.
+
+    Attributes:
+        spec: the model.
+        settings: the loop's settings.
+        columns: what every row has to be.
+        layout: the digest of the trainable variables' layout.
+    """
+
+    spec: models.ModelSpec
+    settings: TrainSettings
+    columns: tuple[Column, ...]
+    layout: bytes
+
+
+@dataclass(frozen=True)
+class Task:
+    """What Spark says of a task.
+
+    Attributes:
+        worker: its partition, which is the worker's index.
+        attempt: its taskAttemptId.
+        threads: how many threads it may use.
+        generation: which start of the gang it belongs to.
+        endpoint: where its driver is.
+    """
+
+    worker: int
+    attempt: int
+    threads: int
+    generation: int
+    endpoint: Endpoint
+
+
+def train_task(
+    job: TrainJob, task: Task, blocks: Iterable[Block], objects: models.Objects,
+    builder: Callable[[], Any] | None,
+) -> None:  # fmt: skip
+    """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
+    exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, job.layout)
+    logger, log = logging.getLogger("sparkdl"), LogBuffer()
+    level = logger.level
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    try:
+        exchange.join(socket.gethostname(), os.getpid())
+        _train(job, task, blocks, exchange, objects, builder, log)
+    except RefusedError as error:
+        if error.status not in (409, 410):
+            tell_failure(task, error)
+        raise
+    except Exception as error:
+        tell_failure(task, error)
+        raise
+    finally:
+        logger.removeHandler(log)
+        logger.setLevel(level)
+        exchange.close()
+
+
+def _train(
+    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: HttpExchange,
+    objects: models.Objects, builder: Callable[[], Any] | None, log: LogBuffer,
+) -> None:  # fmt: skip
+    spool = feed.Spool(job.columns, feed.local_directory())
+    spool.extend(blocks)
+    rows, validation = spool.rows(feed.TRAINING), spool.rows(feed.VALIDATION)
+    prepare_backend(task.threads)
+    replica = take_replica(job.spec, objects, builder, joint=job.settings.plan.joint)
+    models.set_generators(models.generators(replica.model), job.spec.generators, task.worker)
+    loop = Loop(job.settings, task.worker, replica, rows, validation, exchange)
+    notes = {"one_class": rows.one_class(), "threads": task.threads}
+    with Heartbeat(exchange, loop.position, loop.stop, log):
+        loop.run(notes)
+
+
+_kept: dict[tuple[str, bool], Replica] = {}  # the newest model of this process, compiled functions and all
+
+
+def take_replica(
+    spec: models.ModelSpec, objects: models.Objects, builder: Callable[[], Any] | None, *, joint: bool
+) -> Replica:
+    """Return a replica with the values of a spec, the compiled one of an earlier task where it fits."""
+    key = spec.key, joint
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = make_replica(models.thaw(spec, objects, builder), joint=joint)
+    else:
+        models.restore(_kept[key].model, spec)
+    return _kept[key]
+
+
+def tell_failure(task: Task, error: Exception) -> None:
+    """Tell the driver of an exception in this task."""
+    client.report_failure(
+        task.endpoint, kind="data" if isinstance(error, DataError) else "worker",
+        generation=task.generation, worker=task.worker, host=socket.gethostname(),
+        message=f"{error}"[:10_000] if isinstance(error, DataError) else f"{error!r}"[:10_000],
+        traceback="".join(traceback.format_exception(error))[-100_000:],
+    )  # fmt: skip

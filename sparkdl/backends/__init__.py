@@ -35,3 +35,10 @@ def make_replica(model: keras.Model, *, joint: bool) -> Replica:
     from sparkdl.backends.tensorflow import TensorFlowReplica
 
     return TensorFlowReplica(model, joint=joint)
+
+
+def prepare_backend(threads: int) -> None:
+    """Bound the backend's threads in a process that has not used it yet."""
+    from sparkdl.backends import tensorflow
+
+    tensorflow.set_threads(threads)

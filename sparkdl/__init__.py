@@ -1,0 +1,36 @@
+"""Train Keras 3 models on a Spark cluster in one line.
+
+Example:
+    >>> history = SparkModel(model).fit(data, epochs=10, batch_size=64)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "SparkModel": "sparkdl.spark_model",
+    "load_spark_model": "sparkdl.spark_model",
+    "to_simple_rdd": "sparkdl.spark_model",
+    "SparkDLError": "sparkdl.errors",
+}
+__all__ = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "to_simple_rdd"]
+
+if TYPE_CHECKING:
+    from sparkdl.errors import SparkDLError
+    from sparkdl.spark_model import SparkModel, load_spark_model, to_simple_rdd
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that importing sparkdl costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

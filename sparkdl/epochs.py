@@ -1,0 +1,203 @@
+"""The driver's half of an epoch: merged metrics, the user's callbacks, History.
+
+Keras's callbacks run on the driver, in the thread that called ``fit``, against the user's own model with
+the merged weights in it. In synchronous modes workers wait for them, so that a stop, a new learning rate
+or new weights take effect exactly where they do in Keras.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl import models
+from sparkdl.errors import ConfigError
+from sparkdl.store import Cut
+from sparkdl.weights import Array, Layout
+
+logger = logging.getLogger(__name__)
+BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+def check_callbacks(callbacks: Any) -> list[Any]:
+    """Return the callbacks as a list.
+
+    Raises:
+        ConfigError: one of them wants to be called at every batch, which happens on executors; names it.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    callbacks = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigError(
+                f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
+            )
+        hooks = [hook for hook in BATCH_HOOKS if _overrides(callback, hook)]
+        if hooks and not _at_epochs(callback):
+            raise ConfigError(
+                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and batches are trained on "
+                "executors. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq or "
+                'update_freq="epoch").'
+            )
+    return callbacks
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    method = getattr(callback, hook, None)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+
+
+def _at_epochs(callback: Any) -> bool:
+    """Return whether a callback of Keras's own does nothing that matters at batches as it is set."""
+    kinds = keras.callbacks
+    if isinstance(callback, kinds.ModelCheckpoint | kinds.BackupAndRestore):
+        return callback.save_freq == "epoch"
+    if isinstance(callback, kinds.TensorBoard):
+        return callback.update_freq == "epoch"
+    return isinstance(callback, kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History)
+
+
+class Metrics:
+    """The metrics of the driver's model, which take the place of those of all workers.
+
+    Args:
+        model: the user's model, its metrics built.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.variables = models.metric_variables(model)
+        self.layout: Layout = models.layout_of(self.variables)
+        self.initial = models.read(self.variables)
+
+    def merge(self, states: Sequence[bytes]) -> dict[str, float]:
+        """Return the results of all workers' metrics together: states added, none counted twice."""
+        given = [self.layout.from_bytes(state) for state in states if state]
+        self.model.reset_metrics()
+        merged = [
+            np.asarray(first + sum(state[index] - first for state in given), first.dtype)
+            for index, first in enumerate(self.initial)
+        ]
+        models.write(self.variables, merged)
+        results = {name: to_number(value) for name, value in self.model.get_metrics_result().items()}
+        self.model.reset_metrics()
+        return results
+
+
+def to_number(value: Any) -> Any:
+    """Return a metric's result as a float, or as an array if it has several values."""
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(array) if array.ndim == 0 else array
+
+
+class Callbacks:
+    """Keras's callback list, and what it did to the model.
+
+    Args:
+        callbacks: the user's callbacks.
+        model: the user's model.
+        epochs: how many epochs there are.
+        history: where the results go.
+    """
+
+    def __init__(self, callbacks: list[Any], model: keras.Model, epochs: int, history: Any) -> None:
+        self.model = model
+        self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
+        kept = [one for one in callbacks if not isinstance(one, keras.callbacks.TerminateOnNaN)]
+        self.list = keras.callbacks.CallbackList(
+            [*kept, history], add_history=False, add_progbar=False, model=model, epochs=epochs, verbose=0,
+            steps=None,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """Begin training."""
+        self.model.stop_training = False
+        self.list.on_train_begin()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self.list.on_epoch_begin(epoch)
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
+        """End an epoch; return whether a callback set other weights."""
+        before = models.read(self.model.weights)
+        self.list.on_epoch_end(epoch, logs)
+        if not np.isfinite(losses).all():
+            count = int((~np.isfinite(losses)).sum())
+            logger.warning("%d of %d updates of epoch %d had a loss that is not finite.", count, len(losses), epoch + 1)
+            if self.terminate:
+                logger.warning("TerminateOnNaN: training stops.")
+                self.model.stop_training = True
+        after = models.read(self.model.weights)
+        return any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+    def end(self, logs: dict[str, Any]) -> None:
+        """End training."""
+        self.list.on_train_end(logs)
+
+
+class DriverModel:
+    """The user's model on the driver, and how cuts get into it.
+
+    Args:
+        model: the user's model.
+        joint: whether workers share one optimizer state.
+    """
+
+    def __init__(self, model: keras.Model, *, joint: bool) -> None:
+        self.model, self.joint = model, joint
+        self.layouts = models.Layouts.of(model)
+
+    def parameters(self) -> Any:
+        """Return the trainable variables as one vector."""
+        return self.layouts.trainable.pack(models.read(models.trainable(self.model)))
+
+    def statistics(self) -> Any:
+        """Return the moving statistics as one vector."""
+        return self.layouts.statistics.pack(models.read(models.statistics(self.model)))
+
+    def load(self, cut: Cut, rows: Sequence[int]) -> None:
+        """Put a cut into the model: weights, statistics, and the optimizer's state.
+
+        Args:
+            cut: the cut.
+            rows: the training rows of each worker, by which optimizer slots are averaged.
+        """
+        layouts = self.layouts
+        models.write(models.trainable(self.model), layouts.trainable.unpack(cut.parameters))
+        models.write(models.statistics(self.model), layouts.statistics.unpack(cut.statistics))
+        states = self._optimizer_states(cut, rows)
+        if states is not None:
+            models.write(models.optimizer_variables(self.model), states)
+        if not self.joint:
+            self.model.optimizer.iterations.assign(round(cut.progress))
+        random = cut.state(0)[-layouts.generators.nbytes :] if layouts.generators.nbytes else b""
+        if random:
+            models.write(models.generators(self.model), layouts.generators.from_bytes(random))
+
+    def _optimizer_states(self, cut: Cut, rows: Sequence[int]) -> list[Array] | None:
+        """Return the replicas' common state, or the row-weighted mean of the workers' own."""
+        size, layout = self.layouts.optimizer.nbytes, self.layouts.optimizer
+        whole = size + self.layouts.generators.nbytes
+        total: list[Array] | None = None
+        weight = 0
+        for worker in [0] if self.joint else range(len(rows)):
+            state = cut.state(worker)
+            if len(state) != whole or not (rows[worker] or self.joint):
+                continue
+            arrays = layout.from_bytes(state[:size])
+            if total is None:
+                total, weight = arrays, rows[worker]
+                continue
+            weight += rows[worker]
+            for mean, array in zip(total, arrays, strict=True):
+                if mean.dtype.kind == "f":
+                    mean += (array - mean) * (rows[worker] / weight)
+        return total

@@ -1,0 +1,71 @@
+"""Files on any file system: local paths by the standard library, URIs through Hadoop's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from sparkdl.errors import ConfigError
+
+
+def is_uri(path: str) -> bool:
+    """Return whether a path names a file system; a plain path is local to the driver."""
+    return len(urlparse(path).scheme) > 1
+
+
+def put(local: Path, target: str, *, overwrite: bool, context: Any) -> None:
+    """Copy a local file to a path or URI.
+
+    Args:
+        local: the file.
+        target: where it goes; missing folders are made.
+        overwrite: whether a file that is there may be replaced.
+        context: the SparkContext, which URIs need.
+
+    Raises:
+        FileExistsError: there is a file and ``overwrite`` is False.
+    """
+    if exists(target, context=context) and not overwrite:
+        raise FileExistsError(f"{target} exists; pass overwrite=True to replace it.")
+    if not is_uri(target):
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(local, target)
+        return
+    system, path = _hadoop(target, context)
+    system.copyFromLocalFile(False, True, _path(str(local), context), path)
+
+
+def get(source: str, local: Path, *, context: Any) -> None:
+    """Copy a file at a path or URI to a local file.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if not exists(source, context=context):
+        raise FileNotFoundError(f"There is no file at {source}.")
+    if not is_uri(source):
+        shutil.copyfile(source, local)
+        return
+    system, path = _hadoop(source, context)
+    system.copyToLocalFile(False, path, _path(str(local), context), True)
+
+
+def exists(target: str, *, context: Any) -> bool:
+    """Return whether there is a file at a path or URI."""
+    if not is_uri(target):
+        return Path(target).exists()
+    system, path = _hadoop(target, context)
+    return bool(system.exists(path))
+
+
+def _hadoop(uri: str, context: Any) -> tuple[Any, Any]:
+    if context is None:
+        raise ConfigError(f"{uri} is read and written through Spark; start a SparkSession first.")
+    path = _path(uri, context)
+    return path.getFileSystem(context._jsc.hadoopConfiguration()), path
+
+
+def _path(name: str, context: Any) -> Any:
+    return context._jvm.org.apache.hadoop.fs.Path(name)

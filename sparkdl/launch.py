@@ -1,0 +1,268 @@
+"""Spark: a gang of tasks, the slots for it, and the job that runs it.
+
+A synchronous run starts as a barrier stage, for its all-or-nothing start only. Everything else, and
+everything under dynamic allocation, which barrier stages refuse, is an ordinary stage whose gang forms at
+the endpoint. Jobs run in a thread of their own, under a tag by which they are cancelled, so that the
+user's own job group, description and scheduler pool stay as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import re
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark import InheritableThread, SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl import preflight
+from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerLostError
+from sparkdl.exchange import Endpoint
+
+logger = logging.getLogger(__name__)
+SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
+
+
+class Cluster:
+    """The Spark application that the driver runs in."""
+
+    def __init__(self) -> None:
+        self.session: Any = SparkSession.builder.getOrCreate()
+        self.context: Any = self.session.sparkContext
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting of the application."""
+        return str(self.context.getConf().get(name, default))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether executors come and go with the work there is."""
+        return self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run in the driver's own JVM."""
+        return bool(re.fullmatch(r"local(\[.*\])?", self.context.master))
+
+    def slots(self) -> int:
+        """Return how many tasks can run at the same time on the executors there are."""
+        scala = self.context._jsc.sc()
+        try:
+            profile = scala.resourceProfileManager().defaultResourceProfile()
+            return int(scala.maxNumConcurrentTasks(profile))
+        except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
+            logger.debug("maxNumConcurrentTasks was refused: %s", error)
+            return int(self.context.defaultParallelism)
+
+    def settled_slots(self, wanted: int | None, timeout: float) -> int:
+        """Return the slots there are, once executors that are still starting have registered.
+
+        Args:
+            wanted: how many are needed; more are not waited for.
+            timeout: seconds to wait for them.
+        """
+        registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
+        young = time.time() - self.context.startTime / 1000 < registering
+        deadline = time.monotonic() + min(timeout, registering if young or self.slots() == 0 else SETTLE_SECONDS)
+        slots, since = self.slots(), time.monotonic()
+        while time.monotonic() < deadline:
+            if wanted is not None and slots >= wanted:
+                break
+            if wanted is None and slots and (not young or time.monotonic() - since > SETTLE_SECONDS):
+                break
+            time.sleep(0.1)
+            now = self.slots()
+            if now != slots:
+                slots, since = now, time.monotonic()
+        return slots
+
+    def _seconds(self, name: str, default: float) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))
+        if not match:
+            return default
+        return float(match[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(match[2] or "s", 1.0)
+
+    def most_slots(self) -> int:
+        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
+        most = self.setting("spark.dynamicAllocation.maxExecutors", "0")
+        cores = int(self.setting("spark.executor.cores", "1"))
+        cpus = int(self.setting("spark.task.cpus", "1"))
+        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
+
+    def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
+        """Return how many workers to take, and why.
+
+        Args:
+            wanted: how many were asked for.
+            most: how many can have a row in each batch; None if that is not known.
+            timeout: seconds that executors may take to register.
+
+        Raises:
+            ClusterError: more than there are slots.
+        """
+        slots = self.settled_slots(wanted, timeout)
+        if self.dynamic:
+            most_slots = self.most_slots()
+            if wanted is not None and most_slots and wanted > most_slots:
+                raise self._too_few(wanted, most_slots)
+            slots = wanted or max(slots, 1)
+        if wanted is not None:
+            if wanted > slots:
+                raise self._too_few(wanted, slots)
+            return wanted, "as asked for"
+        if slots < 1:
+            raise self._too_few(1, slots)
+        if most is not None and most < slots:
+            return most, "one row of each batch per worker"
+        return slots, "one per slot"
+
+    def _too_few(self, wanted: int, slots: int) -> ClusterError:
+        return ClusterError(
+            f"num_workers={wanted} needs as many slots; the application has {slots} (executors x "
+            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start more."
+        )
+
+    def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
+        """Return the address that the endpoint listens on, and the host that executors connect to."""
+        host = self.setting("spark.driver.host", "127.0.0.1")
+        listen = bind or self.setting("spark.sparkdl.bindAddress") or self.setting("spark.driver.bindAddress", host)
+        return listen, advertised or self.setting("spark.sparkdl.advertisedHost") or host
+
+    def ship_package(self) -> None:
+        """Send sparkdl itself to the executors, for the Python workers that start from now on."""
+        folder = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+        target = Path(tempfile.mkdtemp(prefix="sparkdl-"))
+        staged = target / "root" / "sparkdl"
+        shutil.copytree(folder, staged, ignore=shutil.ignore_patterns("__pycache__"))
+        archive = shutil.make_archive(str(target / "sparkdl-shipped"), "zip", staged.parent)
+        self.context.addPyFile(archive)
+        shutil.rmtree(target)
+
+
+class Stage:
+    """One kind of task of a job, with all that it takes along.
+
+    Args:
+        name: the stage, as ``tasks.run`` knows it.
+        expected: what an executor has to have in common with the driver.
+        endpoint: where the run's endpoint is, if it has one.
+        generation: which start of the gang this is.
+        shared: a broadcast variable.
+        objects: the custom objects of the model.
+        builder: the function that builds the model, where there is one.
+        options: what else the stage takes.
+    """
+
+    def __init__(
+        self, name: str, expected: dict[str, Any], *, endpoint: Endpoint | None = None,
+        generation: int = 0, shared: Any = None, objects: Any = None, builder: Any = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        where = endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run)
+        self.function = functools.partial(
+            preflight.by_value(preflight.task_main), stage=name,
+            check=preflight.by_value(preflight.check), expected=expected, endpoint=where,
+            generation=generation, shared=shared, objects=objects, builder=builder, options=options,
+        )  # fmt: skip
+
+
+class Job:
+    """A Spark job in a thread of its own, cancelled by its tag.
+
+    Args:
+        context: the SparkContext.
+        action: what runs the job.
+    """
+
+    def __init__(self, context: Any, action: Callable[[], Any]) -> None:
+        self._context, self._action = context, action
+        self._tag = f"sparkdl-{uuid.uuid4().hex}"
+        self.error: Exception | None = None
+        self.result: Any = None
+        self._thread = InheritableThread(target=self._run, name="sparkdl-job", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._context.addJobTag(self._tag)
+            self.result = self._action()
+        except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        """Whether the job has neither ended nor failed."""
+        return self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Cancel the job and wait for its thread."""
+        deadline = time.monotonic() + 30
+        while self.running and time.monotonic() < deadline:
+            self._context.cancelJobsWithTag(self._tag)  # again: it may not have been submitted yet
+            self._thread.join(0.2)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the job's end; return whether it has come."""
+        self._thread.join(timeout)
+        return not self.running
+
+
+def explain(error: Exception, cluster: Cluster) -> SparkDLError:
+    """Return what a failed job's exception means, as an error of this package."""
+    text = str(error)
+    marked = re.search(rf"{re.escape(preflight.MARK)} (.+)", text)
+    if marked:
+        return PreflightError(marked[1])
+    for name in ("TransportError", "DataError", "ModelError", "ConfigError"):
+        found = re.search(rf"sparkdl\.errors\.{name}: (.+)", text)
+        if found:
+            from sparkdl import errors
+
+            kind: type[SparkDLError] = getattr(errors, name)
+            return kind(found[1])
+    if re.search(r"exit(ed)? (code|status)?:? ?(137|143)\b|Container killed|OOMKilled", text):
+        return WorkerLostError(
+            "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
+            f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
+            f"{_more_overhead(cluster)} or more, or take fewer workers per executor.\n{text[:2000]}"
+        )
+    return WorkerLostError(text[:4000])
+
+
+def _more_overhead(cluster: Cluster) -> str:
+    """Return twice the memory overhead of an executor, in MiB as Spark writes it."""
+    units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
+
+    def mebibytes(text: str, default: float) -> float:
+        match = re.fullmatch(r"(\d+)([kmgt])?b?", text.lower())
+        return int(match[1]) * units[match[2] or "m"] if match else default
+
+    memory = mebibytes(cluster.setting("spark.executor.memory"), 1024)
+    present = mebibytes(cluster.setting("spark.executor.memoryOverhead"), max(384, 0.1 * memory))
+    return f"{int(max(2 * present, 1024))}m"
+
+
+def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
+    """Return the action that runs a stage on the partitions of an RDD and collects what it yields."""
+    mapped = rdd.barrier().mapPartitions(stage.function) if barrier else rdd.mapPartitions(stage.function)
+    return lambda: mapped.collect()
+
+
+def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
+    """Return the action that runs a stage on the Arrow batches of a DataFrame."""
+    mapped = frame.mapInArrow(stage.function, schema, barrier=barrier)
+    return lambda: mapped.collect()
+
+
+def active_context() -> Any:
+    """Return the SparkContext if there is one, else None."""
+    return SparkContext._active_spark_context

@@ -1,0 +1,134 @@
+"""What a task does before anything else: find out whether its machine can take part.
+
+``check`` and ``task_main`` are pickled *by value* (see ``by_value``), because an executor may have no
+sparkdl, or another one; so they are whole in themselves and import what they use inside.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import sparkdl
+
+MARK = "sparkdl-preflight:"
+MISSING = "sparkdl is not installed on the executors"
+
+
+def expectations(backend: str) -> dict[str, Any]:
+    """Return what an executor has to have in common with this driver."""
+    packages = {name: version(name) for name in ("keras", "numpy")}
+    return {
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "packages": packages,
+        "backend": backend,
+        "sparkdl": sparkdl.__version__,
+        "sparkdl_file": sparkdl.__file__,
+        "mark": MARK,
+        "missing": MISSING,
+    }
+
+
+def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:
+    """Compare this process with the driver's and reach the driver's endpoint.
+
+    Raises:
+        RuntimeError: something differs; the message begins with the mark of ``expectations``.
+    """
+    import http.client
+    import importlib.metadata
+    import importlib.util
+    import platform
+    import socket
+    import sys
+
+    host = socket.gethostname()
+
+    def fail(what: str) -> None:
+        raise RuntimeError(f"{expected['mark']} {what}")
+
+    remedy = (
+        "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
+    )
+    python = ".".join(platform.python_version_tuple()[:2])
+    if python != expected["python"]:
+        fail(
+            f"Executor {host} runs Python {python} ({sys.executable}), the driver {expected['python']}. {remedy}"
+        )
+    for name, wanted in expected["packages"].items():
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            fail(f"Executor {host} has no {name}; the driver has {name} {wanted}. {remedy}")
+        same = found == wanted if name == "keras" else found.split(".")[0] == wanted.split(".")[0]
+        if not same:
+            fail(f"Executor {host} has {name} {found}, the driver {name} {wanted}. {remedy}")
+    if importlib.util.find_spec(expected["backend"]) is None:
+        fail(f"Executor {host} has no {expected['backend']}, the Keras backend of the driver. {remedy}")
+    loaded = sys.modules.get("keras")
+    if loaded is not None and loaded.backend.backend() != expected["backend"]:
+        fail(
+            f"The Python worker on {host} has Keras on {loaded.backend.backend()} already, and the driver "
+            f"trains on {expected['backend']}. Restart the Spark application to change the backend."
+        )
+    if importlib.util.find_spec("sparkdl") is None:
+        fail(f"{expected['missing']} ({host}).")
+    import sparkdl
+
+    found = getattr(sparkdl, "__version__", "without a version")
+    if found != expected["sparkdl"]:
+        fail(
+            f"Executor {host} has another sparkdl, {found} from {sparkdl.__file__}; the driver has "
+            f"{expected['sparkdl']} from {expected['sparkdl_file']}. Remove it there, or put sparkdl-keras "
+            "first on the executors' path with --py-files."
+        )
+    if endpoint is None:
+        return
+    address, port, token = endpoint[:3]
+    connection = http.client.HTTPConnection(address, port, timeout=10)
+    try:
+        connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
+        status = connection.getresponse().status
+    except OSError as error:
+        fail(
+            f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "
+            "spark.driver.host or advertised_host= to an address of the driver that executors reach, "
+            "and port= to a port or range that is open to them."
+        )
+    finally:
+        connection.close()
+    if status not in (204, 503):
+        fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
+
+
+def task_main(
+    iterator: Any, *, stage: str, check: Any, expected: Any, endpoint: Any, generation: int,
+    shared: Any, objects: Any, builder: Any, options: Any,
+) -> Any:  # fmt: skip
+    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says."""
+    import os
+
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    check(expected, endpoint)
+    from sparkdl import devices
+
+    devices.prepare(expected["backend"], int(os.environ.get("SPARKDL_THREADS", context.cpus())))
+    from sparkdl import tasks
+
+    return tasks.run(stage, iterator, context, endpoint, generation, shared, objects, builder, options)
+
+
+def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a function that is pickled whole, not by the name of its module."""
+    copy = types.FunctionType(
+        function.__code__, {"__builtins__": builtins, "__name__": "__main__"}, function.__name__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__ = "__main__"
+    return copy

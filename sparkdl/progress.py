@@ -1,0 +1,97 @@
+"""How far a run is, on the screen: a bar in terminals and notebooks, else a line per epoch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+def choose_display(verbose: str | int, epochs: int) -> Display:
+    """Return the display of a verbosity: 0 silent, 1 a bar, 2 lines; "auto" a bar where one can be drawn."""
+    console = Console()
+    if verbose == "auto":
+        verbose = 1 if console.is_terminal or console.is_jupyter else 2
+    return {0: Display, 1: BarDisplay, 2: LineDisplay}[int(verbose)](epochs, console)
+
+
+class Display:
+    """Shows nothing.
+
+    Args:
+        epochs: how many epochs there are.
+        console: where to.
+    """
+
+    def __init__(self, epochs: int, console: Console) -> None:
+        self.epochs, self.console = epochs, console
+        self.started = time.monotonic()
+
+    def begin(self, epoch: int, rows: int) -> None:
+        """Begin an epoch that has so many rows (0 while that is not known)."""
+        self.started = time.monotonic()
+
+    def update(self, rows: int, total: int) -> None:
+        """Say how many of the epoch's rows are done."""
+
+    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+        """End an epoch."""
+
+    def close(self) -> None:
+        """End the display."""
+
+    def _line(self, epoch: int, rows: int, logs: dict[str, Any]) -> str:
+        seconds = max(1e-9, time.monotonic() - self.started)
+        values = " - ".join(f"{name}: {value:.4f}" for name, value in logs.items())
+        return (
+            f"Epoch {epoch + 1}/{self.epochs} - {seconds:.1f} s - {rows / seconds:,.0f} rows/s"
+            f"{' - ' + values if values else ''}"
+        )
+
+
+class LineDisplay(Display):
+    """One line per epoch."""
+
+    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+        """Print the epoch's line."""
+        sys.stdout.write(self._line(epoch, rows, logs) + "\n")
+        sys.stdout.flush()
+
+
+class BarDisplay(Display):
+    """A bar with rows per second and the time left, and a line for each epoch that is done."""
+
+    def __init__(self, epochs: int, console: Console) -> None:
+        super().__init__(epochs, console)
+        columns = (
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.fields[speed]} rows/s"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.task: TaskID | None = None
+
+    def begin(self, epoch: int, rows: int) -> None:
+        """Draw the bar of an epoch."""
+        super().begin(epoch, rows)
+        self.progress.start()
+        self.task = self.progress.add_task(f"Epoch {epoch + 1}/{self.epochs}", total=rows or None, speed="-")
+
+    def update(self, rows: int, total: int) -> None:
+        """Move the bar."""
+        if self.task is not None:
+            seconds = max(1e-9, time.monotonic() - self.started)
+            self.progress.update(self.task, completed=rows, total=total or None, speed=f"{rows / seconds:,.0f}")
+
+    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+        """Replace the bar by the epoch's line."""
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+            self.task = None
+        self.progress.console.print(self._line(epoch, rows, logs), highlight=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.progress.stop()

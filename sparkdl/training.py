@@ -1,0 +1,375 @@
+"""One fit, from start to end, on the driver.
+
+The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A
+second one waits for the Spark job, and the endpoint's own serve the workers. Whatever happens, in
+``finally`` the job is cancelled, the endpoint closed and the broadcast destroyed, and the model holds the
+last complete merge.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from sparkdl import launch, models, preflight
+from sparkdl.batches import Plan
+from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
+from sparkdl.epochs import Callbacks, DriverModel, Metrics
+from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerLostError
+from sparkdl.exchange import Endpoint
+from sparkdl.feed import Column
+from sparkdl.launch import Cluster, Job, Stage
+from sparkdl.merging import make_merging
+from sparkdl.progress import Display, choose_display
+from sparkdl.rules import choose_rule
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.sources import Source
+from sparkdl.store import Cut, EpochResult, ParameterStore, RunShape
+from sparkdl.worker import TrainJob, TrainSettings
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+NOTICE_SECONDS = 10.0
+STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
+
+
+@dataclass
+class Request:
+    """What a fit was asked to do.
+
+    Attributes:
+        model: the user's model.
+        builder: the function that built it, if one did.
+        custom_objects: what the user named.
+        config: the settings of the SparkModel.
+        fit: the settings of this fit.
+        source: the training rows.
+        validation: the validation rows, if there are any of their own.
+        columns: what every row has to be.
+        callbacks: the user's callbacks.
+        history: where results go.
+    """
+
+    model: keras.Model
+    builder: Callable[[], keras.Model] | None
+    custom_objects: dict[str, Any] | None
+    config: TrainConfig
+    fit: FitConfig
+    source: Source
+    validation: Source | None
+    columns: tuple[Column, ...]
+    callbacks: list[Any]
+    history: Any
+
+
+@dataclass
+class Gang:
+    """The workers of a run: the job that runs them, and its next start when one is lost.
+
+    Attributes:
+        cluster: the Spark application.
+        store: the run's book.
+        submit: starts the job of a generation.
+        barrier: whether it is a barrier stage.
+        restarts: how often in a row a start may fail without another epoch done.
+        start_timeout: seconds that a gang which has begun to form may take.
+    """
+
+    cluster: Cluster
+    store: ParameterStore
+    submit: Callable[[int], Job]
+    barrier: bool
+    restarts: int
+    start_timeout: float
+    job: Job | None = None
+    lost: int = 0
+    failures: int = 0
+    shipped: bool = False
+    started: float = field(default_factory=time.monotonic)
+    noticed: float = field(default_factory=time.monotonic)
+    forming: float | None = None
+    formed: bool = False
+
+    def start(self) -> None:
+        """Submit the job of the present generation."""
+        self.started = self.noticed = time.monotonic()
+        self.forming, self.formed = None, False
+        self.job = self.submit(self.store.generation)
+
+    def check(self) -> None:
+        """Look after the gang once: raise what went wrong, or start it again.
+
+        Raises:
+            SparkDLError: a worker failed, or died too often, or the gang does not form.
+        """
+        self._relay_logs()
+        if self.store.failure is not None:
+            raise self.store.failure
+        if self.job is not None and not self.job.running:
+            self._ended(self.job)
+        elif not self.formed:
+            self._watch_forming()
+
+    def _relay_logs(self) -> None:
+        while self.store.log:
+            entry = self.store.log.popleft()
+            logging.getLogger(f"sparkdl.workers.{entry.get('name', '')}").log(
+                int(entry.get("level", logging.INFO)), "%s", entry.get("message", "")
+            )
+
+    def _ended(self, job: Job) -> None:
+        job.wait(1)
+        time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
+        if self.store.failure is not None:
+            raise self.store.failure
+        if job.error is None:
+            raise WorkerLostError("The Spark job ended before the run did.")
+        error = launch.explain(job.error, self.cluster)
+        if isinstance(error, PreflightError) and preflight.MISSING in str(error) and not self.shipped:
+            logger.info("Executors have no sparkdl; sending it along.")
+            self.cluster.ship_package()
+            self.shipped = True
+        elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
+            self.failures += 1
+            self.lost += 1
+            logger.warning(
+                "A worker was lost; the run is taken up again from the end of epoch %d (%d of %d): %s",
+                self.store.cut.epoch, self.failures, self.restarts, str(error).split("\n")[0][:300],
+            )  # fmt: skip
+        else:
+            raise error from job.error
+        self.store.restart()
+        self.start()
+
+    def _watch_forming(self) -> None:
+        missing = self.store.missing()
+        now = time.monotonic()
+        total = self.store.shape.num_workers
+        if not missing:
+            self.formed = True
+            return
+        if len(missing) < total:
+            self.forming = self.forming or now
+            if now - self.forming > self.start_timeout:
+                raise ClusterError(
+                    f"Only {total - len(missing)} of {total} workers started within {self.start_timeout:g} s; "
+                    f"missing: {', '.join(map(str, missing))}. Other jobs may hold the slots: take fewer workers, or "
+                    "a longer start_timeout."
+                )
+        if now - self.noticed > NOTICE_SECONDS:
+            self.noticed = now
+            logger.warning(
+                "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",
+                len(missing), total, now - self.started,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        """Let the job end by itself after the last epoch, or cancel it."""
+        if self.job is not None and not self.job.wait(30):
+            self.job.cancel()
+        self._relay_logs()
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        if self.job is not None:
+            self.job.cancel()
+
+
+class Run:
+    """One fit under way.
+
+    Args:
+        request: what was asked for.
+        cluster: the Spark application.
+        num_workers: how many workers it gets.
+    """
+
+    def __init__(self, request: Request, cluster: Cluster, num_workers: int) -> None:
+        self.request, self.cluster, self.num_workers = request, cluster, num_workers
+        config, fit = request.config, request.fit
+        self.joint = config.joint
+        self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
+        batch_size = fit.batch_size
+        if config.batch_size_per_worker is not None:
+            batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
+        self.plan = Plan((), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed)
+        self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
+        self.driver = DriverModel(request.model, joint=self.joint)
+        self.metrics = Metrics(request.model)
+        self.traffic = Traffic()
+        self.training: dict[str, Any] = {
+            "workers": num_workers, "rows": 0, "batch_size": batch_size, "seed": self.seed,
+            "epoch_seconds": [], "losses": [], "restarts": 0,
+        }  # fmt: skip
+        self.said = False
+
+    def execute(self) -> None:
+        """Train, and leave the model with what was merged last, whatever happens."""
+        request = self.request
+        self.callbacks.begin()
+        self.callbacks.begin_epoch(0)
+        with ExitStack() as stack:
+            store, gang, display = self._start(stack)
+            cut = store.cut
+            logs: dict[str, Any] = {}
+            try:
+                gang.start()
+                for epoch in range(request.fit.epochs):
+                    result = self._epoch(epoch, store, gang, display)
+                    logs = self._end_epoch(epoch, result, store, display)
+                    gang.failures = 0
+                    cut = store.cut
+                    if request.model.stop_training:
+                        break
+                store.stop()
+                gang.finish()
+            except BaseException:
+                cut = self._interrupted(store, gang)
+                self._record(store, gang)
+                self.driver.load(cut, self._rows(store))
+                raise
+        self._record(store, gang)
+        self.driver.load(cut, self._rows(store))
+        self.callbacks.end(logs)
+
+    def _start(self, stack: ExitStack) -> tuple[ParameterStore, Gang, Display]:
+        request, config = self.request, self.request.config
+        spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
+        store = self._make_store()
+        stack.callback(store.close)
+        rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
+        settings = TrainSettings(self.plan, request.fit.epochs, config.mode is Mode.SYNCHRONOUS, rule)
+        job = TrainJob(spec, settings, request.columns, self.driver.layouts.trainable.digest)
+        shared = self.cluster.context.broadcast(job)
+        stack.callback(shared.destroy)
+        endpoint = self._serve(stack, store)
+        expected = preflight.expectations(spec.backend)
+        partitions = request.source.training(
+            self.cluster, request.columns, self.num_workers, validation=request.validation,
+            seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
+        )  # fmt: skip
+        barrier = config.mode is Mode.SYNCHRONOUS and not self.cluster.dynamic
+
+        def submit(generation: int) -> Job:
+            stage = functools.partial(
+                Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
+                objects=objects, builder=request.builder,
+            )  # fmt: skip
+            return Job(self.cluster.context, partitions(stage, barrier))
+
+        gang = Gang(self.cluster, store, submit, barrier, config.max_restarts, config.start_timeout)
+        stack.callback(gang.cancel)
+        display = choose_display(request.fit.verbose, request.fit.epochs)
+        stack.callback(display.close)
+        store.release(0, models.learning_rate(request.model))
+        return store, gang, display
+
+    def _make_store(self) -> ParameterStore:
+        config, layouts = self.request.config, self.driver.layouts
+        shape = RunShape(
+            run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
+            plan=self.plan, epochs=self.request.fit.epochs,
+            validating=self.request.validation is not None or self.request.fit.validation_split > 0,
+            metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
+            generators=layouts.generators.nbytes, first_step=float(self.request.model.optimizer.iterations),
+        )  # fmt: skip
+        rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
+        merging = make_merging(
+            self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),
+            self.num_workers, rule,
+        )  # fmt: skip
+        return ParameterStore(shape, merging)
+
+    def _serve(self, stack: ExitStack, store: ParameterStore) -> Endpoint:
+        config, token = self.request.config, secrets.token_urlsafe(32)
+        listen, host = self.cluster.addresses(config.bind_address, config.advertised_host)
+        port = config.port
+        if port == 0:
+            port = parse_port(self.cluster.setting("spark.sparkdl.port", "0"))
+        bound = stack.enter_context(serve(make_app(store, token, self.traffic), listen, port, self.num_workers))
+        return Endpoint(host, bound, token, store.shape.run)
+
+    def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:
+        if epoch:
+            self.callbacks.begin_epoch(epoch)
+            store.release(epoch, models.learning_rate(self.request.model))
+        rows = sum(self._rows(store))
+        display.begin(epoch, rows)
+        started = time.monotonic()
+        while True:
+            result = store.wait_epoch(epoch, POLL_SECONDS)
+            if result is not None:
+                self.training["epoch_seconds"].append(time.monotonic() - started)
+                return result
+            gang.check()
+            if not self.said and store.plans:
+                self._say_workers(store)
+                started = time.monotonic()
+                display.begin(epoch, sum(self._rows(store)))
+            display.update(
+                sum(m.seen_rows for m in list(store.members.values()) if m.epoch == epoch),
+                sum(self._rows(store)),
+            )
+
+    def _say_workers(self, store: ParameterStore) -> None:
+        """Say once how the work is divided, and what may be wrong with it."""
+        self.said = True
+        plan = store.plans[0]
+        rows = plan.rows
+        self.training["rows"] = sum(rows)
+        self.training["worker_rows"] = list(rows)
+        empty = sum(not count for count in rows)
+        logger.info(
+            "%d workers on %d rows, batch_size=%d %s: %d updates per epoch.", self.num_workers, sum(rows),
+            plan.batch_size, "over all workers" if self.joint else "per worker",
+            plan.steps if self.joint else sum(p.num_batches for p in store.plans),
+        )  # fmt: skip
+        if empty:
+            logger.warning("%d of %d workers have no rows.", empty, self.num_workers)
+        one = [k for k, member in sorted(store.members.items()) if member.notes.get("one_class")]
+        if one and not self.request.fit.shuffle:
+            logger.warning("The rows of workers %s are all of one class; shuffle=True mixes them.", one)
+
+    def _end_epoch(
+        self, epoch: int, result: EpochResult, store: ParameterStore, display: Display
+    ) -> dict[str, Any]:
+        if sum(self._rows(store)) == 0:
+            raise SparkDLError("No worker has any rows to train on.")
+        logs = self.metrics.merge(result.metrics)
+        if result.validation:
+            held = self.metrics.merge(result.validation)
+            logs.update({f"val_{name}": value for name, value in held.items()})
+        store.commit(result.cut)
+        self.training["losses"].append(result.losses)
+        self.driver.load(result.cut, self._rows(store))
+        display.end(epoch, result.rows, logs)
+        if self.callbacks.end_epoch(epoch, logs, result.losses):
+            store.replace(self.driver.parameters(), self.driver.statistics())
+        return logs
+
+    def _interrupted(self, store: ParameterStore, gang: Gang) -> Cut:
+        """Give the run a moment to say where it has got to, and return that."""
+        if store.plans and store.failure is None and gang.job is not None and gang.job.running:
+            store.stop()
+            deadline = time.monotonic() + STOP_SECONDS
+            while self.joint and 0 not in store.partial and time.monotonic() < deadline:
+                store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
+        return store.stopped_cut()
+
+    def _rows(self, store: ParameterStore) -> tuple[int, ...]:
+        return store.plans[0].rows if store.plans else (0,) * self.num_workers
+
+    def _record(self, store: ParameterStore, gang: Gang) -> None:
+        self.training.update(
+            bytes_received=self.traffic.received, bytes_sent=self.traffic.sent, restarts=gang.lost,
+            version=store.merging.version, **store.counters,
+        )  # fmt: skip
+        self.request.history.training = self.training
