@@ -196,6 +196,8 @@ class Loop:
                 return
             self._train_epoch(sequence)
             sequence = self._sequence(self.epoch + 1)
+        while not self.stopped:  # an evaluation may still be to come
+            self._settle(self.settings.epochs - 1)
 
     def position(self) -> tuple[int, int]:
         """Return the epoch that is being trained and the rows used in it."""
