@@ -47,7 +47,7 @@ class Connection:
 
     def send(self, method: str, path: str, body: Sequence[Any]) -> bool:
         """Send a request; False if it did not get through, and ``receive`` has to begin anew."""
-        length = sum(memoryview(part).nbytes for part in body)
+        length = sum(len(part) for part in body)
         try:
             self._http.request(method, path, body, {**self._headers, "Content-Length": str(length)})
         except (OSError, http.client.HTTPException):
@@ -65,7 +65,7 @@ class Connection:
         problem: Exception | None = None
         for attempt in range(self.retries + 1):
             if attempt:
-                time.sleep(min(4.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))  # noqa: S311
+                time.sleep(min(4.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))
             if sent or self.send(method, path, body):
                 try:
                     return self._answer()
@@ -81,7 +81,7 @@ class Connection:
     def _answer(self) -> Answer:
         with self._http.getresponse() as response:
             length = int(response.headers.get("Content-Length") or 0)
-            body = memoryview(np.empty(length, np.uint8)).cast("B")
+            body = wire.as_bytes(np.empty(length, np.uint8))
             got = 0
             while got < length:
                 count = response.readinto(body[got:])
@@ -121,9 +121,7 @@ class HttpExchange(Exchange):
         layout: the digest of the trainable variables' layout.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, worker: int, attempt: int, generation: int, layout: bytes
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, worker: int, attempt: int, generation: int, layout: bytes) -> None:
         self.identity = {"worker": worker, "generation": generation, "attempt": attempt}
         self.layout, self.endpoint = layout, endpoint
         self._connection = Connection(endpoint)
@@ -144,7 +142,10 @@ class HttpExchange(Exchange):
 
     def begin(self, update: Update) -> Update:
         """Send an update; the ticket it returns is redeemed by ``finish``."""
-        ticket = replace(update, **self.identity, run=self.endpoint.run, layout=self.layout)
+        ticket = replace(
+            update, worker=self.identity["worker"], generation=self.identity["generation"],
+            attempt=self.identity["attempt"], run=self.endpoint.run, layout=self.layout,
+        )  # fmt: skip
         self._sent = self._connection.send("POST", "/v1/exchange", _body(ticket))
         return ticket
 

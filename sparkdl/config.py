@@ -30,7 +30,7 @@ def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
         ConfigError: it names none of them.
     """
     try:
-        return choices(value)  # type: ignore[call-arg]
+        return choices(str(value))
     except ValueError:
         names = ", ".join(repr(choice.value) for choice in choices)
         raise ConfigError(f"{name} should be one of {names}; got {value!r}.") from None
@@ -59,8 +59,7 @@ def parse_window(frequency: object) -> int | None:
         return 1
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
         raise ConfigError(
-            'frequency should be "batch", "epoch" or a number of batches of at least 1; '
-            f"got {frequency!r}."
+            f'frequency should be "batch", "epoch" or a number of batches of at least 1; got {frequency!r}.'
         )
     return frequency
 

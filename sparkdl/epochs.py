@@ -33,8 +33,8 @@ def check_callbacks(callbacks: Any) -> list[Any]:
         return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    callbacks = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
-    for callback in callbacks:
+    kept: list[Any] = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    for callback in kept:
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigError(
                 f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
@@ -42,25 +42,26 @@ def check_callbacks(callbacks: Any) -> list[Any]:
         hooks = [hook for hook in BATCH_HOOKS if _overrides(callback, hook)]
         if hooks and not _at_epochs(callback):
             raise ConfigError(
-                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and batches are trained on "
-                "executors. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq or "
-                'update_freq="epoch").'
+                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and batches are "
+                "trained on executors. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq "
+                'or update_freq="epoch").'
             )
-    return callbacks
+    return kept
 
 
 def _overrides(callback: Any, hook: str) -> bool:
     method = getattr(callback, hook, None)
-    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+    own = getattr(method, "__func__", method)
+    return bool(own is not getattr(keras.callbacks.Callback, hook))
 
 
 def _at_epochs(callback: Any) -> bool:
     """Return whether a callback of Keras's own does nothing that matters at batches as it is set."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.ModelCheckpoint | kinds.BackupAndRestore):
-        return callback.save_freq == "epoch"
+        return bool(callback.save_freq == "epoch")
     if isinstance(callback, kinds.TensorBoard):
-        return callback.update_freq == "epoch"
+        return bool(callback.update_freq == "epoch")
     return isinstance(callback, kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History)
 
 
@@ -131,7 +132,9 @@ class Callbacks:
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
-            logger.warning("%d of %d updates of epoch %d had a loss that is not finite.", count, len(losses), epoch + 1)
+            logger.warning(
+                "%d of %d updates of epoch %d had a loss that is not finite.", count, len(losses), epoch + 1
+            )
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True

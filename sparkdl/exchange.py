@@ -77,9 +77,7 @@ class LocalExchange(Exchange):
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
         begin = None
         while begin is None:
-            begin = self.store.ready(
-                self.worker, self.generation, self.attempt, rows, validation_rows, notes
-            )
+            begin = self.store.ready(self.worker, self.generation, self.attempt, rows, validation_rows, notes)
         return begin
 
     def begin(self, update: Update) -> Update:

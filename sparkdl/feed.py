@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
 from sparkdl.weights import Array
+from sparkdl.wire import as_bytes
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
@@ -47,9 +49,9 @@ class Column:
     @property
     def nbytes(self) -> int:
         """The bytes of one row's value."""
-        return int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def of(self, values: Sequence[Any], place: str, first: int = 0) -> Array:
+    def of(self, values: Sequence[Any] | Array, place: str, first: int = 0) -> Array:
         """Return the values of some rows as one array of shape (rows, *shape).
 
         Args:
@@ -62,7 +64,7 @@ class Column:
         """
         try:
             array = np.asarray(values)
-            if array.dtype != object and array.shape[1:] == self.shape:
+            if array.dtype != np.object_ and array.shape[1:] == self.shape:
                 return self.cast(array, place, first)
         except ValueError:
             pass  # Ragged; the rows are looked at one by one.
@@ -83,7 +85,8 @@ class Column:
             raise DataError(
                 f"Expected {self.name} of shape {self.shape}; row {index} of {place} has shape {array.shape}."
             )
-        return self.cast(array[None], place, index)[0]
+        cast: Array = self.cast(array[None], place, index)[0]
+        return cast
 
     def cast(self, array: Array, place: str, first: int = 0) -> Array:
         """Return the rows in this column's dtype.
@@ -162,7 +165,8 @@ def blocks_of_rows(
     for row in rows:
         if not isinstance(row, tuple | list) or len(row) != len(columns):
             names = ", ".join(column.name for column in columns)
-            raise DataError(f"Expected a tuple ({names}); row {first + len(chunk)} of {place} is {_short(row)}.")
+            number = first + len(chunk)
+            raise DataError(f"Expected a tuple ({names}); row {number} of {place} is {_short(row)}.")
         chunk.append(row)
         if len(chunk) == size:
             yield _block(chunk, columns, partition, first, part)
@@ -172,9 +176,7 @@ def blocks_of_rows(
         yield _block(chunk, columns, partition, first, part)
 
 
-def _block(
-    chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int
-) -> Block:
+def _block(chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int) -> Block:
     indices = np.arange(first, first + len(chunk), dtype=np.uint64)
     arrays = tuple(
         column.of(values, f"partition {partition}", first)
@@ -192,8 +194,8 @@ def hold_out(blocks: Iterable[Block], fraction: float, seed: int) -> Iterator[Bl
                 yield select(block, mask)._replace(part=part)
 
 
-def select(block: Block, which: Array) -> Block:
-    """Return some rows of a block, by mask or by indices."""
+def select(block: Block, which: Array | slice) -> Block:
+    """Return some rows of a block, by mask, indices or slice."""
     return Block(block.keys[which], block.part, tuple(column[which] for column in block.columns))
 
 
@@ -222,9 +224,8 @@ class Rows:
     def batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:
         """Return the rows that stand from ``start`` to ``stop`` in an epoch's order."""
         places = order[start:stop]
-        if self._sorted and len(places) and places[-1] - places[0] == stop - start - 1:
-            if (np.diff(places) == 1).all():
-                return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
+        if self._sorted and len(places) and bool((np.diff(places) == 1).all()):
+            return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
         return Batch(*(column.take(self._order[places], axis=0) for column in self.columns))
 
     def one_class(self) -> bool:
@@ -254,7 +255,8 @@ class Spool:
         for block in blocks:
             self._keys[block.part].append(block.keys)
             for file, array in zip(self._files[block.part], block.columns, strict=True):
-                file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+                if array.size:
+                    file.write(as_bytes(np.ascontiguousarray(array)))
 
     def rows(self, part: int) -> Rows:
         """Return the rows of one part, mapped; the files are closed."""

@@ -37,12 +37,14 @@ def column_array(values: Any, column: Column, place: str) -> Array:
         lengths = np.add.reduceat(np.append(inner, 0), starts[:-1]) * (lengths > 0) if count else lengths
         values = values.flatten()
     if values.null_count:
-        raise DataError(f"Expected no nulls inside {column.name}; a batch of {place} has {values.null_count}.")
+        raise DataError(
+            f"Expected no nulls inside {column.name}; a batch of {place} has {values.null_count}."
+        )
     wrong = lengths != size
     if wrong.any():
         raise DataError(
-            f"Expected {column.name} of shape {column.shape}, {size} values; {int(wrong.sum())} of {count} rows "
-            f"of a batch of {place} have another number, the first {int(lengths[np.argmax(wrong)])}."
+            f"Expected {column.name} of shape {column.shape}, {size} values; {int(wrong.sum())} of {count} "
+            f"rows of a batch of {place} have another number, the first {int(lengths[np.argmax(wrong)])}."
         )
     array = values.to_numpy(zero_copy_only=False)
     return column.cast(array.reshape(count, *column.shape), place)
@@ -92,6 +94,11 @@ def _list_type(array: Any, depth: int) -> Any:
     for _ in range(depth):
         kind = pa.list_(kind)
     return kind
+
+
+def record(columns: dict[str, list[Any]]) -> Any:
+    """Return a record batch of a few values per column."""
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def append_column(batch: Any, name: str, values: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,24 +31,42 @@ class InferenceJob:
     columns: tuple[Column, ...]
 
 
+class Inputs(NamedTuple):
+    """The rows of a task.
+
+    Attributes:
+        rows: the task's iterator.
+        partition: the index of the partition.
+        threads: how many threads the task may use.
+        options: "encoding" of the rows, and what the stage takes besides.
+    """
+
+    rows: Iterable[Any]
+    partition: int
+    threads: int
+    options: dict[str, Any]
+
+
 def predict_stage(
-    iterator: Iterable[Any], job: InferenceJob, objects: models.Objects,
-    builder: Callable[[], Any] | None, options: dict[str, Any], context: Any,
-) -> Iterator[Any]:  # fmt: skip
+    inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
+) -> Iterator[Any]:
     """Yield a prediction per row of an RDD, or each Arrow batch with a column more."""
-    prepare_backend(max(1, context.cpus()))
+    prepare_backend(inputs.threads)
     model = take_replica(job.spec, objects, builder, joint=False).model
-    if options["encoding"] == "arrow":
-        for batch in iterator:
-            yield _predict_arrow(model, batch, job, options)
-        return
-    if options["encoding"] == "dealt":
-        for _, block in iterator:
+    if inputs.options["encoding"] == "arrow":
+        for batch in inputs.rows:
+            yield _predict_arrow(model, batch, job, inputs.options)
+    elif inputs.options["encoding"] == "dealt":
+        for _, block in inputs.rows:
             yield from _predict(model, block.columns[0], job.batch_size)
-        return
-    place, size, first = f"partition {context.partitionId()}", feed.rows_per_block(job.columns), 0
+    else:
+        yield from _predict_rows(model, inputs, job)
+
+
+def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Array]:
+    place, size, first = f"partition {inputs.partition}", feed.rows_per_block(job.columns), 0
     chunk: list[Any] = []
-    for row in iterator:
+    for row in inputs.rows:
         chunk.append(row[0] if isinstance(row, tuple) else row)
         if len(chunk) == size:
             yield from _predict(model, job.columns[0].of(chunk, place, first), job.batch_size)
@@ -73,30 +91,25 @@ def _predict_arrow(model: Any, batch: Any, job: InferenceJob, options: dict[str,
 
 
 def _predict(model: Any, x: Array, batch_size: int) -> Array:
-    parts = [
-        model.predict_on_batch(x[start : start + batch_size]) for start in range(0, len(x), batch_size)
-    ]
+    parts = [model.predict_on_batch(x[start : start + batch_size]) for start in range(0, len(x), batch_size)]
     return np.concatenate(parts)
 
 
 def evaluate_stage(
-    iterator: Iterable[Any], job: InferenceJob, objects: models.Objects,
-    builder: Callable[[], Any] | None, options: dict[str, Any], context: Any,
-) -> Iterator[Any]:  # fmt: skip
+    inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
+) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
     spool = feed.Spool(job.columns, feed.local_directory())
-    spool.extend(blocks_of(iterator, options["encoding"], context.partitionId(), options))
+    spool.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
     rows = spool.rows(feed.TRAINING)
     if not rows.count:
         return
-    prepare_backend(max(1, context.cpus()))
+    prepare_backend(inputs.threads)
     replica = take_replica(job.spec, objects, builder, joint=False)
     evaluate(replica, rows, job.batch_size)
     variables = models.metric_variables(replica.model)
     states = models.layout_of(variables).to_bytes(models.read(variables))
-    if options["encoding"] == "arrow":
-        import pyarrow as pa
-
-        yield pa.RecordBatch.from_pydict({"states": [states], "rows": [rows.count]})
+    if inputs.options["encoding"] == "arrow":
+        yield frames.record({"states": [states], "rows": [rows.count]})
     else:
         yield states, rows.count

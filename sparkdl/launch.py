@@ -14,7 +14,6 @@ import logging
 import re
 import shutil
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -72,7 +71,8 @@ class Cluster:
         """
         registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
         young = time.time() - self.context.startTime / 1000 < registering
-        deadline = time.monotonic() + min(timeout, registering if young or self.slots() == 0 else SETTLE_SECONDS)
+        patience = registering if young or self.slots() == 0 else SETTLE_SECONDS
+        deadline = time.monotonic() + min(timeout, patience)
         slots, since = self.slots(), time.monotonic()
         while time.monotonic() < deadline:
             if wanted is not None and slots >= wanted:
@@ -128,14 +128,15 @@ class Cluster:
     def _too_few(self, wanted: int, slots: int) -> ClusterError:
         return ClusterError(
             f"num_workers={wanted} needs as many slots; the application has {slots} (executors x "
-            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start more."
+            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start "
+            "more executors."
         )
 
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
         """Return the address that the endpoint listens on, and the host that executors connect to."""
         host = self.setting("spark.driver.host", "127.0.0.1")
-        listen = bind or self.setting("spark.sparkdl.bindAddress") or self.setting("spark.driver.bindAddress", host)
-        return listen, advertised or self.setting("spark.sparkdl.advertisedHost") or host
+        listen = self.setting("spark.sparkdl.bindAddress") or self.setting("spark.driver.bindAddress", host)
+        return bind or listen, advertised or self.setting("spark.sparkdl.advertisedHost") or host
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, for the Python workers that start from now on."""
@@ -167,11 +168,15 @@ class Stage:
         generation: int = 0, shared: Any = None, objects: Any = None, builder: Any = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        where = endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run)
+        # Plain values only: an executor unpickles them before it is known to have sparkdl.
+        call = {
+            "stage": name, "generation": generation, "shared": shared, "objects": objects,
+            "builder": builder, "options": options,
+            "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
+        }  # fmt: skip
         self.function = functools.partial(
-            preflight.by_value(preflight.task_main), stage=name,
-            check=preflight.by_value(preflight.check), expected=expected, endpoint=where,
-            generation=generation, shared=shared, objects=objects, builder=builder, options=options,
+            preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),
+            expected=expected, call=call,
         )  # fmt: skip
 
 

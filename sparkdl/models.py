@@ -76,10 +76,7 @@ def trainable(model: keras.Model) -> list[Any]:
 def statistics(model: keras.Model) -> list[Any]:
     """Return the floating-point variables that trainable layers move by themselves."""
     frozen = {
-        id(variable)
-        for layer in model._flatten_layers()
-        if not layer.trainable
-        for variable in layer.weights
+        id(variable) for layer in model._flatten_layers() if not layer.trainable for variable in layer.weights
     }
     return [
         variable
@@ -224,9 +221,7 @@ def _check_restored(model: keras.Model, restored: keras.Model) -> None:
         )
 
 
-def thaw(
-    spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None
-) -> keras.Model:
+def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
     """Return the compiled model of a spec with its values set.
 
     Raises:
@@ -263,16 +258,21 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
     model.reset_metrics()
 
 
-def fit_features(model: keras.Model, column: Column | None, *, reshape: bool = False) -> Column | None:
+def known_features(model: keras.Model) -> Column | None:
+    """Return the features column that the model takes, None if only a row can tell."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs or len(inputs) > 1 or None in inputs[0].shape[1:]:
+        return None
+    return Column("x", tuple(inputs[0].shape[1:]), keras.backend.standardize_dtype(inputs[0].dtype))
+
+
+def fit_features(model: keras.Model, column: Column, *, reshape: bool = False) -> Column:
     """Return the features column as the model takes it.
 
     Args:
         model: the model.
-        column: the column as the first row has it; None where no row was looked at.
+        column: the column as the first row has it.
         reshape: whether flat features may take the model's shape, as vectors of a DataFrame must.
-
-    Returns:
-        The column; None if the model does not say what it takes and no row was looked at.
 
     Raises:
         DataError: the model takes features of another shape.
@@ -284,10 +284,6 @@ def fit_features(model: keras.Model, column: Column | None, *, reshape: bool = F
     if len(inputs) > 1:
         raise ModelError(f'The model "{model.name}" has {len(inputs)} inputs; several are not supported yet.')
     expected = tuple(inputs[0].shape[1:])
-    if column is None:
-        known = None not in expected
-        dtype = keras.backend.standardize_dtype(inputs[0].dtype)
-        return Column("x", expected, dtype) if known else None
     fits = len(expected) == len(column.shape) and all(
         size in (None, given) for size, given in zip(expected, column.shape, strict=False)
     )
@@ -326,7 +322,7 @@ def scheduled(model: keras.Model) -> bool:
     return isinstance(getattr(model.optimizer, "_learning_rate", None), schedule)
 
 
-class Followed(keras.optimizers.schedules.LearningRateSchedule):
+class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """A schedule that is evaluated at the run's progress instead of a worker's own iterations.
 
     Adam's bias correction needs the worker's own count, a schedule that of the whole run, so the two part
@@ -344,6 +340,7 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):
         self.speed = keras.Variable(1.0, trainable=False, dtype="float32", name="speed")
 
     def __call__(self, step: Any) -> Any:
+        """Return the user's schedule at the run's progress; ``step`` is the worker's own iterations."""
         own = keras.ops.cast(keras.ops.cast(step, "int64") - self.anchor.value, "float32")
         progress = self.progress.value + own * self.speed.value
         return self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), "int64"))
@@ -361,4 +358,5 @@ def follow(model: keras.Model) -> Followed | None:
     if not isinstance(optimizer._learning_rate, Followed):
         # Keras refuses to replace a schedule through `learning_rate`.
         optimizer._learning_rate = Followed(optimizer._learning_rate, int(optimizer.iterations))
-    return optimizer._learning_rate  # type: ignore[no-any-return]
+    followed: Followed = optimizer._learning_rate
+    return followed

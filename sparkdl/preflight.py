@@ -33,7 +33,7 @@ def expectations(backend: str) -> dict[str, Any]:
     }
 
 
-def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:
+def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  # noqa: C901 - see above
     """Compare this process with the driver's and reach the driver's endpoint.
 
     Raises:
@@ -57,7 +57,8 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:
     python = ".".join(platform.python_version_tuple()[:2])
     if python != expected["python"]:
         fail(
-            f"Executor {host} runs Python {python} ({sys.executable}), the driver {expected['python']}. {remedy}"
+            f"Executor {host} runs Python {python} ({sys.executable}), the driver {expected['python']}. "
+            f"{remedy}"
         )
     for name, wanted in expected["packages"].items():
         try:
@@ -105,23 +106,20 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
 
 
-def task_main(
-    iterator: Any, *, stage: str, check: Any, expected: Any, endpoint: Any, generation: int,
-    shared: Any, objects: Any, builder: Any, options: Any,
-) -> Any:  # fmt: skip
+def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
     """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says."""
     import os
 
     from pyspark import TaskContext
 
-    context = TaskContext.get()
-    check(expected, endpoint)
+    context: Any = TaskContext.get()
+    check(expected, call["endpoint"])
     from sparkdl import devices
 
     devices.prepare(expected["backend"], int(os.environ.get("SPARKDL_THREADS", context.cpus())))
     from sparkdl import tasks
 
-    return tasks.run(stage, iterator, context, endpoint, generation, shared, objects, builder, options)
+    return tasks.run(iterator, context, tasks.Call(**call))
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -83,7 +83,8 @@ class BarDisplay(Display):
         """Move the bar."""
         if self.task is not None:
             seconds = max(1e-9, time.monotonic() - self.started)
-            self.progress.update(self.task, completed=rows, total=total or None, speed=f"{rows / seconds:,.0f}")
+            speed = f"{rows / seconds:,.0f}"
+            self.progress.update(self.task, completed=rows, total=total or None, speed=speed)
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """Replace the bar by the epoch's line."""

@@ -59,7 +59,7 @@ class Traffic:
             self.sent += sent
 
 
-def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask:
+def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
     """Return the Flask app over a store."""
     app = flask.Flask("sparkdl", static_folder=None)
     expected = f"Bearer {token}".encode()
@@ -164,7 +164,7 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
     update, lengths = wire.decode_update(stream.read(min(length, wire.UPDATE.size)))
     store.admit(update, lengths)
     if length != wire.UPDATE.size + lengths.nbytes:
-        raise RefusedError(400, f"The header announces {lengths.nbytes} bytes; the request has other.")
+        raise RefusedError(400, "The request is not as long as its header says.")
     reply = store.exchange(
         update, lambda: wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
     )
@@ -178,9 +178,7 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
 
 
 @contextmanager
-def serve(
-    app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int
-) -> Iterator[int]:
+def serve(app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int) -> Iterator[int]:
     """Serve an app in a thread while the context lasts; yields the port.
 
     Args:
@@ -217,6 +215,6 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
             continue
         return server
     raise ClusterError(
-        f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a free "
-        "range, bind_address= to an address of this machine."
+        f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a "
+        "free range, bind_address= to an address of this machine."
     )

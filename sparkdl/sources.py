@@ -119,7 +119,7 @@ class ArraySource(Source):
     ) -> Iterator[tuple[int, Block]]:
         """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
         arrays = [
-            column.of(array, "x and y") if array.dtype == object else column.cast(array, "x and y")
+            column.of(array, "x and y") if array.dtype == np.object_ else column.cast(array, "x and y")
             for column, array in zip(columns, self.arrays, strict=True)
         ]
         order = np.arange(self.count())
@@ -231,9 +231,7 @@ class RddSource(Source):
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             if as_it_is:
-                return launch.run_rdd(
-                    self.rdd, stage("train", encoding="rows", **common), barrier=barrier
-                )
+                return launch.run_rdd(self.rdd, stage("train", encoding="rows", **common), barrier=barrier)
             deal = stage("deal", num_workers=num_workers, seed=seed, **common)
             blocks = self.rdd.mapPartitions(deal.function)
             if validation is not None:
@@ -280,7 +278,8 @@ class FrameSource(Source):
         self.frame, self.names = frame, columns
         for name in columns:
             if name not in frame.columns:
-                raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
+                present = ", ".join(frame.columns)
+                raise ConfigError(f"Expected a column {name!r}; the DataFrame has {present}.")
         self.selected = [_numeric(frame, name).alias(f"c{i}") for i, name in enumerate(columns)]
 
     def peek(self) -> Row:
@@ -290,7 +289,9 @@ class FrameSource(Source):
             raise DataError("There are no rows to train on: the DataFrame is empty.")
         for name, value in zip(self.names, rows[0], strict=True):
             if value is None:
-                raise DataError(f"Expected no nulls in {name}; the first row has one. Drop or fill them first.")
+                raise DataError(
+                    f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
+                )
         fields = self.frame.select(*self.selected).schema.fields
         return tuple(
             np.asarray(value, _numpy_type(field.dataType))
@@ -325,7 +326,6 @@ class FrameSource(Source):
 
         return make
 
-
     def evaluation(
         self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
     ) -> list[tuple[bytes, int]]:
@@ -334,7 +334,8 @@ class FrameSource(Source):
         part = functions.lit(TRAINING).cast("int").alias(frames.PART)
         run = stage("evaluate", encoding="arrow", columns=columns, seed=None)
         frame = self.frame.select(*self.selected, key, part)
-        return [tuple(row) for row in launch.run_frame(frame, run, "states binary, rows long", barrier=False)()]
+        action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
+        return [tuple(row) for row in action()]
 
 
 def with_predictions(
@@ -393,35 +394,32 @@ def _numpy_type(kind: Any) -> Any:
     return names[kind.simpleString()]
 
 
-def make_source(
-    x: Any, y: Any, *, features_col: str, label_col: str, what: str = "x", labels: bool = True
-) -> Source:
+def make_source(x: Any, y: Any, columns: tuple[str, ...], what: str = "x") -> Source:
     """Return the source of what a user handed over.
 
     Args:
         x: arrays, pandas, an RDD or a DataFrame.
         y: labels that go with arrays.
-        features_col: the features column of a DataFrame.
-        label_col: the label column of a DataFrame.
+        columns: the features column of a DataFrame and, where rows have labels, the label column.
         what: what errors call ``x``.
-        labels: whether rows have labels.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
         DataError: x and y have different lengths.
     """
+    labels = len(columns) > 1
     if isinstance(x, RDD | DataFrame) or type(x).__module__.startswith("pyspark.sql"):
         if y is not None:
-            raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with labels in it.")
+            raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
         if isinstance(x, RDD):
             return RddSource(x, ("x", "y") if labels else ("x",))
-        return FrameSource(x, (features_col, label_col) if labels else (features_col,))
+        return FrameSource(x, columns)
     kind = f"{type(x).__module__}.{type(x).__name__}"
     if kind.startswith(("tensorflow", "torch", "keras")) or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a {kind}. "
-            "tf.data, generators and torch loaders live in one process: pass the arrays behind them, or write "
-            "the data to files and read these with Spark."
+            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
+            f"{kind}. tf.data, generators and torch loaders live in one process: pass the arrays behind "
+            "them, or write the data to files and read these with Spark."
         )
     if x is None or isinstance(x, dict | tuple | str):
         raise ConfigError(

@@ -188,9 +188,9 @@ class SparkModel:
             shuffle=shuffle, seed=seed, validation_split=validation_split,
         )  # fmt: skip
         kept = check_callbacks(callbacks)
-        columns_of = {"features_col": features_col, "label_col": label_col}
-        source = make_source(x, y, **columns_of)
-        validation = self._validation(validation_data, columns_of)
+        names = features_col, label_col
+        source = make_source(x, y, names)
+        validation = self._validation(validation_data, names)
         if validation is not None and validation_split:
             raise ConfigError("validation_split should be left out where validation_data is given.")
         cluster = Cluster()
@@ -213,7 +213,7 @@ class SparkModel:
             self.training_histories.append(getattr(self.history, "history", {}))
         return self.history
 
-    def _validation(self, data: Any, columns_of: dict[str, str]) -> Source | None:
+    def _validation(self, data: Any, names: tuple[str, str]) -> Source | None:
         if data is None:
             return None
         if isinstance(data, tuple | list):
@@ -222,17 +222,19 @@ class SparkModel:
                     f"validation_data should be (x, y), an RDD or a DataFrame; got {len(data)} parts. Sample "
                     "weights are not supported yet."
                 )
-            return make_source(*data, what="validation_data", **columns_of)
-        return make_source(data, None, what="validation_data", **columns_of)
+            return make_source(data[0], data[1], names, what="validation_data")
+        return make_source(data, None, names, what="validation_data")
 
     def _columns(self, source: Source, row: Row) -> tuple[Column, ...]:
         """Return what every row has to be, and build what the model leaves open until it sees one."""
-        columns = columns_like(row, keras.config.floatx(), source.names)
-        features = models.fit_features(
-            self.model, columns[0], reshape=isinstance(source, FrameSource)
-        )
-        columns = (features, *columns[1:])
-        batch = [column.cast(np.reshape(part, (1, *column.shape)), "the data") for column, part in zip(columns, row, strict=True)]
+        first, *rest = columns_like(row, keras.config.floatx(), source.names)
+        columns = (
+            models.fit_features(self.model, first, reshape=isinstance(source, FrameSource)), *rest
+        )  # fmt: skip
+        batch = [
+            column.cast(np.reshape(part, (1, *column.shape)), "the data")
+            for column, part in zip(columns, row, strict=True)
+        ]
         try:
             if len(batch) > 1:
                 models.build_metrics(self.model, *batch)
@@ -247,7 +249,8 @@ class SparkModel:
         for ours, theirs in zip(training, held, strict=True):
             if ours.shape != theirs.shape:
                 raise DataError(
-                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got {theirs.shape}."
+                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
+                    f"{theirs.shape}."
                 )
 
     def _stage(self, cluster: Cluster, columns: tuple[Column, ...], batch_size: int) -> tuple[Any, Any]:
@@ -290,7 +293,7 @@ class SparkModel:
             DataError: rows that do not fit the model.
         """
         fit = FitConfig(batch_size=32 if batch_size is None else batch_size)
-        source = make_source(x, y, features_col=features_col, label_col=label_col)
+        source = make_source(x, y, (features_col, label_col))
         cluster = Cluster()
         columns = self._columns(source, source.peek())
         stage, shared = self._stage(cluster, columns, fit.batch_size)
@@ -333,11 +336,11 @@ class SparkModel:
         fit = FitConfig(batch_size=32 if batch_size is None else batch_size)
         cluster = Cluster()
         if isinstance(x, RDD):
-            column = models.fit_features(self.model, None)
+            column = models.known_features(self.model)
             column = column or self._columns(RddSource(x.map(_features), ("x",)), _first(x))[0]
             stage, _ = self._stage(cluster, (column,), fit.batch_size)
             return x.mapPartitions(stage("predict", encoding="rows").function)
-        source = make_source(x, None, features_col=features_col, label_col="", labels=False)
+        source = make_source(x, None, (features_col,))
         columns = self._columns(source, source.peek())
         stage, shared = self._stage(cluster, columns, fit.batch_size)
         output = tuple(self.model.compute_output_shape((1, *columns[0].shape))[1:])
@@ -405,7 +408,7 @@ class SparkModel:
 
 def _require_keras_file(path: str) -> None:
     if not str(path).endswith(".keras"):
-        raise ConfigError(f'Models are saved in Keras\'s own format: path should end with ".keras"; got {path!r}.')
+        raise ConfigError(f'path should end with ".keras", Keras\'s own format; got {path!r}.')
 
 
 def _settings_path(path: str) -> str:
@@ -443,4 +446,3 @@ def to_simple_rdd(context: Any, features: Any, labels: Any) -> Any:
     """
     source = ArraySource((features, labels))
     return context.parallelize(list(zip(*source.arrays, strict=True)))
-

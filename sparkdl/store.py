@@ -379,9 +379,7 @@ class ParameterStore:
         """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
         if not self.shape.validating:
             return -1
-        waiting = (
-            epoch for epoch, book in self.books.items() if book.cut and worker not in book.validation
-        )
+        waiting = (epoch for epoch, book in self.books.items() if book.cut and worker not in book.validation)
         return min(waiting, default=-1)
 
     def _pull(self, update: Update, read: Read) -> Reply:
@@ -497,9 +495,8 @@ class ParameterStore:
         """Return where a run that is ending early has got to: the last complete merge it knows of."""
         with self.changed:
             if not isinstance(self.merging, GradientRounds):
-                return replace(self.cut, **dict(zip(
-                    ("parameters", "statistics", "version"), self.merging.snapshot(), strict=True
-                )))  # fmt: skip
+                parameters, statistics, version = self.merging.snapshot()
+                return replace(self.cut, parameters=parameters, statistics=statistics, version=version)
             report = self.partial.get(0)
             if report is None or not len(report.parameters):
                 return self.cut
@@ -563,6 +560,6 @@ def _allowed(update: Update) -> tuple[str, ...]:
 
 def _spool(state: bytes) -> IO[bytes]:
     """Keep a worker's state out of memory when it is large; the file has no name and dies with us."""
-    spooled: IO[bytes] = SpooledTemporaryFile(IN_MEMORY)  # type: ignore[assignment] # noqa: SIM115
+    spooled = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
     spooled.write(state)
     return spooled

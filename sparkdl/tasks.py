@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkdl import client, feed, frames
 from sparkdl.errors import DataError
@@ -17,16 +17,11 @@ from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
 
 
-def run(
-    stage: str, iterator: Iterator[Any], context: Any, endpoint: tuple[Any, ...] | None,
-    generation: int, shared: Any, objects: Any, builder: Any, options: dict[str, Any],
-) -> Iterator[Any]:  # fmt: skip
-    """Run a stage by its name.
+class Call(NamedTuple):
+    """What a stage is called with.
 
-    Args:
+    Attributes:
         stage: "deal", "train", "predict" or "evaluate".
-        iterator: the task's rows.
-        context: Spark's TaskContext.
         endpoint: the parts of the run's endpoint, where there is one.
         generation: which start of the gang the task belongs to.
         shared: the broadcast variable of the job.
@@ -34,30 +29,25 @@ def run(
         builder: the function that builds the model, where there is one.
         options: what else the stage takes.
     """
-    where = Endpoint(*endpoint) if endpoint else None
-    try:
-        if stage == "deal":
-            yield from _deal(iterator, context, options)
-        elif stage == "train":
-            assert where is not None  # noqa: S101 - training has an endpoint
-            yield from _train(iterator, context, where, generation, shared, objects, builder, options)
-        else:
-            from sparkdl import inference
 
-            stages: dict[str, Callable[..., Iterator[Any]]] = {
-                "predict": inference.predict_stage, "evaluate": inference.evaluate_stage,
-            }  # fmt: skip
-            yield from stages[stage](iterator, shared.value, objects, builder, options, context)
-    except DataError as error:
-        if where is not None and stage == "deal":
-            client.report_failure(
-                where, kind="data", generation=generation, worker=context.partitionId(),
-                host=socket.gethostname(), message=str(error), traceback=traceback.format_exc(),
-            )  # fmt: skip
-        raise
+    stage: str
+    endpoint: tuple[Any, ...] | None
+    generation: int
+    shared: Any
+    objects: dict[str, Any] | None
+    builder: Callable[[], Any] | None
+    options: dict[str, Any]
 
 
-def blocks_of(iterator: Iterable[Any], encoding: str, partition: int, options: dict[str, Any]) -> Iterator[Block]:
+def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
+    """Run a stage over the rows of a task, whose TaskContext is ``context``."""
+    stages = {"deal": _deal, "train": _train, "predict": _predict, "evaluate": _evaluate}
+    yield from stages[call.stage](iterator, context, call)
+
+
+def blocks_of(
+    iterator: Iterable[Any], encoding: str, partition: int, options: dict[str, Any]
+) -> Iterator[Block]:
     """Return the blocks of a task's rows.
 
     Args:
@@ -77,22 +67,43 @@ def blocks_of(iterator: Iterable[Any], encoding: str, partition: int, options: d
     return blocks
 
 
-def _deal(iterator: Iterator[Any], context: Any, options: dict[str, Any]) -> Iterator[tuple[int, Block]]:
-    blocks = blocks_of(iterator, "rows", context.partitionId(), options)
-    return feed.deal(blocks, options["num_workers"], options["seed"])
+def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[int, Block]]:
+    options, partition = call.options, context.partitionId()
+    try:
+        blocks = blocks_of(iterator, "rows", partition, options)
+        yield from feed.deal(blocks, options["num_workers"], options["seed"])
+    except DataError as error:
+        if call.endpoint is not None:
+            client.report_failure(
+                Endpoint(*call.endpoint), kind="data", generation=call.generation, worker=partition,
+                host=socket.gethostname(), message=str(error), traceback=traceback.format_exc(),
+            )  # fmt: skip
+        raise
 
 
-def _train(
-    iterator: Iterator[Any], context: Any, endpoint: Endpoint, generation: int, shared: Any,
-    objects: Any, builder: Any, options: dict[str, Any],
-) -> Iterator[Any]:  # fmt: skip
+def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     from sparkdl import worker
 
+    endpoint = Endpoint(*(call.endpoint or ()))
     task = worker.Task(
-        context.partitionId(), context.taskAttemptId(), max(1, context.cpus()), generation, endpoint
+        context.partitionId(), context.taskAttemptId(), max(1, context.cpus()), call.generation, endpoint
     )
-    blocks = blocks_of(iterator, options["encoding"], task.worker, options)
-    worker.train_task(shared.value, task, blocks, objects, builder)
+    blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
+    worker.train_task(call.shared.value, task, blocks, call.objects or {}, call.builder)
     for _ in iterator:
         pass
     return iter(())
+
+
+def _predict(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
+    from sparkdl import inference
+
+    inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
+    return inference.predict_stage(inputs, call.shared.value, call.objects or {}, call.builder)
+
+
+def _evaluate(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
+    from sparkdl import inference
+
+    inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
+    return inference.evaluate_stage(inputs, call.shared.value, call.objects or {}, call.builder)

@@ -17,8 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
-
 from sparkdl import launch, models, preflight
 from sparkdl.batches import Plan
 from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
@@ -36,6 +34,7 @@ from sparkdl.store import Cut, EpochResult, ParameterStore, RunShape
 from sparkdl.worker import TrainJob, TrainSettings
 
 logger = logging.getLogger(__name__)
+Model = Any  # a keras.Model, which this file hands on and does not open
 POLL_SECONDS = 0.1
 NOTICE_SECONDS = 10.0
 STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
@@ -58,8 +57,8 @@ class Request:
         history: where results go.
     """
 
-    model: keras.Model
-    builder: Callable[[], keras.Model] | None
+    model: Model
+    builder: Callable[[], Model] | None
     custom_objects: dict[str, Any] | None
     config: TrainConfig
     fit: FitConfig
@@ -160,9 +159,9 @@ class Gang:
             self.forming = self.forming or now
             if now - self.forming > self.start_timeout:
                 raise ClusterError(
-                    f"Only {total - len(missing)} of {total} workers started within {self.start_timeout:g} s; "
-                    f"missing: {', '.join(map(str, missing))}. Other jobs may hold the slots: take fewer workers, or "
-                    "a longer start_timeout."
+                    f"Only {total - len(missing)} of {total} workers started within "
+                    f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
+                    "the slots: take fewer workers, or a longer start_timeout."
                 )
         if now - self.noticed > NOTICE_SECONDS:
             self.noticed = now
@@ -294,7 +293,8 @@ class Run:
         port = config.port
         if port == 0:
             port = parse_port(self.cluster.setting("spark.sparkdl.port", "0"))
-        bound = stack.enter_context(serve(make_app(store, token, self.traffic), listen, port, self.num_workers))
+        app = make_app(store, token, self.traffic)
+        bound = stack.enter_context(serve(app, listen, port, self.num_workers))
         return Endpoint(host, bound, token, store.shape.run)
 
     def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:

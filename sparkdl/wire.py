@@ -132,7 +132,12 @@ class Sections:
 def sections(message: Update | Reply) -> tuple[Any, ...]:
     """Return the non-empty sections of a message as buffers, to be sent after its header."""
     parts = (message.parameters, message.statistics, message.metrics, message.state)
-    return tuple(memoryview(part).cast("B") for part in parts if len(part))
+    return tuple(as_bytes(part) for part in parts if len(part))
+
+
+def as_bytes(part: Any) -> memoryview:
+    """Return the bytes of a contiguous array or of bytes, without copying them."""
+    return memoryview(part).cast("B")
 
 
 def _lengths(message: Update | Reply) -> tuple[int, int, int, int]:

@@ -100,9 +100,7 @@ class JointSteps(Stepper):
         """Return the gradient, or nothing from a worker without rows in this batch."""
         if not self.rows:
             return self.sent(Kind.GRADIENT)
-        return self.sent(
-            Kind.GRADIENT, parameters=self.gradient, statistics=self.replica.statistics()
-        )
+        return self.sent(Kind.GRADIENT, parameters=self.gradient, statistics=self.replica.statistics())
 
     def adopt(self, reply: Reply) -> None:
         """Apply the mean gradient."""
@@ -191,9 +189,10 @@ class Loop:
         sequence = max(begin["sequence"], self._sequence(first))
         if first > self.evaluated + 1 and not self.stopped and begin["restore"]:
             self._settle(first - 1)
-        for self.epoch in range(first, self.settings.epochs):
+        for epoch in range(first, self.settings.epochs):
             if self.stopped:
                 return
+            self.epoch = epoch
             self._train_epoch(sequence)
             sequence = self._sequence(self.epoch + 1)
         while not self.stopped:  # an evaluation may still be to come
@@ -250,9 +249,7 @@ class Loop:
         """Ask again for the end of an epoch that an earlier attempt of this worker reported."""
         self._settled(
             self.exchange(
-                Update(
-                    kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version
-                )
+                Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version)
             )
         )
 

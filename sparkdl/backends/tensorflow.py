@@ -17,7 +17,7 @@ from sparkdl.backends.base import Batch
 from sparkdl.weights import EMPTY, Vector
 
 
-class Capture(keras.optimizers.Optimizer):
+class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An optimizer that keeps the gradients of one step, flat and dense, instead of applying them.
 
     Args:
