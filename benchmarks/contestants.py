@@ -1,0 +1,327 @@
+"""One contestant, in this process: ``contestants.py SPEC`` trains and prints one JSON line.
+
+All train the same thing: MNIST, an MLP 784-128-128-10 with dropout 0.2, from the initial weights
+that the seed decides. Every contestant is reduced to ``fit(epochs)``, and all are timed by one
+definition (see ``measure``), so that nobody is favoured by how it is looked at.
+
+Keras, Spark, sparkdl and Elephas are imported where they are used: the file runs in two
+environments, and threads and cores are set before TensorFlow starts.
+"""
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import harness
+import numpy as np
+from harness import Spec
+
+# --- the task -----------------------------------------------------------------------------------
+
+
+def load(spec: Spec):
+    """Return (x, y), (x_test, y_test): this contestant's rows of MNIST, and the test set."""
+    if spec.data:
+        (x, y), test = [read_idx(Path(spec.data), part) for part in ("train", "t10k")]
+    else:
+        import keras
+
+        (x, y), test = keras.datasets.mnist.load_data()
+    first, step = spec.share
+    rows = slice(first, spec.rows or None, step)
+    return (flat(x[rows]), y[rows].astype("int32")), (flat(test[0]), test[1].astype("int32"))
+
+
+def read_idx(folder: Path, part: str):
+    """Return the images and the labels of one of MNIST's two parts, from its IDX gzip files."""
+    images = gzip.decompress((folder / f"{part}-images-idx3-ubyte.gz").read_bytes())
+    labels = gzip.decompress((folder / f"{part}-labels-idx1-ubyte.gz").read_bytes())
+    y = np.frombuffer(labels, np.uint8, offset=8)
+    return np.frombuffer(images, np.uint8, offset=16).reshape(len(y), 28, 28), y
+
+
+def flat(images):
+    """Return images as rows of 784 numbers between 0 and 1."""
+    return images.reshape(len(images), 784).astype("float32") / 255
+
+
+def make_model(spec: Spec):
+    """Return the compiled MLP."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((784,)),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    optimizer = {"sgd": keras.optimizers.SGD(0.1), "adam": keras.optimizers.Adam(1e-3)}
+    loss = "sparse_categorical_crossentropy"
+    model.compile(optimizer[spec.optimizer], loss, metrics=["accuracy"])
+    return model
+
+
+def initial(spec: Spec):
+    """Return the model with the seed's initial weights, and a digest that shows they are those."""
+    import keras
+
+    keras.utils.set_random_seed(spec.seed)
+    model = make_model(spec)
+    digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights()))
+    return model, digest.hexdigest()[:12]
+
+
+def accuracy(model, test) -> float:
+    """Return the share of the test set that the model, here on the driver, gets right."""
+    x, y = test
+    return float((model.predict(x, batch_size=1000, verbose=0).argmax(axis=1) == y).mean())
+
+
+# --- the clock ----------------------------------------------------------------------------------
+
+
+def measure(spec: Spec, rows: int, fit: Callable[[int], object], test: Callable[[], float]) -> dict:
+    """Time ``fit(epochs)`` in two ways; the accuracy is that after the first call.
+
+    ``rows_per_second_first``: the first fit of the session with everything in it, worker start
+    and compilation included. ``rows_per_second_warm``: a fit of 1 + ``warm_epochs`` less a fit of
+    1 epoch, both in the same warm session, so that whatever a fit does once cancels, for everybody.
+    """
+    first = seconds(spec, fit, spec.epochs)
+    answer = {
+        "rows_per_second_first": rows * spec.epochs / first,
+        "seconds_first": first,
+        "accuracy": test(),
+    }
+    if spec.warm_epochs:
+        one = seconds(spec, fit, 1)
+        warm = seconds(spec, fit, 1 + spec.warm_epochs) - one
+        answer.update(rows_per_second_warm=rows * spec.warm_epochs / warm, seconds_warm=warm)
+        answer.update(seconds_one_epoch_fit=one)
+    return answer
+
+
+def seconds(spec: Spec, fit: Callable[[int], object], epochs: int) -> float:
+    """Return the wall time of ``fit(epochs)``, begun when the gate opens."""
+    if spec.gated:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    start = time.perf_counter()
+    fit(epochs)
+    return time.perf_counter() - start
+
+
+# --- contestants --------------------------------------------------------------------------------
+
+
+def plain(spec: Spec) -> dict:
+    """``model.fit`` in this process, on whatever cores it was given."""
+    (x, y), test = load(spec)
+    model, weights = initial(spec)
+
+    def fit(epochs):
+        model.fit(x, y, batch_size=spec.batch_size, epochs=epochs, verbose=0)
+
+    return measure(spec, len(x), fit, lambda: accuracy(model, test)) | {"initial": weights}
+
+
+def ceiling(spec: Spec) -> dict:
+    """Independent ``model.fit`` processes, one pinned per core, each with its share of the rows.
+
+    Their fits begin together. The sum of their own rates is the answer: the most that K workers
+    that never exchange anything could do.
+    """
+    cores = sorted(os.sched_getaffinity(0))[: spec.workers]
+    shares = [
+        replace(spec, name="plain", share=(k, len(cores)), pin=core, gated=True)
+        for k, core in enumerate(cores)
+    ]
+    children = [start_gated(share) for share in shares]
+    for _ in range(3 if spec.warm_epochs else 1):
+        for child in children:
+            read_until(child, "ready")
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+    answers = [json.loads(read_until(child, "{")) for child in children]
+    for child in children:
+        child.wait()
+    rates = [key for key in answers[0] if key.startswith("rows_per_second")]
+    return {key: sum(answer[key] for answer in answers) for key in rates}
+
+
+def start_gated(spec: Spec):
+    """Start a contestant that waits for a line before each of its fits."""
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps(asdict(spec))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=harness.environment(spec, sys.executable),
+    )
+
+
+def read_until(child, start: str) -> str:
+    """Return the child's next line that starts so."""
+    for line in child.stdout:
+        if line.startswith(start):
+            return line
+    raise RuntimeError(f"A process of the ceiling ended before it said {start!r}.")
+
+
+def elephas(spec: Spec) -> dict:
+    """Elephas, as its README uses it: an RDD of (x, y) pairs made before the clock starts.
+
+    An asynchronous model of Elephas fits once (its server's process cannot start again), so each
+    fit has a SparkModel of its own around the same Keras model, made outside the clock, on its own
+    port. ``num_workers`` is left out and the RDD has as many partitions: that spares Elephas a
+    shuffle of all rows, which it would pay for in every fit.
+    """
+    from elephas.spark_model import AsynchronousSparkModel, SparkModel
+    from elephas.utils.rdd_utils import to_simple_rdd
+
+    (x, y), test = load(spec)
+    model, weights = initial(spec)
+    rdd = to_simple_rdd(start_spark(spec).sparkContext, x, y)
+    ports = iter(range(free_port(), 65535))
+
+    def distributed():
+        if spec.mode == "synchronous":
+            return SparkModel(model)
+        settings = {"mode": spec.mode, "frequency": spec.frequency, "port": next(ports)}
+        return AsynchronousSparkModel(model, parameter_server_mode="http", **settings)
+
+    waiting = [distributed() for _ in range(3 if spec.warm_epochs else 1)]
+
+    def fit(epochs):
+        waiting.pop(0).fit(rdd, epochs=epochs, batch_size=spec.batch_size, verbose=0)
+
+    return measure(spec, len(x), fit, lambda: accuracy(model, test)) | {"initial": weights}
+
+
+def sparkdl(spec: Spec) -> dict:
+    """sparkdl, with the same RDD of (x, y) pairs as Elephas, made before the clock starts."""
+    from sparkdl import SparkModel
+
+    (x, y), test = load(spec)
+    model, weights = initial(spec)
+    rdd = start_spark(spec).sparkContext.parallelize(list(zip(x, y, strict=True)))
+    settings = {"mode": spec.mode, "frequency": spec.frequency, "merge": spec.merge}
+    distributed = SparkModel(model, num_workers=spec.workers, **settings)
+    training = []
+
+    def fit(epochs):
+        history = distributed.fit(rdd, batch_size=spec.batch_size, epochs=epochs, verbose=0, seed=spec.seed)
+        training.append(history.training)
+
+    answer = measure(spec, len(x), fit, lambda: accuracy(model, test))
+    return answer | {"initial": weights, "training": [counted(each) for each in training]}
+
+
+def counted(training: dict) -> dict:
+    """Return what a History's ``training`` says of the run in plain numbers."""
+    keys = ("workers", "rows", "merge", "exchanges", "bytes_received", "bytes_sent")
+    found = {key: training[key] for key in keys if key in training}
+    return found | {"epoch_seconds": [float(s) for s in training.get("epoch_seconds", [])]}
+
+
+def reference(spec: Spec) -> dict:
+    """The sequential simulation of the rule, from ``tests/reference.py``."""
+    path = harness.REPOSITORY / "tests" / "reference.py"
+    module_spec = importlib.util.spec_from_file_location("reference", path)
+    simulation = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(simulation)
+
+    (x, y), test = load(spec)
+    model, weights = initial(spec)
+    settings = {
+        "workers": spec.workers,
+        "batch_size": spec.batch_size,
+        "epochs": spec.epochs,
+        "seed": spec.seed,
+    }
+    if spec.mode != "synchronous":
+        how = simulation.asynchronous
+        settings.update(frequency=spec.frequency, rule=spec.merge)
+    elif spec.frequency == "batch":
+        how = simulation.synchronous_batch
+    else:
+        how = simulation.synchronous
+        settings.update(frequency=spec.frequency)
+    trained = how(lambda: make_model(spec), model.get_weights(), x, y, **settings)
+    return {"accuracy": accuracy(trained, test), "initial": weights}
+
+
+# --- processes and cores ------------------------------------------------------------------------
+
+
+def start_spark(spec: Spec):
+    """Return a session with one slot per worker, in this process's own JVM."""
+    from pyspark.sql import SparkSession
+
+    if spec.pin >= 0:
+        os.environ["PYSPARK_PYTHON"] = pinned_python(spec.pin)
+        leave_core(spec.pin)
+    builder = SparkSession.builder.master(f"local[{spec.workers}]").appName(spec.title)
+    builder = builder.config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def pinned_python(core: int) -> str:
+    """Write a launcher of this Python that first moves itself onto the core."""
+    folder = tempfile.mkdtemp(prefix="sparkdl-benchmark-")
+    launcher = Path(folder) / "python"
+    move = f"import os, sys; os.sched_setaffinity(0, [{core}]); os.execv(sys.executable, "
+    move += "[sys.executable, *sys.argv[1:]])"
+    launcher.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{move}' \"$@\"\n")
+    launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
+    return str(launcher)
+
+
+def leave_core(core: int) -> None:
+    """Keep this process, and the JVM that it will start, off the core, if there is another."""
+    others = os.sched_getaffinity(0) - {core}
+    if others:
+        os.sched_setaffinity(0, others)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main() -> None:
+    """Run the contestant that the first argument describes."""
+    spec = Spec(**json.loads(sys.argv[1]))
+    if spec.name == "plain" and spec.pin >= 0:
+        os.sched_setaffinity(0, [spec.pin])
+    else:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec.cores])
+    contestants = (plain, ceiling, elephas, sparkdl, reference)
+    contestant = {each.__name__: each for each in contestants}[spec.name]
+    print(json.dumps(contestant(spec)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

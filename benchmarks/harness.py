@@ -1,0 +1,325 @@
+"""What the benchmarks share: processes of their own, interleaved rounds, medians, Markdown.
+
+A benchmark is a list of ``Spec``. Each one is run by ``contestants.py`` in a fresh process, so that
+no contestant inherits another's warm caches, threads or leaks, and answers with one JSON line. A
+``Journal`` keeps those lines in a file: a long comparison may be stopped and taken up again, and
+its tables are made from the file. Rounds are interleaved, each starting one contestant later than
+the one before, so that a slow spell of the machine falls on everybody.
+
+This file is the standard library's only: it is imported in Elephas's environment too.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+
+ELEPHAS_REQUIREMENTS = (
+    "elephas==7.3.0",
+    "tensorflow-cpu==2.19.1",
+    "keras==3.15.1",
+    "pyspark==4.0.0",
+    "numpy==1.26.4",
+    "pandas<2.3",
+)
+
+# The 0.975 quantile of Student's t by degrees of freedom; beyond the table, the normal one.
+T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One contestant under one setting; everything that its process needs to know."""
+
+    name: str  # plain, ceiling, elephas, sparkdl or reference: a function of contestants.py
+    mode: str = ""
+    frequency: str | int = ""
+    merge: str | None = None  # the rule; None is the contestant's own default
+    optimizer: str = "sgd"
+    workers: int = 2
+    batch_size: int = 64
+    epochs: int = 3
+    rows: int = 0  # the first rows of the training set; 0 is all of them
+    share: tuple[int, int] = (0, 1)  # (k, K): train on every K-th of those rows, from the k-th
+    seed: int = 0
+    data: str = ""  # a folder of IDX files; empty asks keras.datasets
+    cores: int = 2  # how many cores the whole contestant may use
+    pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
+    warm_epochs: int = 0  # so many for the measure without worker start and compilation
+    gated: bool = False  # wait for a line on stdin before each measured fit
+
+    @property
+    def title(self) -> str:
+        """The contestant as tables name it."""
+        setting = f" {self.mode}/{self.frequency}" if self.mode else ""
+        return f"{self.name}{setting}{f' ({self.merge})' if self.merge else ''}"
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def run(spec: Spec, *, python: str = sys.executable, timeout: float = 1200) -> dict:
+    """Run a contestant in a process of its own and return the JSON object it prints.
+
+    A contestant that fails or hangs has an ``error`` instead; what it left running is killed.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [python, str(HERE / "contestants.py"), json.dumps(asdict(spec))],
+            stdout=out,
+            stderr=err,
+            env=environment(spec, python),
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = f"none within {timeout:.0f} s"
+        finally:
+            _kill_group(process)
+        out.seek(0), err.seek(0)
+        answers = [line for line in out if line.startswith("{")]
+        if code == 0 and answers:
+            return json.loads(answers[-1])
+        return {"error": f"exit status {code}: {err.read()[-2000:].strip()}"}
+
+
+def environment(spec: Spec, python: str) -> dict:
+    environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "KERAS_BACKEND": "tensorflow",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+    }
+    if spec.name == "sparkdl":
+        environment["PYTHONPATH"] = str(REPOSITORY)
+    if spec.pin >= 0:
+        threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+        environment.update(dict.fromkeys(threads, "1"))
+    return {**os.environ, **environment}
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Journal:
+    """The answers so far, one JSON line each; what is in it is not run again."""
+
+    def __init__(self, path: str | None, pythons: dict[str, str] | None = None):
+        self.path = Path(path) if path else None
+        self.pythons = pythons or {}
+        self.answers: dict[str, dict] = {}
+        if self.path and self.path.exists():
+            for line in self.path.read_text().splitlines():
+                record = json.loads(line)
+                self.answers[_key(record["spec"], record["round"])] = record["answer"]
+
+    def run(self, spec: Spec, round_: int) -> dict:
+        """Return the contestant's answer of this round, from the file or by running it."""
+        key = _key(asdict(spec), round_)
+        if key not in self.answers:
+            load = os.getloadavg()[0]
+            answer = run(spec, python=self.pythons.get(spec.name, sys.executable))
+            answer["load_before"] = round(load, 2)
+            self.answers[key] = answer
+            self._keep({"spec": asdict(spec), "round": round_, "answer": answer})
+            print(f"# round {round_} {spec.optimizer} {spec.title}: {brief(answer)}", flush=True)
+        return self.answers[key]
+
+    def _keep(self, record: dict) -> None:
+        if self.path and "error" not in record["answer"]:
+            with self.path.open("a") as lines:
+                lines.write(json.dumps(record) + "\n")
+
+
+def _key(spec: dict, round_: int) -> str:
+    return json.dumps([spec, round_], sort_keys=True)
+
+
+def brief(answer: dict) -> str:
+    """Return an answer as one line for whoever watches."""
+    if "error" in answer:
+        return f"FAILED, {answer['error']}"
+    shown = {k: v for k, v in answer.items() if isinstance(v, int | float)}
+    return ", ".join(f"{k} {v:,.4g}" for k, v in shown.items())
+
+
+def interleave(specs: list[Spec], rounds: int) -> Iterator[tuple[int, Spec]]:
+    """Yield (round, spec): every contestant once a round, each round starting one later."""
+    for round_ in range(rounds):
+        start = round_ % len(specs)
+        for spec in specs[start:] + specs[:start]:
+            yield round_, spec
+
+
+# --- Elephas's environment ----------------------------------------------------------------------
+
+
+def elephas_python(venv: str, base: str = sys.executable) -> str:
+    """Return the Python of Elephas's environment, made here if it is not there.
+
+    Elephas 7.3.0 needs a Python before 3.13, NumPy 1 and Spark 4.0 or older.
+    """
+    python = Path(venv).resolve() / "bin" / "python"
+    if not python.exists():
+        subprocess.run([base, "-m", "venv", venv], check=True)
+    found = subprocess.run([python, "-c", "import elephas"], capture_output=True)
+    if found.returncode:
+        pip = [str(python), "-m", "pip", "install", "--quiet", *ELEPHAS_REQUIREMENTS]
+        subprocess.run(pip, check=True)
+    return str(python)
+
+
+# --- arithmetic and words -----------------------------------------------------------------------
+
+
+def paired_interval(differences: list[float]) -> tuple[float, float]:
+    """Return the mean of paired differences and the half width of its 95 % interval."""
+    degrees = len(differences) - 1
+    mean = statistics.fmean(differences)
+    if degrees < 1:
+        return mean, float("nan")
+    quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else 1.96
+    return mean, quantile * statistics.stdev(differences) / len(differences) ** 0.5
+
+
+def spread(values: Iterable[float], form: str = ",.0f") -> str:
+    """Return "median [min..max]", or a dash when there is nothing to show."""
+    values = list(values)
+    if not values:
+        return "–"
+    return f"{statistics.median(values):{form}} [{min(values):{form}}..{max(values):{form}}]"
+
+
+def ratios(numerators: dict[int, float], denominators: dict[int, float]) -> list[float]:
+    """Return the ratios of what was measured in the same round."""
+    return [a / denominators[round_] for round_, a in numerators.items() if round_ in denominators]
+
+
+def counters(answer: dict) -> list[str]:
+    """Return what the endpoint counted in sparkdl's first fit: exchanges, bytes in, bytes out."""
+    training = answer.get("training", [{}])[0]
+    keys = ("exchanges", "bytes_received", "bytes_sent")
+    return [f"{training[key]:,}" if key in training else "–" for key in keys]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def machine(pythons: dict[str, str]) -> str:
+    """Return one paragraph about this machine and the versions each contestant ran with."""
+    about = [
+        f"{len(os.sched_getaffinity(0))} cores ({_processor()})",
+        f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        f"{platform.system()} {platform.release()}",
+    ]
+    lines = ["Machine: " + ", ".join(about) + "."]
+    lines += [f"{name}: {_versions(python)}." for name, python in pythons.items()]
+    return " ".join(lines)
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return found.group(1) if found else platform.machine()
+
+
+def _versions(python: str) -> str:
+    code = """
+import importlib.metadata as m, platform
+found = ["Python " + platform.python_version()]
+for name in ("keras", "tensorflow", "tensorflow-cpu", "numpy", "pyspark", "elephas"):
+    try:
+        found.append(name + " " + m.version(name))
+    except m.PackageNotFoundError:
+        pass
+print(", ".join(found))
+"""
+    return subprocess.check_output([python, "-c", code], text=True).strip()
+
+
+def write_section(path: str, title: str, body: str) -> None:
+    """Put a section into a Markdown file, in the place of the one with the same title."""
+    file = Path(path)
+    text = file.read_text() if file.exists() else "# Results\n\nWritten by the scripts here.\n"
+    section = f"## {title}\n\n{body.strip()}\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    if pattern.search(text):
+        text = pattern.sub(lambda _: section + "\n", text)
+    else:
+        text = f"{text.rstrip()}\n\n{section}"
+    file.write_text(text.rstrip() + "\n")
+
+
+def report(title: str, body: str, results: str | None) -> None:
+    """Print a section, and put it into the results file when there is one."""
+    print(f"\n## {title}\n\n{body}")
+    if results:
+        write_section(results, title, body)
+
+
+# --- the options that every benchmark has -------------------------------------------------------
+
+
+def add_common_options(parser, *, epochs: int, rounds: int) -> None:
+    """Give an argument parser the options that the benchmarks have in common."""
+    parser.add_argument("--data", default="", help="folder of MNIST's four IDX .gz files")
+    parser.add_argument("--rows", type=int, default=0, help="train on the first rows only")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--only", nargs="*", default=[], help="words that a contestant's title has")
+    parser.add_argument("--journal", help="keep each answer here; take up what is missing")
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+
+
+def add_warm_option(parser) -> None:
+    """Give an argument parser the option of benchmarks that measure warm rates."""
+    parser.add_argument(
+        "--warm-epochs", type=int, default=6, help="epochs of the warm measure; few are noisy"
+    )
+
+
+def add_elephas_options(parser) -> None:
+    """Give an argument parser the options of benchmarks that Elephas takes part in."""
+    parser.add_argument("--elephas-venv", help="Elephas's environment; made there if need be")
+    parser.add_argument(
+        "--elephas-python", default=sys.executable, help="what makes it; a Python before 3.13"
+    )
+
+
+def pythons(options, specs: list[Spec]) -> dict[str, str]:
+    """Return which Python runs whom; Elephas's environment is made if it takes part."""
+    found = {"sparkdl": sys.executable}
+    if any(spec.name == "elephas" for spec in specs):
+        if not options.elephas_venv:
+            raise SystemExit("Elephas takes part: say where with --elephas-venv PATH.")
+        found["elephas"] = elephas_python(options.elephas_venv, options.elephas_python)
+    return found
+
+
+def chosen(specs: list[Spec], options) -> list[Spec]:
+    """Return the contestants that ``--only`` asks for, with the common options filled in."""
+    return [
+        replace(spec, data=options.data, rows=options.rows, epochs=options.epochs)
+        for spec in specs
+        if not options.only or any(word in spec.title for word in options.only)
+    ]

@@ -1,0 +1,110 @@
+"""Test accuracy, seed by seed: sparkdl beside plain Keras, the answer key and Elephas.
+
+Every seed decides the initial weights that all contestants start from (the script checks that they
+did). Each setting of sparkdl is compared within its seed with plain ``model.fit`` at the same batch
+size and epochs; with the sequential simulation of its rule (``tests/reference.py``); and with
+Elephas's counterpart. What is printed is the mean of the paired differences in points of accuracy
+and its 95 % interval by Student's t.
+
+    python benchmarks/paired_accuracy.py --elephas-venv ~/elephas --data MNIST_FOLDER
+"""
+
+import argparse
+import statistics
+from dataclasses import replace
+
+import harness
+from compare_elephas import ELEPHAS, OURS, counterpart
+from harness import Spec, table
+
+TITLE = "Accuracy: paired seeds"
+DEFAULT_RULES = {"synchronous": "average", "asynchronous": "dynsgd", "hogwild": "dynsgd"}
+
+
+def simulation(ours: Spec) -> Spec:
+    """Return the answer key of this setting; hogwild's arithmetic is that of asynchronous."""
+    mode = "asynchronous" if ours.mode == "hogwild" else ours.mode
+    return replace(ours, name="reference", mode=mode, merge=ours.merge or DEFAULT_RULES[mode])
+
+
+def contestants(rules: list[str]) -> list[Spec]:
+    """Return all who take part; ``rules`` adds asynchronous settings with a rule named."""
+    named = [replace(spec, merge=rule) for rule in rules for spec in OURS if spec.mode == "asynchronous"]
+    ours = [*OURS, *named]
+    return list(dict.fromkeys([Spec("plain"), *ours, *map(simulation, ours), *ELEPHAS]))
+
+
+def gap(accuracies: dict[str, list[float]], ours: str, other: str) -> str:
+    """Return "mean ± half width" of the paired differences, in points."""
+    pairs = zip(accuracies.get(ours, []), accuracies.get(other, []), strict=False)
+    points = [100 * (a - b) for a, b in pairs]
+    if not points:
+        return "–"
+    mean, half = harness.paired_interval(points)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def section(optimizer: str, specs: list[Spec], options, journal) -> str:
+    """Run what is missing for an optimizer and return its table."""
+    specs = [replace(spec, optimizer=optimizer) for spec in specs]
+    answers = {spec.title: [{}] * options.rounds for spec in specs}
+    for seed, spec in harness.interleave(specs, options.rounds):
+        answers[spec.title][seed] = journal.run(replace(spec, seed=seed), seed)
+    check_start(answers, options.rounds)
+    check_rules(specs, answers)
+    whole = {
+        title: [answer["accuracy"] for answer in seeds]
+        for title, seeds in answers.items()
+        if all("accuracy" in answer for answer in seeds)
+    }
+    rows = []
+    for spec in specs:
+        mean = f"{statistics.fmean(whole[spec.title]):.4f}" if spec.title in whole else "failed"
+        others = ["–", "–"]
+        if spec.name == "sparkdl":
+            others = [simulation(spec).title, counterpart(spec).title]
+        gaps = [gap(whole, spec.title, other) for other in ["plain", *others]]
+        rows.append([spec.title, mean, *(["–"] * 3 if spec.name == "plain" else gaps)])
+    header = ["", "mean accuracy", "less plain Keras", "less its simulation", "less Elephas's"]
+    return f"### {optimizer.upper()}\n\n{table(header, rows)}"
+
+
+def check_start(answers: dict[str, list[dict]], seeds: int) -> None:
+    """Refuse a comparison whose contestants did not start from the same weights."""
+    for seed in range(seeds):
+        starts = {each[seed]["initial"] for each in answers.values() if "initial" in each[seed]}
+        if len(starts) > 1:
+            raise SystemExit(f"Seed {seed}: contestants began with different weights: {starts}.")
+
+
+def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
+    """Refuse a simulation of another rule than the one that sparkdl says it used."""
+    for spec in specs:
+        for answer in answers[spec.title] if spec.name == "sparkdl" else []:
+            used = answer.get("training", [{}])[0].get("merge")
+            expected = spec.merge or DEFAULT_RULES[spec.mode]
+            if used and used != expected:
+                raise SystemExit(f"{spec.title} used {used!r}; the simulation was of {expected!r}.")
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    harness.add_common_options(parser, epochs=5, rounds=5)
+    harness.add_elephas_options(parser)
+    parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
+    parser.add_argument("--rules", nargs="*", default=[], help="asynchronous rules to add by name")
+    options = parser.parse_args()
+    specs = harness.chosen(contestants(options.rules), options)
+    pythons = harness.pythons(options, specs)
+    journal = harness.Journal(options.journal, pythons)
+    parts = [section(optimizer, specs, options, journal) for optimizer in options.optimizers]
+    words = (
+        f"{options.rounds} seeds, {options.epochs} epochs of {options.rows or 60000:,} rows, batch "
+        "64, 2 workers. Differences in points, mean ± half of the 95 % interval. " + harness.machine(pythons)
+    )
+    harness.report(TITLE, "\n\n".join([words, *parts]), options.results)
+
+
+if __name__ == "__main__":
+    main()

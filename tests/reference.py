@@ -1,0 +1,139 @@
+"""The answer key: what each training rule computes, worked out one worker after the other.
+
+Nothing here knows sparkdl, Spark, a socket or a thread. Replicas of one Keras model take turns in
+this process. In synchronous modes all train, then all merge. In asynchronous modes each trains,
+merges and pulls before the next one's turn, so that soon every update is K - 1 versions stale;
+hogwild has the same arithmetic.
+
+Letters and signs are those of the design notes: c is the center, delta = after - before, n_k are
+the rows that worker k used, staleness is the number of versions merged since its last pull, K are
+the workers. Trainable weights follow the rule; statistics (BatchNorm's moving mean and variance)
+are averaged, never summed. Each replica keeps its optimizer for the whole run. A learning-rate
+schedule follows the replica's own iterations here, so compare runs with a constant rate.
+
+Every function takes a ``make_model`` that returns a compiled model, the initial ``weights`` (as of
+``get_weights``) and the arrays, and returns a compiled model that holds the final weights. Row i
+belongs to worker i % K. ``seed=None`` keeps the rows in their order; a number reshuffles each
+worker's rows every epoch.
+"""
+
+from itertools import chain, zip_longest
+
+import numpy as np
+import tensorflow as tf
+
+RULES = {
+    "sum": lambda delta, staleness, workers: delta,
+    "average": lambda delta, staleness, workers: delta / workers,
+    "dynsgd": lambda delta, staleness, workers: delta / (staleness + 1),
+}
+
+
+class Replica:
+    """A simulated worker: a model with its own optimizer, and its share of the rows."""
+
+    def __init__(self, model, x, y, *, batch_size, seed):
+        self.model, self.x, self.y = model, x, y
+        self.batch_size, self.seed = batch_size, seed
+
+    def pull(self, center, version=0):
+        """Start the next window from the center."""
+        self.model.set_weights(center)
+        self.before, self.version = center, version
+
+    def batches(self, epoch):
+        """Return the row numbers of the epoch's batches, the last one perhaps shorter."""
+        rows = np.arange(len(self.x))
+        if self.seed is not None:
+            np.random.default_rng([*self.seed, epoch]).shuffle(rows)
+        return [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
+
+    def windows(self, epoch, frequency):
+        """Train window after window; at the end of each yield its delta and its rows."""
+        batches = self.batches(epoch)
+        size = {"batch": 1, "epoch": len(batches)}.get(frequency, frequency)
+        for start in range(0, len(batches), max(size, 1)):
+            window = batches[start : start + size]
+            for rows in window:
+                self.model.train_on_batch(self.x[rows], self.y[rows])
+            after = self.model.get_weights()
+            yield [a - b for a, b in zip(after, self.before, strict=True)], sum(map(len, window))
+
+    def run(self, epochs, frequency):
+        """Train all epochs; at the end of each window yield its delta and its rows."""
+        for epoch in range(epochs):
+            yield from self.windows(epoch, frequency)
+
+
+def deal(make_model, weights, x, y, *, workers, batch_size, seed):
+    """Return K replicas at the same weights, row i dealt to worker i % K."""
+    replicas = []
+    for k in range(workers):
+        worker_seed = None if seed is None else (seed, k)
+        model, share = make_model(), slice(k, None, workers)
+        replicas.append(Replica(model, x[share], y[share], batch_size=batch_size, seed=worker_seed))
+        replicas[k].pull(weights)
+    return replicas
+
+
+def synchronous_batch(make_model, weights, x, y, *, workers, batch_size, epochs, seed=None):
+    """One large batch: its rows split over K workers, their gradients averaged by rows."""
+    model = make_model()
+    model.set_weights(weights)
+    whole = Replica(model, x, y, batch_size=batch_size, seed=None if seed is None else (seed,))
+
+    @tf.function(reduce_retracing=True)
+    def gradient(features, labels):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(features, labels, model(features, training=True))
+        return tape.gradient(loss, model.trainable_weights)
+
+    for batch in chain.from_iterable(whole.batches(epoch) for epoch in range(epochs)):
+        shares = [batch[k::workers] for k in range(workers) if len(batch[k::workers])]
+        gradients = [gradient(x[rows], y[rows]) for rows in shares]
+        scaled = [
+            [g * (len(rows) / len(batch)) for g in grads]
+            for grads, rows in zip(gradients, shares, strict=True)
+        ]
+        mean = [tf.add_n(parts) for parts in zip(*scaled, strict=True)]
+        model.optimizer.apply(mean, model.trainable_weights)
+    return model
+
+
+def synchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, seed=None):
+    """Local steps from a common center, then c += sum(n_k delta_k) / sum(n_k)."""
+    replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
+    center = weights
+    for epoch in range(epochs):
+        for updates in zip_longest(*(r.windows(epoch, frequency) for r in replicas)):
+            present = [update for update in updates if update is not None]
+            total = sum(rows for _, rows in present)
+            for delta, rows in present:
+                center = [c + d * (rows / total) for c, d in zip(center, delta, strict=True)]
+            for replica in replicas:
+                replica.pull(center)
+    return replicas[0].model
+
+
+def asynchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, rule, seed=None):
+    """Workers in turn: train a window from the last pull, merge its delta, pull."""
+    replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
+    trainable = [variable.trainable for variable in replicas[0].model.weights]
+    center, version = weights, 0
+
+    def merged(replica, delta):
+        staleness = version - replica.version
+        for c, d, before, follows_rule in zip(center, delta, replica.before, trainable, strict=True):
+            yield c + (RULES[rule](d, staleness, workers) if follows_rule else (before + d - c) / workers)
+
+    working = [(replica, replica.run(epochs, frequency)) for replica in replicas]
+    while working:
+        for replica, turn in list(working):
+            update = next(turn, None)
+            if update is None:
+                working.remove((replica, turn))
+                continue
+            center, version = list(merged(replica, update[0])), version + 1
+            replica.pull(center, version)
+    replicas[0].pull(center)
+    return replicas[0].model
