@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 
@@ -171,14 +172,17 @@ def freeze(
         generators=read(generators(model)),
         backend=keras.backend.backend(),
         floatx=keras.config.floatx(),
-        key=hashlib.sha256(
-            f"{config} {[f'{name} {id(thing)}' for name, thing in sorted(objects.items())]} "
-            f"{id(builder) if builder else ''} {Layouts.of(model)}".encode()
-        ).hexdigest(),
+        key=_key(config, objects, builder, Layouts.of(model)),
     )
     if builder is None:
         _check_restored(model, thaw(spec, objects))
     return spec, objects
+
+
+def _key(config: str | None, objects: Objects, builder: Any, layouts: Layouts) -> str:
+    """Return a digest of a model's architecture, compile arguments and code."""
+    code = cloudpickle.dumps((sorted(objects.items()), builder))
+    return hashlib.sha256(f"{config} {layouts}".encode() + code).hexdigest()
 
 
 def _serialize(model: keras.Model) -> tuple[str, Objects]:

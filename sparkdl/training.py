@@ -243,13 +243,13 @@ class Run:
         request, config = self.request, self.request.config
         spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
         store = self._make_store()
-        stack.callback(store.close)
         rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
         settings = TrainSettings(self.plan, request.fit.epochs, config.mode is Mode.SYNCHRONOUS, rule)
         job = TrainJob(spec, settings, request.columns, self.driver.layouts.trainable.digest)
         shared = self.cluster.context.broadcast(job)
         stack.callback(shared.destroy)
         endpoint = self._serve(stack, store)
+        stack.callback(store.close)  # first of all, so that no request waits while the server stops
         expected = preflight.expectations(spec.backend)
         partitions = request.source.training(
             self.cluster, request.columns, self.num_workers, validation=request.validation,
