@@ -100,19 +100,23 @@ notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 
 # venv-pack refuses an editable install, and executors get pyspark from Spark itself.
 build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py')
-	rm -rf build/packed
+	rm -rf build/packed build/lib build/bdist.*
 	mkdir -p build/packed
 	.venv/bin/python -m venv build/packed/environment
 	build/packed/environment/bin/python $(PIP_INSTALL) '.[tensorflow-cpu]'
-	.venv/bin/venv-pack --prefix build/packed/environment --output $@ --quiet
+	.venv/bin/venv-pack --prefix build/packed/environment --compress-level 1 --output $@ --quiet
 
 .PHONY: packed packed-job
 packed: build/packed/environment.tar.gz ## pack an environment for spark-submit --archives
 
+# Its Spark home is links to pyspark, because local-cluster leaves the unpacked environments in it.
 packed-job: packed ## run examples/spark_submit_job.py on executors that have only the packed environment
-	@$(call spark,.venv) PYSPARK_PYTHON=./environment/bin/python .venv/bin/spark-submit \
-		--master 'local-cluster[2,1,1024]' --archives '$(CURDIR)/build/packed/environment.tar.gz#environment' \
-		examples/spark_submit_job.py $(ARGS)
+	@rm -rf build/spark && mkdir -p build/spark
+	@ln -s $(CURDIR)/.venv/lib/python3*/site-packages/pyspark/* build/spark && rm -f build/spark/work
+	@$(call spark,.venv) SPARK_HOME=$(CURDIR)/build/spark PYSPARK_PYTHON=./environment/bin/python \
+		build/spark/bin/spark-submit --master 'local-cluster[2,1,1024]' \
+		--archives 'build/packed/environment.tar.gz#environment' examples/spark_submit_job.py $(ARGS)
+	@rm -rf build/spark
 
 .PHONY: clean
 clean: ## remove every environment and everything built
