@@ -21,7 +21,7 @@ import numpy as np
 
 from sparkdl import client, feed, models
 from sparkdl.backends import make_replica, prepare_backend
-from sparkdl.backends.base import Batch, Replica
+from sparkdl.backends.base import Batch, Reading, Replica
 from sparkdl.batches import Plan
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
@@ -54,7 +54,7 @@ class Stepper(ABC):
     def __init__(self, replica: Replica, rule: Rule) -> None:
         self.replica, self.rule = replica, rule
         self.version, self.rows, self.steps = 0, 0, 0
-        self.loss = self.replica.loss_sums()
+        self.loss = (0.0, 0.0)
 
     @abstractmethod
     def take(self, batch: Batch) -> None:
@@ -68,22 +68,20 @@ class Stepper(ABC):
     def adopt(self, reply: Reply) -> None:
         """Do with the reply what there is to do after the exchange."""
 
-    def sent(self, kind: Kind, **sections: Any) -> Update:
-        """Return an update of the window that ends, and begin the next one."""
-        before, self.loss = self.loss, self.replica.loss_sums()
-        weight = self.loss[1] - before[1]
-        update = Update(
-            kind=kind, base_version=self.version, rows=self.rows, steps=self.steps,
-            loss=(self.loss[0] - before[0]) / weight if weight else 0.0, **sections,
-        )  # fmt: skip
+    def sent(self, kind: Kind, reading: Reading | None) -> Update:
+        """Return the update of the window that ends, empty where no rows were used; begin the next."""
+        update = Update(kind=kind, base_version=self.version, rows=self.rows, steps=self.steps)
+        if reading is not None:
+            before, self.loss = self.loss, reading.loss
+            weight = self.loss[1] - before[1]
+            update.loss = (self.loss[0] - before[0]) / weight if weight else 0.0
+            update.parameters, update.statistics = reading.vector, reading.statistics
         self.rows, self.steps = 0, 0
         return update
 
     def load(self, reply: Reply) -> None:
         """Go on from the center that a reply holds."""
-        self.replica.set_parameters(reply.parameters)
-        if len(reply.statistics):
-            self.replica.set_statistics(reply.statistics)
+        self.replica.write(reply.parameters, reply.statistics)
         self.version = reply.version
 
 
@@ -98,16 +96,12 @@ class JointSteps(Stepper):
 
     def update(self) -> Update:
         """Return the gradient, or nothing from a worker without rows in this batch."""
-        if not self.rows:
-            return self.sent(Kind.GRADIENT)
-        return self.sent(Kind.GRADIENT, parameters=self.gradient, statistics=self.replica.statistics())
+        return self.sent(Kind.GRADIENT, self.gradient if self.rows else None)
 
     def adopt(self, reply: Reply) -> None:
         """Apply the mean gradient."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
-            if len(reply.statistics):
-                self.replica.set_statistics(reply.statistics)
-            self.replica.apply(reply.parameters)
+            self.replica.apply(reply.parameters, reply.statistics)
         self.version = reply.version
 
 
@@ -116,7 +110,7 @@ class LocalSteps(Stepper):
 
     def __init__(self, replica: Replica, rule: Rule) -> None:
         super().__init__(replica, rule)
-        self.before = replica.parameters()
+        self.before = replica.read().vector
 
     def take(self, batch: Batch) -> None:
         """Take one step with the replica's own optimizer."""
@@ -127,9 +121,9 @@ class LocalSteps(Stepper):
     def update(self) -> Update:
         """Return weights after minus weights before the window."""
         if not self.rows:
-            return self.sent(Kind.DELTA)
-        delta = self.replica.parameters() - self.before
-        return self.sent(Kind.DELTA, parameters=delta, statistics=self.replica.statistics())
+            return self.sent(Kind.DELTA, None)
+        after = self.replica.read()
+        return self.sent(Kind.DELTA, after._replace(vector=after.vector - self.before))
 
     def adopt(self, reply: Reply) -> None:
         """Go on from what the rule makes of the center."""
@@ -138,8 +132,10 @@ class LocalSteps(Stepper):
 
     def load(self, reply: Reply) -> None:
         """Go on from the center that a reply holds."""
-        super().load(replace(reply, parameters=self.rule.adopt(self.before, reply.parameters)))
-        self.before = self.replica.parameters()
+        parameters = self.rule.adopt(self.before, reply.parameters)
+        super().load(replace(reply, parameters=parameters))
+        # What a variable of lower precision holds is not quite what it was set to.
+        self.before = parameters if self.replica.exact else self.replica.read().vector
 
 
 class Loop:
@@ -241,8 +237,7 @@ class Loop:
             base_version=self.stepper.version, metrics=states, state=self._state(),
         )  # fmt: skip
         if self.plan.joint and self.worker == 0:
-            report.parameters = self.replica.parameters()
-            report.statistics = self.replica.statistics()
+            report.parameters, report.statistics, _ = self.replica.read()
         self._settled(self.exchange(report))
 
     def _settle(self, epoch: int) -> None:
@@ -280,15 +275,13 @@ class Loop:
         kept = models.read(models.metric_variables(model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
-            own = replica.parameters(), replica.statistics()
-            replica.set_parameters(center.parameters)
-            replica.set_statistics(center.statistics)
+            own = replica.read()
+            replica.write(center.parameters, center.statistics)
         model.reset_metrics()
         evaluate(replica, self.validation, self.settings.plan.batch_size)
         states = self._metric_states() if self.validation.count else b""
         if center.kind is Answer.CENTER:
-            replica.set_parameters(own[0])
-            replica.set_statistics(own[1])
+            replica.write(own.vector, own.statistics)
         variables = models.metric_variables(model)
         if len(kept) == len(variables):
             models.write(variables, kept)

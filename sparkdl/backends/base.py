@@ -24,16 +24,36 @@ class Batch(NamedTuple):
         return (self.x, self.y) if self.sample_weight is None else tuple(self)
 
 
+class Reading(NamedTuple):
+    """What is read from a replica at once.
+
+    Attributes:
+        vector: the trainable variables, or a gradient of them.
+        statistics: the moving statistics.
+        loss: the sum of losses and of weights that the loss metric has taken in.
+    """
+
+    vector: Vector
+    statistics: Vector
+    loss: tuple[float, float]
+
+
 class Replica(Protocol):
-    """One worker's model, moved in and out as flat float32 vectors."""
+    """One worker's model, moved in and out as flat float32 vectors.
+
+    Attributes:
+        model: the Keras model.
+        exact: whether every trainable variable holds just what it is set to.
+    """
 
     model: Any
+    exact: bool
 
-    def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the batch's loss, shape (trainable,); metrics take the batch in."""
+    def gradient(self, batch: Batch) -> Reading:
+        """Return the gradient of the batch's loss; metrics and statistics take the batch in."""
 
-    def apply(self, gradient: Vector) -> None:
-        """Take one optimizer step along a gradient."""
+    def apply(self, gradient: Vector, statistics: Vector) -> None:
+        """Take one optimizer step along a gradient, and set the statistics unless they are empty."""
 
     def step(self, batch: Batch) -> None:
         """Train on a batch with the replica's own optimizer; metrics take the batch in."""
@@ -41,17 +61,8 @@ class Replica(Protocol):
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
 
-    def parameters(self) -> Vector:
+    def read(self) -> Reading:
         """Return the trainable variables."""
 
-    def set_parameters(self, parameters: Vector) -> None:
-        """Set the trainable variables."""
-
-    def statistics(self) -> Vector:
-        """Return the moving statistics."""
-
-    def set_statistics(self, statistics: Vector) -> None:
-        """Set the moving statistics."""
-
-    def loss_sums(self) -> tuple[float, float]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
+    def write(self, parameters: Vector, statistics: Vector) -> None:
+        """Set the trainable variables, and the statistics unless they are empty."""

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from sparkdl import models
-from sparkdl.backends.base import Batch
-from sparkdl.weights import EMPTY, Vector
+from sparkdl.backends.base import Batch, Reading
+from sparkdl.weights import Vector
 
 
 class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -38,9 +38,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         # An embedding's gradient is IndexedSlices, which convert_to_tensor adds up.
         self.gradient = tf.concat(
             [
-                tf.zeros([np.prod(variable.shape, dtype=int)])
-                if gradient is None
-                else tf.cast(tf.reshape(tf.convert_to_tensor(gradient), [-1]), tf.float32)
+                tf.zeros([np.prod(variable.shape, dtype=int)]) if gradient is None else _flat(gradient)
                 for gradient, variable in zip(grads, trainable_variables, strict=True)
             ],
             axis=0,
@@ -57,31 +55,23 @@ class TensorFlowReplica:
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         self.model = model
-        self._trainable = [variable.value for variable in models.trainable(model)]
-        self._statistics = [variable.value for variable in models.statistics(model)]
+        self._trainable = models.trainable(model)
+        self._statistics = models.statistics(model)
+        self.exact = all(variable.dtype == "float32" for variable in self._trainable)
+        self._size = sum(int(np.prod(variable.shape, dtype=int)) for variable in self._trainable)
         self._capture = Capture(model.optimizer) if joint else None
-        compiled = not model.run_eagerly
-        self._gradient = self._compile(self._take_gradient, compiled, jit=True)
-        self._apply = self._compile(self._apply_gradient, compiled)
-        self._step = self._compile(lambda data: self._train(data), compiled, jit=True)
-        self._test = self._compile(lambda data: self._evaluate(data), compiled, jit=True)
-        self._read = {
-            id(part): tf.function(lambda part=part: _concat(part))
-            for part in (self._trainable, self._statistics)
-        }
-        self._write = {
-            id(part): tf.function(
-                lambda flat, part=part: _assign(part, flat), input_signature=[tf.TensorSpec([None])]
-            )
-            for part in (self._trainable, self._statistics)
-        }
-        self._sums = tf.function(self._loss_sums)
+        jit = bool(model.jit_compile)
+        self._gradient = self._compile(self._take_gradient, jit)
+        self._step = self._compile(lambda data: _nothing(self.model.train_step(data)), jit)
+        self._test = self._compile(lambda data: _nothing(self.model.test_step(data)), jit)
+        self._apply = self._compile(self._apply_gradient)
+        self._read = self._compile(lambda: self._packed(self._trainable))
+        self._write = self._compile(self._assign)
 
-    def _compile(self, function: Any, compiled: bool, jit: bool = False) -> Any:
-        if not compiled:
+    def _compile(self, function: Any, jit: bool | None = None) -> Any:
+        if self.model.run_eagerly:
             return function
-        jit_compile = bool(self.model.jit_compile) if jit else None
-        return tf.function(function, jit_compile=jit_compile, reduce_retracing=True)
+        return tf.function(function, jit_compile=jit, reduce_retracing=True)
 
     def _take_gradient(self, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
@@ -90,35 +80,39 @@ class TensorFlowReplica:
             self.model.train_step(data)
         finally:
             self.model.optimizer = real
-        return self._capture.gradient
+        return self._packed([self._capture.gradient])
 
-    def _apply_gradient(self, flat: Any) -> None:
-        parts = tf.split(flat, [int(np.prod(v.shape, dtype=int)) for v in self._trainable])
-        gradients = [tf.reshape(p, v.shape) for p, v in zip(parts, self._trainable, strict=True)]
-        self.model.optimizer.apply(
-            [tf.cast(g, v.dtype) for g, v in zip(gradients, self._trainable, strict=True)],
-            self.model.trainable_variables,
-        )
+    def _packed(self, vectors: list[Any]) -> Any:
+        """Return vectors, statistics and the loss metric's sums as one tensor: one copy to NumPy."""
+        return tf.concat([_flat(part) for part in (*vectors, *self._statistics, *self._loss())], axis=0)
 
-    def _train(self, data: Any) -> None:
-        self.model.train_step(data)
-
-    def _evaluate(self, data: Any) -> None:
-        self.model.test_step(data)
-
-    def _loss_sums(self) -> Any:
+    def _loss(self) -> tuple[Any, Any]:
         loss = next((metric for metric in self.model.metrics if metric.name == "loss"), None)
         if not isinstance(loss, keras.metrics.Mean):
-            return tf.zeros(2)
-        return tf.stack([tf.cast(loss.total.value, tf.float32), tf.cast(loss.count.value, tf.float32)])
+            return tf.zeros([]), tf.zeros([])
+        return loss.total, loss.count
 
-    def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the batch's loss, shape (trainable,); metrics take the batch in."""
-        return self._gradient(_tensors(batch)).numpy()  # type: ignore[no-any-return]
+    def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
+        gradients = [tf.cast(part, v.dtype) for v, part in _cut(gradient, self._trainable)]
+        self.model.optimizer.apply(gradients, self.model.trainable_variables)
+        self._set(statistics, self._statistics)
 
-    def apply(self, gradient: Vector) -> None:
-        """Take one optimizer step along a gradient."""
-        self._apply(tf.constant(gradient))
+    def _assign(self, parameters: Any, statistics: Any) -> None:
+        self._set(parameters, self._trainable)
+        self._set(statistics, self._statistics)
+
+    def _set(self, flat: Any, variables: list[Any]) -> None:
+        if flat is not None:
+            for variable, part in _cut(flat, variables):
+                variable.assign(tf.cast(part, variable.dtype))
+
+    def gradient(self, batch: Batch) -> Reading:
+        """Return the gradient of the batch's loss; metrics and statistics take the batch in."""
+        return self._reading(self._gradient(_tensors(batch)))
+
+    def apply(self, gradient: Vector, statistics: Vector) -> None:
+        """Take one optimizer step along a gradient, and set the statistics unless they are empty."""
+        self._apply(tf.constant(gradient), _optional(statistics))
 
     def step(self, batch: Batch) -> None:
         """Train on a batch with the replica's own optimizer; metrics take the batch in."""
@@ -128,44 +122,40 @@ class TensorFlowReplica:
         """Let the metrics take in a batch without training on it."""
         self._test(_tensors(batch))
 
-    def parameters(self) -> Vector:
+    def read(self) -> Reading:
         """Return the trainable variables."""
-        return self._flat(self._trainable)
+        return self._reading(self._read())
 
-    def set_parameters(self, parameters: Vector) -> None:
-        """Set the trainable variables."""
-        self._write[id(self._trainable)](tf.constant(parameters))
+    def write(self, parameters: Vector, statistics: Vector) -> None:
+        """Set the trainable variables, and the statistics unless they are empty."""
+        self._write(tf.constant(parameters), _optional(statistics))
 
-    def statistics(self) -> Vector:
-        """Return the moving statistics."""
-        return self._flat(self._statistics)
+    def _reading(self, packed: Any) -> Reading:
+        values = packed.numpy()
+        total, count = values[-2:].tolist()
+        return Reading(values[: self._size], values[self._size : -2], (total, count))
 
-    def set_statistics(self, statistics: Vector) -> None:
-        """Set the moving statistics."""
-        if self._statistics:
-            self._write[id(self._statistics)](tf.constant(statistics))
 
-    def loss_sums(self) -> tuple[float, float]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
-        total, count = self._sums().numpy().tolist()
-        return total, count
-
-    def _flat(self, part: list[Any]) -> Vector:
-        return self._read[id(part)]().numpy() if part else EMPTY
+def _nothing(logs: Any) -> None:
+    """Drop what a step returns, so that the graph does not compute it."""
 
 
 def _tensors(batch: Batch) -> Any:
     return tuple(tf.constant(part) for part in batch.to_tuple())
 
 
-def _concat(variables: list[Any]) -> Any:
-    return tf.concat([tf.cast(tf.reshape(v, [-1]), tf.float32) for v in variables], axis=0)
+def _optional(vector: Vector) -> Any:
+    return tf.constant(vector) if len(vector) else None
 
 
-def _assign(variables: list[Any], flat: Any) -> None:
-    parts = tf.split(flat, [int(np.prod(v.shape, dtype=int)) for v in variables])
-    for variable, part in zip(variables, parts, strict=True):
-        variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+def _flat(value: Any) -> Any:
+    return tf.cast(tf.reshape(tf.convert_to_tensor(value), [-1]), tf.float32)
+
+
+def _cut(flat: Any, variables: list[Any]) -> list[tuple[Any, Any]]:
+    """Return each variable with its part of a flat vector, in its shape."""
+    parts = tf.split(flat, [int(np.prod(variable.shape, dtype=int)) for variable in variables])
+    return [(v, tf.reshape(part, v.shape)) for v, part in zip(variables, parts, strict=True)]
 
 
 def set_threads(count: int) -> None:
