@@ -20,11 +20,14 @@ of a request touches the disk.
 from __future__ import annotations
 
 import hmac
+import io
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import cheroot.server
 import cheroot.wsgi
 import flask
 
@@ -42,6 +45,7 @@ from sparkdl.errors import (
 from sparkdl.store import ParameterStore
 
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
+PIECE_BYTES = 1 << 20  # what is sent of a reply at a time
 IDLE_SECONDS = 60  # how long a connection may say nothing
 
 
@@ -168,13 +172,46 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
     reply = store.exchange(
         update, lambda: wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
     )
-    parts = [wire.encode_reply(reply), *map(bytes, wire.sections(reply))]
-    size = sum(map(len, parts))
+    parts = wire.sections(reply)
+    size = wire.REPLY.size + sum(map(len, parts))
     traffic.count(length, size)
-    return flask.Response(
-        parts, mimetype="application/octet-stream", headers={"Content-Length": str(size)},
-        direct_passthrough=True,
-    )  # fmt: skip
+    headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+    pieces = _pieces(wire.encode_reply(reply), parts)
+    return flask.Response(pieces, headers=headers, direct_passthrough=True)
+
+
+def _pieces(header: bytes, parts: tuple[memoryview, ...]) -> Iterator[bytes]:
+    """Yield a reply a piece at a time: WSGI takes bytes, and a copy of it all would be another model."""
+    yield header
+    for part in parts:
+        for start in range(0, len(part), PIECE_BYTES):
+            yield bytes(part[start : start + PIECE_BYTES])
+
+
+class _Reader(io.BufferedReader):
+    """A socket as cheroot reads it."""
+
+    def has_data(self) -> bool:
+        """Say that no further request has come: a worker waits for its answer first."""
+        return False
+
+
+class _Writer:
+    """A socket as cheroot writes to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.write = sock.sendall
+
+
+class _Connection(cheroot.server.HTTPConnection):
+    """cheroot's connection without its files in pure Python, which copy a large body many times."""
+
+    def __init__(self, server: Any, sock: socket.socket, makefile: Any = None) -> None:
+        super().__init__(server, sock, _stream)
+
+
+def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
+    return _Reader(socket.SocketIO(sock, "r"), size) if "r" in mode else _Writer(sock)
 
 
 @contextmanager
@@ -208,6 +245,7 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
             request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
         )  # fmt: skip
         server.max_request_header_size = 16 << 10
+        server.ConnectionClass = _Connection
         try:
             server.prepare()
         except OSError as error:
