@@ -24,7 +24,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 from sparkdl.batches import Plan
-from sparkdl.errors import RefusedError, SparkDLError
+from sparkdl.errors import RefusedError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Merging, Read, Rounds
 from sparkdl.weights import Vector
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
@@ -170,8 +170,16 @@ class ParameterStore:
                 raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
             if known is not None and known.attempt < attempt:
                 self.counters["superseded"] += 1
+                self._refuse_return(worker)
             self.members[worker] = Member(attempt, host, pid, time.monotonic())
             self.changed.notify_all()
+
+    def _refuse_return(self, worker: int) -> None:
+        """Refuse a worker that comes back to rounds: its replica is gone, and the gang starts anew."""
+        if self.plans and isinstance(self.merging, Rounds):
+            self.failure = self.failure or WorkerLostError(f"Worker {worker} was lost and started again.")
+            self.changed.notify_all()
+            raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
 
     def ready(
         self, worker: int, generation: int, attempt: int, rows: int, validation_rows: int,

@@ -111,8 +111,8 @@ class Gang:
         """
         self._relay_logs()
         if self.store.failure is not None:
-            raise self.store.failure
-        if self.job is not None and not self.job.running:
+            self._failed(self.store.failure, None)
+        elif self.job is not None and not self.job.running:
             self._ended(self.job)
         elif not self.formed:
             self._watch_forming()
@@ -125,15 +125,19 @@ class Gang:
             )
 
     def _ended(self, job: Job) -> None:
-        job.wait(1)
         time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
         if self.store.failure is not None:
-            raise self.store.failure
-        if job.error is None:
+            self._failed(self.store.failure, job.error)
+        elif job.error is None:
             raise WorkerLostError("The Spark job ended before the run did.")
-        error = launch.explain(job.error, self.cluster)
+        else:
+            self._failed(launch.explain(job.error, self.cluster), job.error)
+
+    def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
+        """Start the gang again where that helps, else raise the error."""
         if isinstance(error, PreflightError) and preflight.MISSING in str(error) and not self.shipped:
             logger.info("Executors have no sparkdl; sending it along.")
+            self.cancel()
             self.cluster.ship_package()
             self.shipped = True
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
@@ -143,8 +147,9 @@ class Gang:
                 "A worker was lost; the run is taken up again from the end of epoch %d (%d of %d): %s",
                 self.store.cut.epoch, self.failures, self.restarts, str(error).split("\n")[0][:300],
             )  # fmt: skip
+            self.cancel()
         else:
-            raise error from job.error
+            raise error from cause
         self.store.restart()
         self.start()
 
