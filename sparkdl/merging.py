@@ -97,8 +97,8 @@ class Rounds(Merging):
         self.turn, self.rows, self.loss = 0, 0, 0.0
         self.early: dict[int, Update] = {}
         self.reading: set[int] = set()
-        self.sums: list[Vector] = []
-        self.lone: Update | None = None
+        self.contributors, self.unit = 0, 0
+        self.sums: tuple[Vector, Vector] = (EMPTY, EMPTY)
 
     def next_sequence(self, worker: int) -> int:
         """Return the number of the open round, which is the same for every worker."""
@@ -159,33 +159,29 @@ class Rounds(Merging):
             self.changed.notify_all()
 
     def _add(self, update: Update) -> None:
+        """Add an update to the sums, which are kept in units of the first one's weight."""
         if not update.rows:
             return
+        parts = update.parameters, update.statistics
         if not self.rows:
-            self.lone = update
+            self.sums, self.unit = parts, update.rows
         else:
-            if self.lone is not None:
-                self.sums = self._weighted(self.lone)
-                self.lone = None
-            for total, part in zip(self.sums, self._weighted(update), strict=True):
-                total += part
+            ratio = update.rows / self.unit
+            self.sums = (
+                _plus(self.sums[0], parts[0], ratio if self.mean else 1.0, fresh=self.contributors == 1),
+                _plus(self.sums[1], parts[1], ratio, fresh=self.contributors == 1),
+            )
+        self.contributors += 1
         self.rows += update.rows
         self.loss += update.rows * update.loss
 
-    def _weighted(self, update: Update) -> list[Vector]:
-        rows = np.float32(update.rows)
-        return [update.parameters * (rows if self.mean else np.float32(1)), update.statistics * rows]
-
     def _close(self, control: Control) -> None:
-        parameters, statistics = EMPTY, EMPTY
-        if self.lone is not None:  # its own mean, without a rounding
-            parameters, statistics = self.lone.parameters, self.lone.statistics
-        elif self.sums:
-            parameters, statistics = self.sums
-            rows = np.float32(self.rows)
-            statistics /= rows
+        parameters, statistics = self.sums
+        if self.contributors > 1:  # a lone update is its own mean, without a rounding
+            scale = np.float32(self.unit / self.rows)
+            statistics *= scale
             if self.mean:
-                parameters /= rows
+                parameters *= scale
         self.version += 1
         self.losses.append(self.loss / max(1, self.rows))
         self.last = self._conclude(parameters, statistics, control())
@@ -313,6 +309,12 @@ class Striped(Locked):
             self.parameters[...] = parameters
             self.statistics[...] = statistics
             self.version += 1
+
+
+def _plus(total: Vector, part: Vector, ratio: float, *, fresh: bool) -> Vector:
+    """Return total + ratio * part; in place unless ``fresh``, when the total is somebody else's."""
+    scaled = part if ratio == 1 else part * np.float32(ratio)
+    return np.add(total, scaled, out=None if fresh else total)
 
 
 def _check_generation(merging: Merging, update: Update) -> None:

@@ -38,6 +38,13 @@ class Reading(NamedTuple):
     loss: tuple[float, float]
 
 
+class Mean(NamedTuple):
+    """What a round makes of its workers' gradients and statistics."""
+
+    gradient: Vector
+    statistics: Vector
+
+
 class Replica(Protocol):
     """One worker's model, moved in and out as flat float32 vectors.
 
@@ -49,11 +56,11 @@ class Replica(Protocol):
     model: Any
     exact: bool
 
-    def gradient(self, batch: Batch) -> Reading:
-        """Return the gradient of the batch's loss; metrics and statistics take the batch in."""
+    def gradient(self, batch: Batch, last: Mean | None = None) -> Reading:
+        """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
 
-    def apply(self, gradient: Vector, statistics: Vector) -> None:
-        """Take one optimizer step along a gradient, and set the statistics unless they are empty."""
+    def apply(self, mean: Mean) -> None:
+        """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
 
     def step(self, batch: Batch) -> None:
         """Train on a batch with the replica's own optimizer; metrics take the batch in."""

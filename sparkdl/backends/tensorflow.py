@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparkdl import models
-from sparkdl.backends.base import Batch, Reading
+from sparkdl.backends.base import Batch, Mean, Reading
 from sparkdl.weights import Vector
 
 
@@ -62,6 +62,7 @@ class TensorFlowReplica:
         self._capture = Capture(model.optimizer) if joint else None
         jit = bool(model.jit_compile)
         self._gradient = self._compile(self._take_gradient, jit)
+        self._apply_and_take = self._compile(self._apply_and_take_gradient, jit)
         self._step = self._compile(lambda data: _nothing(self.model.train_step(data)), jit)
         self._test = self._compile(lambda data: _nothing(self.model.test_step(data)), jit)
         self._apply = self._compile(self._apply_gradient)
@@ -97,6 +98,10 @@ class TensorFlowReplica:
         self.model.optimizer.apply(gradients, self.model.trainable_variables)
         self._set(statistics, self._statistics)
 
+    def _apply_and_take_gradient(self, gradient: Any, statistics: Any, data: Any) -> Any:
+        self._apply_gradient(gradient, statistics)
+        return self._take_gradient(data)
+
     def _assign(self, parameters: Any, statistics: Any) -> None:
         self._set(parameters, self._trainable)
         self._set(statistics, self._statistics)
@@ -106,13 +111,16 @@ class TensorFlowReplica:
             for variable, part in _cut(flat, variables):
                 variable.assign(tf.cast(part, variable.dtype))
 
-    def gradient(self, batch: Batch) -> Reading:
-        """Return the gradient of the batch's loss; metrics and statistics take the batch in."""
-        return self._reading(self._gradient(_tensors(batch)))
+    def gradient(self, batch: Batch, last: Mean | None = None) -> Reading:
+        """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
+        if last is None:
+            return self._reading(self._gradient(_tensors(batch)))
+        mean = tf.constant(last.gradient), _optional(last.statistics)
+        return self._reading(self._apply_and_take(*mean, _tensors(batch)))
 
-    def apply(self, gradient: Vector, statistics: Vector) -> None:
-        """Take one optimizer step along a gradient, and set the statistics unless they are empty."""
-        self._apply(tf.constant(gradient), _optional(statistics))
+    def apply(self, mean: Mean) -> None:
+        """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
+        self._apply(tf.constant(mean.gradient), _optional(mean.statistics))
 
     def step(self, batch: Batch) -> None:
         """Train on a batch with the replica's own optimizer; metrics take the batch in."""
