@@ -5,14 +5,15 @@ initial weights on the same cores, each in a process of its own, in interleaved 
 over rounds, and a ratio is taken within a round before its median is.
 
 *First fit* is ``fit`` as called first in a session: worker start, imports and compilation included
-(the session itself, and the RDD, were made before). *Warm* excludes them by one definition for
-everybody: the time of a fit of 1 + ``--warm-epochs`` less that of a fit of 1 epoch, the third and
-the second fit of the session. Whatever a fit does once cancels: starting workers and servers,
-moving rows, building and compiling the model. That is fair to Elephas: its asynchronous workers
-compile once per fit, so none of it is counted; its synchronous trainer rebuilds and retraces its
-model in every epoch, so that part stays, as it stays for its users. Elephas also gets an RDD that
-already has one partition per worker, which spares it the shuffle that ``num_workers=`` would add
-to each fit.
+(the session itself, and the RDD, were made before). *Warm* excludes them: what ``--warm-epochs``
+more epochs take in a second fit of the session. Plain Keras and sparkdl show the ends of epochs to
+a callback on the driver, so that is the time from the first epoch's end to the last one's. Elephas
+shows none; for it, it is the time of a fit of 1 + ``--warm-epochs`` less that of a fit of 1 epoch.
+Whatever a fit does once cancels: starting workers and servers, moving rows, building and compiling
+the model. That is fair to Elephas: its asynchronous workers compile once per fit, so none of it is
+counted; its synchronous trainer rebuilds and retraces its model in every epoch, so that part stays,
+as it stays for its users. Elephas also gets an RDD that already has one partition per worker, which
+spares it the shuffle that ``num_workers=`` would add to each fit.
 
 The ceiling is the sum of the rates of independent ``model.fit`` processes, one pinned per core with
 one thread, that start together and exchange nothing. A bar is the multiple of Elephas's rows/s

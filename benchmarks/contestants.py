@@ -8,11 +8,14 @@ Keras, Spark, sparkdl and Elephas are imported where they are used: the file run
 environments, and threads and cores are set before TensorFlow starts.
 """
 
+import atexit
 import gzip
 import hashlib
 import importlib.util
 import json
 import os
+import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -95,35 +98,41 @@ def accuracy(model, test) -> float:
 # --- the clock ----------------------------------------------------------------------------------
 
 
-def measure(spec: Spec, rows: int, fit: Callable[[int], object], test: Callable[[], float]) -> dict:
+def measure(spec: Spec, rows: int, fit: Callable[[int], list], test: Callable[[], float]) -> dict:
     """Time ``fit(epochs)`` in two ways; the accuracy is that after the first call.
 
     ``rows_per_second_first``: the first fit of the session with everything in it, worker start
-    and compilation included. ``rows_per_second_warm``: a fit of 1 + ``warm_epochs`` less a fit of
-    1 epoch, both in the same warm session, so that whatever a fit does once cancels, for everybody.
+    and compilation included. ``rows_per_second_warm``: what ``warm_epochs`` more epochs take in
+    another fit of the same session, from the end of its first epoch to the end of its last. Who
+    shows no ends of epochs is timed with a fit of 1 + ``warm_epochs`` less a fit of 1 epoch.
     """
-    first = seconds(spec, fit, spec.epochs)
-    answer = {
-        "rows_per_second_first": rows * spec.epochs / first,
-        "seconds_first": first,
-        "accuracy": test(),
-    }
+    first, _ = timed(spec, fit, spec.epochs)
+    answer = {"rows_per_second_first": rows * spec.epochs / first, "seconds_first": first, "accuracy": test()}
     if spec.warm_epochs:
-        one = seconds(spec, fit, 1)
-        warm = seconds(spec, fit, 1 + spec.warm_epochs) - one
-        answer.update(rows_per_second_warm=rows * spec.warm_epochs / warm, seconds_warm=warm)
-        answer.update(seconds_one_epoch_fit=one)
+        whole, ends = timed(spec, fit, 1 + spec.warm_epochs)
+        warm = ends[-1] - ends[0] if ends else whole - timed(spec, fit, 1)[0]
+        answer["rows_per_second_warm"] = rows * spec.warm_epochs / warm
+        answer.update(seconds_warm=warm, seconds_second_fit=whole)
     return answer
 
 
-def seconds(spec: Spec, fit: Callable[[int], object], epochs: int) -> float:
-    """Return the wall time of ``fit(epochs)``, begun when the gate opens."""
+def timed(spec: Spec, fit: Callable[[int], list], epochs: int) -> tuple[float, list]:
+    """Return the wall time of ``fit(epochs)``, begun when the gate opens, and what it returned."""
     if spec.gated:
         print("ready", flush=True)
         sys.stdin.readline()
     start = time.perf_counter()
-    fit(epochs)
-    return time.perf_counter() - start
+    ends = fit(epochs)
+    return time.perf_counter() - start, ends
+
+
+def epoch_clock():
+    """Return a list, and the Keras callback that adds the time of each epoch's end to it."""
+    import keras
+
+    ends: list[float] = []
+    mark = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
+    return ends, mark
 
 
 # --- contestants --------------------------------------------------------------------------------
@@ -135,7 +144,9 @@ def plain(spec: Spec) -> dict:
     model, weights = initial(spec)
 
     def fit(epochs):
-        model.fit(x, y, batch_size=spec.batch_size, epochs=epochs, verbose=0)
+        ends, clock = epoch_clock()
+        model.fit(x, y, batch_size=spec.batch_size, epochs=epochs, verbose=0, callbacks=[clock])
+        return ends
 
     return measure(spec, len(x), fit, lambda: accuracy(model, test)) | {"initial": weights}
 
@@ -152,7 +163,7 @@ def ceiling(spec: Spec) -> dict:
         for k, core in enumerate(cores)
     ]
     children = [start_gated(share) for share in shares]
-    for _ in range(3 if spec.warm_epochs else 1):
+    for _ in range(2 if spec.warm_epochs else 1):
         for child in children:
             read_until(child, "ready")
         for child in children:
@@ -198,18 +209,18 @@ def elephas(spec: Spec) -> dict:
     (x, y), test = load(spec)
     model, weights = initial(spec)
     rdd = to_simple_rdd(start_spark(spec).sparkContext, x, y)
-    ports = iter(range(free_port(), 65535))
 
     def distributed():
         if spec.mode == "synchronous":
             return SparkModel(model)
-        settings = {"mode": spec.mode, "frequency": spec.frequency, "port": next(ports)}
+        settings = {"mode": spec.mode, "frequency": spec.frequency, "port": free_port()}
         return AsynchronousSparkModel(model, parameter_server_mode="http", **settings)
 
     waiting = [distributed() for _ in range(3 if spec.warm_epochs else 1)]
 
     def fit(epochs):
         waiting.pop(0).fit(rdd, epochs=epochs, batch_size=spec.batch_size, verbose=0)
+        return []  # its callbacks run inside the workers, each in a fit of one epoch
 
     return measure(spec, len(x), fit, lambda: accuracy(model, test)) | {"initial": weights}
 
@@ -226,8 +237,11 @@ def sparkdl(spec: Spec) -> dict:
     training = []
 
     def fit(epochs):
-        history = distributed.fit(rdd, batch_size=spec.batch_size, epochs=epochs, verbose=0, seed=spec.seed)
+        ends, clock = epoch_clock()
+        settings = {"batch_size": spec.batch_size, "epochs": epochs, "seed": spec.seed}
+        history = distributed.fit(rdd, verbose=0, callbacks=[clock], **settings)
         training.append(history.training)
+        return ends
 
     answer = measure(spec, len(x), fit, lambda: accuracy(model, test))
     return answer | {"initial": weights, "training": [counted(each) for each in training]}
@@ -287,6 +301,7 @@ def start_spark(spec: Spec):
 def pinned_python(core: int) -> str:
     """Write a launcher of this Python that first moves itself onto the core."""
     folder = tempfile.mkdtemp(prefix="sparkdl-benchmark-")
+    atexit.register(shutil.rmtree, folder)
     launcher = Path(folder) / "python"
     move = f"import os, sys; os.sched_setaffinity(0, [{core}]); os.execv(sys.executable, "
     move += "[sys.executable, *sys.argv[1:]])"
@@ -304,8 +319,6 @@ def leave_core(core: int) -> None:
 
 def free_port() -> int:
     """Return a port that nobody listens on now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -35,7 +35,7 @@ ELEPHAS_REQUIREMENTS = (
     "pandas<2.3",
 )
 
-# The 0.975 quantile of Student's t by degrees of freedom; beyond the table, the normal one.
+# The 0.975 quantile of Student's t, by degrees of freedom from 1 on.
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -196,7 +196,8 @@ def paired_interval(differences: list[float]) -> tuple[float, float]:
     mean = statistics.fmean(differences)
     if degrees < 1:
         return mean, float("nan")
-    quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else 1.96
+    beyond = 1.96 + 2.372 / degrees + 2.823 / degrees**2  # Cornish and Fisher's expansion
+    quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else beyond
     return mean, quantile * statistics.stdev(differences) / len(differences) ** 0.5
 
 
