@@ -72,7 +72,7 @@ class TensorFlowReplica:
     def _compile(self, function: Any, jit: bool | None = None) -> Any:
         if self.model.run_eagerly:
             return function
-        return tf.function(function, jit_compile=jit, reduce_retracing=True)
+        return tf.function(function, jit_compile=jit, reduce_retracing=True, autograph=False)
 
     def _take_gradient(self, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
