@@ -200,6 +200,7 @@ class Run:
         self.request, self.cluster, self.num_workers = request, cluster, num_workers
         config, fit = request.config, request.fit
         self.joint = config.joint
+        self.rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
         self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
         batch_size = fit.batch_size
         if config.batch_size_per_worker is not None:
@@ -210,8 +211,8 @@ class Run:
         self.metrics = Metrics(request.model)
         self.traffic = Traffic()
         self.training: dict[str, Any] = {
-            "workers": num_workers, "rows": 0, "batch_size": batch_size, "seed": self.seed,
-            "epoch_seconds": [], "losses": [], "restarts": 0,
+            "workers": num_workers, "merge": None if self.joint else self.rule.name, "rows": 0,
+            "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
         }  # fmt: skip
         self.said = False
 
@@ -248,8 +249,8 @@ class Run:
         request, config = self.request, self.request.config
         spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
         store = self._make_store()
-        rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
-        settings = TrainSettings(self.plan, request.fit.epochs, config.mode is Mode.SYNCHRONOUS, rule)
+        rounds = config.mode is Mode.SYNCHRONOUS
+        settings = TrainSettings(self.plan, request.fit.epochs, rounds, self.rule)
         job = TrainJob(spec, settings, request.columns, self.driver.layouts.trainable.digest)
         shared = self.cluster.context.broadcast(job)
         stack.callback(shared.destroy)
@@ -260,7 +261,7 @@ class Run:
             self.cluster, request.columns, self.num_workers, validation=request.validation,
             seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
         )  # fmt: skip
-        barrier = config.mode is Mode.SYNCHRONOUS and not self.cluster.dynamic
+        barrier = rounds and not self.cluster.dynamic
 
         def submit(generation: int) -> Job:
             stage = functools.partial(
@@ -285,10 +286,9 @@ class Run:
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, first_step=float(self.request.model.optimizer.iterations),
         )  # fmt: skip
-        rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
         merging = make_merging(
             self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),
-            self.num_workers, rule,
+            self.num_workers, self.rule,
         )  # fmt: skip
         return ParameterStore(shape, merging)
 
