@@ -255,6 +255,7 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
         )  # fmt: skip
         server.max_request_header_size = 16 << 10
         server.ConnectionClass = _Connection
+        server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
         try:
             server.prepare()
         except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from pyspark import RDD
@@ -198,6 +199,9 @@ class ArraySource(Source):
         return cluster.context.parallelize(sum(slots, []), num_workers)
 
 
+_first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
+
+
 class RddSource(Source):
     """An RDD of tuples.
 
@@ -210,11 +214,16 @@ class RddSource(Source):
         self.rdd, self.names = rdd, names
 
     def peek(self) -> Row:
-        """Return the first row, which is computed by a small job."""
-        rows = self.rdd.take(1)
-        if not rows:
-            raise DataError("There are no rows to train on: the RDD is empty.")
-        row = rows[0]
+        """Return the first row, which is computed by a small job, once for each RDD.
+
+        Such a job leaves its partition unread, and Spark ends a Python worker that does, keras and all.
+        """
+        if self.rdd not in _first_rows:
+            rows = self.rdd.take(1)
+            if not rows:
+                raise DataError("There are no rows to train on: the RDD is empty.")
+            _first_rows[self.rdd] = rows[0]
+        row = _first_rows[self.rdd]
         if not isinstance(row, tuple | list) or len(row) != len(self.names):
             raise DataError(
                 f"Expected an RDD of tuples ({', '.join(self.names)}); the first row is {str(row)[:80]!r}."
