@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
+from typing import Any
 
 from sparkdl.batches import Plan
 from sparkdl.errors import RefusedError, SparkDLError, WorkerLostError
@@ -85,14 +86,11 @@ class Cut:
     statistics: Vector
     version: int
     progress: float
-    states: dict[int, IO[bytes]] = field(default_factory=dict)
+    states: dict[int, bytes | mmap] = field(default_factory=dict)
 
     def state(self, worker: int) -> bytes:
         """Return a worker's state: optimizer variables, if any were sent, then generators."""
-        if worker not in self.states:
-            return b""
-        self.states[worker].seek(0)
-        return self.states[worker].read()
+        return bytes(self.states.get(worker, b""))
 
 
 @dataclass
@@ -120,7 +118,7 @@ class _Book:
 
     metrics: dict[int, bytes] = field(default_factory=dict)
     validation: dict[int, bytes] = field(default_factory=dict)
-    states: dict[int, IO[bytes]] = field(default_factory=dict)
+    states: dict[int, bytes | mmap] = field(default_factory=dict)
     weights: tuple[Vector, Vector] | None = None
     rows: int = 0
     cut: Cut | None = None
@@ -566,8 +564,11 @@ def _allowed(update: Update) -> tuple[str, ...]:
     }.get(update.kind, ())
 
 
-def _spool(state: bytes) -> IO[bytes]:
-    """Keep a worker's state out of memory when it is large; the file has no name and dies with us."""
-    spooled = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-    spooled.write(state)
-    return spooled
+def _spool(state: bytes) -> bytes | mmap:
+    """Keep a worker's state out of memory when it is large; its file has no name and goes with the map."""
+    if len(state) <= IN_MEMORY:
+        return bytes(state)
+    with TemporaryFile() as file:
+        file.write(state)
+        file.flush()
+        return mmap(file.fileno(), 0, access=ACCESS_READ)

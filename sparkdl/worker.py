@@ -21,7 +21,7 @@ import numpy as np
 
 from sparkdl import client, feed, models
 from sparkdl.backends import make_replica, prepare_backend
-from sparkdl.backends.base import Batch, Mean, Reading, Replica
+from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
 from sparkdl.batches import Plan
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
@@ -57,8 +57,8 @@ class Stepper(ABC):
         self.loss = (0.0, 0.0)
 
     @abstractmethod
-    def take(self, batch: Batch) -> None:
-        """Do with one batch what there is to do before the exchange."""
+    def take(self, batch: Batch, *, last: bool) -> None:
+        """Do with one batch, maybe the last of its window, what there is to do before the exchange."""
 
     @abstractmethod
     def update(self) -> Update:
@@ -85,7 +85,7 @@ class Stepper(ABC):
 
     def load(self, reply: Reply) -> None:
         """Go on from the center that a reply holds."""
-        self.replica.write(reply.parameters, reply.statistics)
+        self.replica.write(Center(reply.parameters, reply.statistics))
         self.version = reply.version
 
 
@@ -99,7 +99,7 @@ class JointSteps(Stepper):
         super().__init__(replica, rule)
         self.mean: Mean | None = None
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: Batch, *, last: bool) -> None:
         """Take the gradient of this worker's share of the batch."""
         if batch.rows:
             self.gradient = self.replica.gradient(batch, self.mean)
@@ -130,26 +130,36 @@ class JointSteps(Stepper):
 
 
 class LocalSteps(Stepper):
-    """Each worker trains on its own between exchanges: send the way it went, go on from the center."""
+    """Each worker trains on its own between exchanges: send the way it went, go on from the center.
+
+    The center is set in the same call that takes the next step, and the outcome of a window read in the
+    one that takes its last step.
+    """
 
     def __init__(self, replica: Replica, rule: Rule) -> None:
         super().__init__(replica, rule)
         self.before = replica.read().vector
+        self.center: Center | None = None
+        self.after: Reading | None = None
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: Batch, *, last: bool) -> None:
         """Take one step with the replica's own optimizer."""
-        self.replica.step(batch)
+        self.after = self.replica.step(batch, self.center, read=last)
+        self.center = None
         self.rows += batch.rows
         self.steps += 1
 
     def settle(self) -> None:
-        """Do nothing: a reply is taken up at once."""
+        """Set the center that is still to be set."""
+        if self.center is not None:
+            self.replica.write(self.center)
+            self.center = None
 
     def update(self) -> Update:
         """Return weights after minus weights before the window."""
-        if not self.rows:
+        after, self.after = self.after, None
+        if after is None:
             return self.sent(Kind.DELTA, None)
-        after = self.replica.read()
         return self.sent(Kind.DELTA, after._replace(vector=after.vector - self.before))
 
     def adopt(self, reply: Reply) -> None:
@@ -159,10 +169,11 @@ class LocalSteps(Stepper):
 
     def load(self, reply: Reply) -> None:
         """Go on from the center that a reply holds."""
-        parameters = self.rule.adopt(self.before, reply.parameters)
-        super().load(replace(reply, parameters=parameters))
-        # What a variable of lower precision holds is not quite what it was set to.
-        self.before = parameters if self.replica.exact else self.replica.read().vector
+        self.center = Center(self.rule.adopt(self.before, reply.parameters), reply.statistics)
+        self.before, self.version = self.center.parameters, reply.version
+        if not self.replica.exact:  # a variable of lower precision does not hold quite what it is set to
+            self.settle()
+            self.before = self.replica.read().vector
 
 
 class Loop:
@@ -237,10 +248,12 @@ class Loop:
         order = self.plan.order(self.epoch)
         first = sequence - self._sequence(self.epoch)
         for window in range(first, self.plan.windows):
-            for start, stop in self.plan.spans(window):
+            spans = list(self.plan.spans(window))
+            for start, stop in spans:
                 if self.stopped:
                     break
-                self.stepper.take(self.rows.batch(order, start, stop))
+                last = stop == spans[-1][1]
+                self.stepper.take(self.rows.batch(order, start, stop), last=last)
                 self.seen_rows += stop - start
             if (self.stepper.rows or self.settings.rounds) and not self.stopped:
                 self._exchange(self._sequence(self.epoch) + window)
@@ -299,17 +312,18 @@ class Loop:
 
     def _evaluate(self, epoch: int) -> Update:
         """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
+        self.stepper.settle()
         replica, model = self.replica, self.replica.model
         kept = models.read(models.metric_variables(model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
             own = replica.read()
-            replica.write(center.parameters, center.statistics)
+            replica.write(Center(center.parameters, center.statistics))
         model.reset_metrics()
         evaluate(replica, self.validation, self.settings.plan.batch_size)
         states = self._metric_states() if self.validation.count else b""
         if center.kind is Answer.CENTER:
-            replica.write(own.vector, own.statistics)
+            replica.write(Center(own.vector, own.statistics))
         variables = models.metric_variables(model)
         if len(kept) == len(variables):
             models.write(variables, kept)

@@ -45,6 +45,13 @@ class Mean(NamedTuple):
     statistics: Vector
 
 
+class Center(NamedTuple):
+    """What a replica goes on from."""
+
+    parameters: Vector
+    statistics: Vector
+
+
 class Replica(Protocol):
     """One worker's model, moved in and out as flat float32 vectors.
 
@@ -62,8 +69,8 @@ class Replica(Protocol):
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
 
-    def step(self, batch: Batch) -> None:
-        """Train on a batch with the replica's own optimizer; metrics take the batch in."""
+    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
@@ -71,5 +78,5 @@ class Replica(Protocol):
     def read(self) -> Reading:
         """Return the trainable variables."""
 
-    def write(self, parameters: Vector, statistics: Vector) -> None:
+    def write(self, center: Center) -> None:
         """Set the trainable variables, and the statistics unless they are empty."""

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparkdl import models
-from sparkdl.backends.base import Batch, Mean, Reading
+from sparkdl.backends.base import Batch, Center, Mean, Reading
 from sparkdl.weights import Vector
 
 
@@ -63,7 +63,7 @@ class TensorFlowReplica:
         jit = bool(model.jit_compile)
         self._gradient = self._compile(self._take_gradient, jit)
         self._apply_and_take = self._compile(self._apply_and_take_gradient, jit)
-        self._step = self._compile(lambda data: _nothing(self.model.train_step(data)), jit)
+        self._step = self._compile(self._take_step, jit)
         self._test = self._compile(lambda data: _nothing(self.model.test_step(data)), jit)
         self._apply = self._compile(self._apply_gradient)
         self._read = self._compile(lambda: self._packed(self._trainable))
@@ -102,6 +102,12 @@ class TensorFlowReplica:
         self._apply_gradient(gradient, statistics)
         return self._take_gradient(data)
 
+    def _take_step(self, parameters: Any, statistics: Any, data: Any, read: bool) -> Any:
+        if parameters is not None:
+            self._assign(parameters, statistics)
+        self.model.train_step(data)
+        return self._packed(self._trainable) if read else None
+
     def _assign(self, parameters: Any, statistics: Any) -> None:
         self._set(parameters, self._trainable)
         self._set(statistics, self._statistics)
@@ -122,9 +128,11 @@ class TensorFlowReplica:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
         self._apply(tf.constant(mean.gradient), _optional(mean.statistics))
 
-    def step(self, batch: Batch) -> None:
-        """Train on a batch with the replica's own optimizer; metrics take the batch in."""
-        self._step(_tensors(batch))
+    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
+        start = (None, None) if center is None else (tf.constant(center[0]), _optional(center[1]))
+        outcome = self._step(*start, _tensors(batch), read)
+        return self._reading(outcome) if read else None
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
@@ -134,9 +142,9 @@ class TensorFlowReplica:
         """Return the trainable variables."""
         return self._reading(self._read())
 
-    def write(self, parameters: Vector, statistics: Vector) -> None:
+    def write(self, center: Center) -> None:
         """Set the trainable variables, and the statistics unless they are empty."""
-        self._write(tf.constant(parameters), _optional(statistics))
+        self._write(tf.constant(center.parameters), _optional(center.statistics))
 
     def _reading(self, packed: Any) -> Reading:
         values = packed.numpy()
