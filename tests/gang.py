@@ -1,0 +1,79 @@
+"""A run without Spark: the workers are threads, their store is in the same process."""
+
+import threading
+
+import numpy as np
+
+from sparkdl import models
+from sparkdl.backends import make_replica
+from sparkdl.batches import Plan, even_split, ranks
+from sparkdl.exchange import LocalExchange
+from sparkdl.feed import Rows
+from sparkdl.merging import make_merging
+from sparkdl.rules import choose_rule
+from sparkdl.store import ParameterStore, RunShape
+from sparkdl.worker import Loop, TrainSettings
+
+
+def train(model, x, y, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop, merging=None):
+    """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
+
+    Returns:
+        The loss of each update, or round.
+    """
+    joint = mode == "synchronous" and window == 1
+    models.build_metrics(model, x[:2], y[:2])
+    spec, objects = models.freeze(model)
+    layouts = models.Layouts.of(model)
+    plan = Plan((), 0, batch_size, window, joint, shuffle=False, seed=0)
+    rule = choose_rule(None, synchronous=mode == "synchronous")
+    shape = RunShape(
+        run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
+        metrics=models.layout_of(models.metric_variables(model)).nbytes,
+        optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
+        first_step=float(model.optimizer.iterations),
+    )  # fmt: skip
+    center = layouts.trainable.pack(models.read(models.trainable(model)))
+    held = layouts.statistics.pack(models.read(models.statistics(model)))
+    make = merging or make_merging
+    store = ParameterStore(shape, make(joint, mode, center, held, len(rows), rule))
+    settings = TrainSettings(plan, epochs, mode == "synchronous", rule)
+    errors = []
+
+    def work(worker):
+        try:
+            replica = make_replica(models.thaw(spec, objects), joint=joint)
+            places = ranks(rows, worker)
+            mine = Rows((x[places], y[places]), np.arange(len(places), dtype=np.uint64))
+            none = Rows((x[:0], y[:0]), np.zeros(0, np.uint64))
+            loop(settings, worker, replica, mine, none, LocalExchange(store, worker)).run({})
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread of the test
+            errors.append(error)
+            store.close()
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(len(rows))]
+    for thread in threads:
+        thread.start()
+    losses, cut = [], store.cut
+    for epoch in range(epochs):
+        store.release(epoch, models.learning_rate(model))
+        result = None
+        while result is None and not errors:
+            result = store.wait_epoch(epoch, 0.1)
+        if errors:
+            break
+        losses += result.losses
+        cut = result.cut
+        store.commit(cut)
+    store.stop()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    models.write(models.trainable(model), layouts.trainable.unpack(cut.parameters))
+    models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
+    model.optimizer.iterations.assign(round(cut.progress))
+    return losses
+
+
+__all__ = ["even_split", "train"]

@@ -1,0 +1,184 @@
+"""Promise 1: synchronous/batch computes what one Keras process would, and so does one worker anywhere."""
+
+import keras
+import numpy as np
+import pytest
+from gang import even_split, train
+
+from sparkdl.merging import GradientRounds
+from sparkdl.worker import Loop
+
+ROWS, BATCH_SIZE, EPOCHS = 310, 32, 5  # ten updates an epoch, the last of 22 rows; 50 in all
+
+
+def problem():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 6)).astype("float32")
+    return x, ((x[:, 0] > 0).astype("int64") + (x[:, 1] * x[:, 2] > 0))
+
+
+def model_with(optimizer):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((6,)), keras.layers.Dense(12, "tanh"), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def schedule():
+    return keras.optimizers.schedules.CosineDecay(2e-2, 60)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(0.3), 1e-5),
+    "momentum": (lambda: keras.optimizers.SGD(0.05, momentum=0.9), 1e-5),
+    "adam": (lambda: keras.optimizers.Adam(1e-2), 1e-4),
+    "adamw": (lambda: keras.optimizers.AdamW(schedule()), 1e-4),
+}
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each batch, out of Keras's running mean over the rows of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.sum, self.rows = [], 0.0, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.sum, self.rows = 0.0, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        rows = min(BATCH_SIZE, ROWS - batch * BATCH_SIZE)
+        total = logs["loss"] * (self.rows + rows)
+        self.losses.append((total - self.sum) / rows)
+        self.sum, self.rows = total, self.rows + rows
+
+
+def check_equal(optimizer, rows, **mutant):
+    """Train with workers and with model.fit, and compare every variable and the loss of every step."""
+    make, tolerance = OPTIMIZERS[optimizer]
+    x, y = problem()
+    model, reference = model_with(make), model_with(make)
+    before = reference.get_weights()
+    kept = Losses()
+    reference.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0, callbacks=[kept])
+    losses = train(model, x, y, rows=rows, batch_size=BATCH_SIZE, epochs=EPOCHS, **mutant)
+    moved = [w - b for w, b in zip(reference.get_weights(), before, strict=True)]
+
+    assert 50 == len(losses) == len(kept.losses)
+    assert sum(map(norm, moved)) >= 0.05 * sum(map(norm, before))
+    np.testing.assert_allclose(losses, kept.losses, rtol=1e-3, atol=1e-4)
+    for ours, theirs, move in zip(model.get_weights(), reference.get_weights(), moved, strict=True):
+        assert norm(ours - theirs) <= tolerance * norm(move) + 1e-7 * np.sqrt(ours.size)
+
+
+def norm(array):
+    return float(np.linalg.norm(array))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_together_train_as_one_process_does(optimizer, workers):
+    """Any number of workers gives one process's weights, for every optimizer."""
+    check_equal(optimizer, even_split(ROWS, workers))
+
+
+@pytest.mark.parametrize("rows", [(250, 60), (200, 0, 110), (309, 1)], ids=str)
+def test_uneven_and_empty_partitions_change_nothing(rows):
+    """However rows are spread, each update is made of the same rows."""
+    check_equal("adam", rows)
+
+
+class PlainMean(GradientRounds):
+    """A mutant: workers count alike, however many rows they have."""
+
+    def _add(self, update):
+        if update.rows:
+            update.rows = 1
+        super()._add(update)
+
+
+class OneDropped(GradientRounds):
+    """A mutant: the last worker's gradients are lost."""
+
+    def _add(self, update):
+        if update.worker < self.num_workers - 1:
+            super()._add(update)
+
+
+class Stale(GradientRounds):
+    """A mutant: each round answers with the mean of the one before."""
+
+    def _conclude(self, parameters, statistics, reply):
+        kept = getattr(self, "kept", parameters)
+        self.kept = parameters
+        return super()._conclude(kept, statistics, reply)
+
+
+class LastDropped(Loop):
+    """A mutant: the last batch of an epoch is not trained on."""
+
+    def _exchange(self, sequence):
+        if (sequence + 1) % self.plan.windows == 0:
+            self.stepper.rows = 0
+        super()._exchange(sequence)
+
+
+class Forgetful(Loop):
+    """A mutant: the optimizer starts anew in every epoch."""
+
+    def _train_epoch(self, sequence):
+        for variable in self.replica.model.optimizer.variables[2:]:
+            variable.assign(0 * variable)
+        super()._train_epoch(sequence)
+
+
+def merging_of(kind):
+    return lambda joint, mode, center, held, workers, rule: kind(center, held, workers)
+
+
+MUTANTS = {
+    "plain mean": {"merging": merging_of(PlainMean)},
+    "one worker dropped": {"merging": merging_of(OneDropped)},
+    "stale gradient": {"merging": merging_of(Stale)},
+    "last batch dropped": {"loop": LastDropped},
+    "optimizer state reset": {"loop": Forgetful},
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_comparison_sees_each_of_five_mistakes(mutant):
+    """A trainer that makes a known mistake does not pass for equal."""
+    with pytest.raises(AssertionError):
+        check_equal("momentum", (200, 110), **MUTANTS[mutant])
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+@pytest.mark.parametrize("window", [1, 4, None], ids=["batch", "4", "epoch"])
+def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
+    """One worker, any mode with its default rule, equals model.fit without shuffle."""
+    x, y = problem()
+    make, tolerance = OPTIMIZERS["adamw"]
+    model, reference = model_with(make), model_with(make)
+    before = reference.get_weights()
+    reference.fit(x, y, BATCH_SIZE, 3, shuffle=False, verbose=0)
+    train(model, x, y, mode=mode, window=window, rows=(ROWS,), batch_size=BATCH_SIZE, epochs=3)
+
+    for ours, theirs, start in zip(model.get_weights(), reference.get_weights(), before, strict=True):
+        assert norm(ours - theirs) <= tolerance * norm(theirs - start) + 1e-7 * np.sqrt(ours.size)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("mode", "window"), [("synchronous", 1), ("synchronous", 4), ("asynchronous", 1), ("hogwild", None)]
+)
+def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
+    """The learning rate after the last epoch is plain Keras's within one step, for any number of workers."""
+    x, y = problem()
+    model = model_with(OPTIMIZERS["adamw"][0])
+    train(
+        model, x, y, mode=mode, window=window, rows=even_split(ROWS, workers), batch_size=BATCH_SIZE, epochs=3
+    )
+    rates = [float(schedule()(step)) for step in (29, 30, 31)]
+
+    assert rates[2] <= float(model.optimizer.learning_rate) <= rates[0]

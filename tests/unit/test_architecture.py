@@ -1,0 +1,98 @@
+"""The house: a module imports only from those above it, and each outside library has its doors."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparkdl
+
+ROOT = Path(sparkdl.__file__).parent
+ORDER = [
+    "errors", "config", "weights", "batches", "wire", "rules", "merging", "store", "exchange",
+    "backends.base", "feed", "frames", "models", "backends.tensorflow", "backends", "devices", "server",
+    "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources", "progress",
+    "epochs", "training", "spark_model", "",
+]  # fmt: skip
+DOORS = {
+    "flask": {"server"},
+    "cheroot": {"server"},
+    "keras": {"models", "epochs", "spark_model", "backends", "backends.base", "backends.tensorflow"},
+    "tensorflow": {"backends.tensorflow"},
+    "pyspark": {"launch", "sources", "spark_model", "preflight"},
+    "pyarrow": {"frames"},
+    "rich": {"progress"},
+    "pickle": set(),
+}
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {name_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports_of(path, *, inside_functions=True):
+    """Yield every module that a file names in an import."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside_functions else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner.removeprefix("sparkdl.") in MODULES else node.module
+
+
+def place(module):
+    return ORDER.index("rules" if module.startswith("rules") else module)
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {""}))
+def test_a_module_imports_only_from_those_above_it(module):
+    """What is low stays simple: it cannot know what is built on it."""
+    for imported in imports_of(MODULES[module], inside_functions=False):
+        if imported.startswith("sparkdl."):
+            inner = imported.removeprefix("sparkdl.")
+
+            assert inner == module or place(inner) <= place(module), f"{module} imports {inner}"
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_an_outside_library_is_met_only_at_its_doors(library):
+    """A change of a library is a change of its doors alone."""
+    met = {
+        module
+        for module, path in MODULES.items()
+        if any(imported.split(".")[0] == library for imported in imports_of(path))
+    }
+
+    assert met <= DOORS[library]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
+        ("sparkdl.store", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
+        ("sparkdl.worker", ["pyspark", "flask", "cheroot"]),
+    ],
+)
+def test_importing_stays_cheap(module, absent):
+    """Arithmetic pays for no Keras, and the worker's side runs where there is no Spark."""
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_public_names_are_these():
+    """A public name is added or taken away on purpose."""
+    expected = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "to_simple_rdd"]
+
+    assert expected == sorted(sparkdl.__all__)
+    assert all(hasattr(sparkdl, name) for name in expected)
