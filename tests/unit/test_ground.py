@@ -152,16 +152,16 @@ def push(store, worker, vector, sequence=0, rows=4, kind=Kind.GRADIENT, **fields
 def test_a_round_is_the_row_weighted_mean_whatever_the_order_of_arrival(order, rows):
     """Sums run in worker order, so that a run repeats bit for bit."""
     vectors = [np.random.default_rng(k).normal(size=5).astype(np.float32) for k in range(3)]
-    replies = together(
-        [lambda k=k: push(make, k, vectors[k], rows=rows[k]) for make in [make_store()] for k in order]
-    )
-    sorted_replies = together(
-        [lambda k=k: push(make, k, vectors[k], rows=rows[k]) for make in [make_store()] for k in range(3)]
-    )
+
+    def round_of(workers):
+        store = make_store()
+        return together([lambda k=k: push(store, k, vectors[k], rows=rows[k]) for k in workers])[0]
+
+    reply, sorted_reply = round_of(order), round_of(range(3))
     expected = np.average(np.stack(vectors), axis=0, weights=rows)
 
-    np.testing.assert_allclose(replies[0].parameters, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(replies[0].parameters, sorted_replies[0].parameters)
+    np.testing.assert_allclose(reply.parameters, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(reply.parameters, sorted_reply.parameters)
 
 
 def test_a_worker_without_rows_weighs_nothing():
