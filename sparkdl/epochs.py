@@ -77,6 +77,12 @@ class Metrics:
         self.variables = models.metric_variables(model)
         self.layout: Layout = models.layout_of(self.variables)
         self.initial = models.read(self.variables)
+        own = [metric.name for metric in models.metrics_of(model) if not models.from_keras(metric)]
+        if own:
+            logger.warning(
+                "The states of all workers' metrics are added up. That is right for Keras's own; check that "
+                "it is for %s.", ", ".join(own),
+            )  # fmt: skip
 
     def merge(self, states: Sequence[bytes]) -> dict[str, float]:
         """Return the results of all workers' metrics together: states added, none counted twice."""
