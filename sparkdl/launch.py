@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext, SparkFiles
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
@@ -140,13 +141,14 @@ class Cluster:
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, for the Python workers that start from now on."""
+        # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
         folder = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
-        target = Path(tempfile.mkdtemp(prefix="sparkdl-"))
+        target = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=SparkFiles.getRootDirectory()))
         staged = target / "root" / "sparkdl"
         shutil.copytree(folder, staged, ignore=shutil.ignore_patterns("__pycache__"))
         archive = shutil.make_archive(str(target / "sparkdl-shipped"), "zip", staged.parent)
         self.context.addPyFile(archive)
-        shutil.rmtree(target)
+        shutil.rmtree(staged.parent)
 
 
 class Stage:
@@ -168,10 +170,13 @@ class Stage:
         generation: int = 0, shared: Any = None, objects: Any = None, builder: Any = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        # Plain values only: an executor unpickles them before it is known to have sparkdl.
+        # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
+        # comes before it needs one to unpickle the rest.
+        code = {"objects": objects, "builder": builder, "options": options}
+        serializer: Any = CloudPickleSerializer
         call = {
-            "stage": name, "generation": generation, "shared": shared, "objects": objects,
-            "builder": builder, "options": options,
+            "stage": name, "generation": generation, "shared": shared,
+            "code": serializer().dumps(code),
             "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
         }  # fmt: skip
         self.function = functools.partial(

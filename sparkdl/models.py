@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import keras
 import numpy as np
 
@@ -104,6 +103,16 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
+def metrics_of(model: keras.Model) -> list[Any]:
+    """Return the metrics of a model, those of ``compile`` one by one."""
+    return [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
+
+
+def from_keras(thing: Any) -> bool:
+    """Return whether an object is of a class of Keras's own."""
+    return type(thing).__module__.split(".")[0] == "keras"
+
+
 def layout_of(variables: Sequence[Any]) -> Layout:
     """Return the layout of Keras variables, without reading them."""
     return Layout(
@@ -181,6 +190,8 @@ def freeze(
 
 def _key(config: str | None, objects: Objects, builder: Any, layouts: Layouts) -> str:
     """Return a digest of a model's architecture, compile arguments and code."""
+    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+
     code = cloudpickle.dumps((sorted(objects.items()), builder))
     return hashlib.sha256(f"{config} {layouts}".encode() + code).hexdigest()
 

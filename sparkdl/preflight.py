@@ -111,15 +111,19 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     import os
 
     from pyspark import TaskContext
+    from pyspark.serializers import CloudPickleSerializer
 
     context: Any = TaskContext.get()
+    serializer: Any = CloudPickleSerializer
     check(expected, call["endpoint"])
     from sparkdl import devices
 
     devices.prepare(expected["backend"], int(os.environ.get("SPARKDL_THREADS", context.cpus())))
     from sparkdl import tasks
 
-    return tasks.run(iterator, context, tasks.Call(**call))
+    code = serializer().loads(call["code"])
+    values = {name: value for name, value in call.items() if name != "code"}
+    return tasks.run(iterator, context, tasks.Call(**values, **code))
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
