@@ -142,13 +142,16 @@ class Cluster:
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, for the Python workers that start from now on."""
         # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
-        folder = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
-        target = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=SparkFiles.getRootDirectory()))
-        staged = target / "root" / "sparkdl"
-        shutil.copytree(folder, staged, ignore=shutil.ignore_patterns("__pycache__"))
-        archive = shutil.make_archive(str(target / "sparkdl-shipped"), "zip", staged.parent)
-        self.context.addPyFile(archive)
-        shutil.rmtree(staged.parent)
+        archive = Path(SparkFiles.getRootDirectory(), "sparkdl-shipped", "sparkdl-shipped.zip")
+        if not archive.exists():
+            folder = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+            archive.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=archive.parent) as target:
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(folder, Path(target, "root", "sparkdl"), ignore=ignored)
+                made = shutil.make_archive(str(Path(target, "made")), "zip", Path(target, "root"))
+                Path(made).replace(archive)  # at once, for another fit may be sending it too
+        self.context.addPyFile(str(archive))
 
 
 class Stage:

@@ -1,0 +1,137 @@
+"""Executors whose Python has not what the driver has: sparkdl is sent along, all else is one clear error.
+
+An environment here is a folder of links to the packages of this one, some of them missing or replaced,
+and a `python` that sees nothing but this folder.
+"""
+
+import site
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+from sparkdl.errors import PreflightError
+
+MASTERS = ("standalone",)
+
+
+class Environment:
+    """A Python with the packages of this one but for some.
+
+    Args:
+        folder: where it is made.
+        without: what the names of left out packages begin with.
+    """
+
+    def __init__(self, folder, *without):
+        self.packages, self.python = folder / "packages", folder / "python"
+        self.packages.mkdir(parents=True)
+        for name in [*site.getsitepackages(), site.getusersitepackages()]:
+            for path in Path(name).glob("*"):
+                link = self.packages / path.name
+                if not path.name.startswith((*without, "__pycache__")) and not link.exists():
+                    link.symlink_to(path)
+        # -S: without the site-packages of its own; -P: without the folder that it is started in.
+        self.python.write_text(f'#!/bin/sh\nPYTHONPATH={self.packages} exec {sys.executable} -S -P "$@"\n')
+        self.python.chmod(0o755)
+
+    def add(self, path, text=""):
+        """Write a file among the packages."""
+        (self.packages / path).parent.mkdir(exist_ok=True)
+        (self.packages / path).write_text(text)
+
+
+@pytest.fixture
+def environment(spark, tmp_path, monkeypatch):
+    """A function that makes an environment without some packages and lets executors use it from now on."""
+
+    def use(*without):
+        made = Environment(tmp_path / "environment", *without)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(made.python))
+        return made
+
+    # What a fit sends to the executors is sent to every later Python worker of the application.
+    monkeypatch.setattr(spark.sparkContext, "_python_includes", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return use
+
+
+def fit(problem, model=None):
+    return SparkModel(model or problem.model(), num_workers=2).fit(
+        problem.x, problem.y, epochs=2, shuffle=False, verbose=0
+    )
+
+
+def refused(spark, problem):
+    """Return the error of a fit, after checking that it left the application fit for use."""
+    with pytest.raises(PreflightError) as caught:
+        fit(problem)
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    return str(caught.value)
+
+
+def test_executors_without_sparkdl_are_sent_it(problem, environment):
+    """Where sparkdl is not installed it travels with the job, and the answer is that of plain Keras."""
+    environment("sparkdl", "__editable__", "cloudpickle", "flask", "cheroot", "rich-")
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+
+    history = fit(problem, model)
+
+    reference.fit(problem.x, problem.y, epochs=2, shuffle=False, verbose=0)
+    assert problem.distance(model, reference, start) <= 1
+    assert history.training["restarts"] == 0
+
+
+def test_executors_without_keras_are_refused(spark, problem, environment):
+    """The error names the host, what is missing, the driver's version and the remedy."""
+    environment("keras")
+
+    message = refused(spark, problem)
+
+    assert f" has no keras; the driver has keras {keras.__version__}. " in message
+    assert "spark.pyspark.python, or --archives with a packed venv" in message
+
+
+def test_executors_with_another_keras_are_refused(spark, problem, environment):
+    """Both versions are named."""
+    environment("keras-").add("keras-9.9.0.dist-info/METADATA", "Name: keras\nVersion: 9.9.0\n")
+
+    assert f" has keras 9.9.0, the driver keras {keras.__version__}. " in refused(spark, problem)
+
+
+def test_executors_without_the_backend_are_refused(spark, problem, environment):
+    """Keras is there, and not what it runs on."""
+    environment("tensorflow")
+
+    assert " has no tensorflow, the Keras backend of the driver. " in refused(spark, problem)
+
+
+def test_executors_with_another_numpy_are_refused(spark, problem, environment):
+    """Arrays of one major version may not be read by another."""
+    environment("numpy-").add("numpy-1.0.dist-info/METADATA", "Name: numpy\nVersion: 1.0\n")
+
+    assert f" has numpy 1.0, the driver numpy {np.__version__}. " in refused(spark, problem)
+
+
+def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environment):
+    """Databricks had a package of this name: its file and ours are named, and so is the remedy."""
+    made = environment("sparkdl", "__editable__")
+    made.add("sparkdl/__init__.py", '__version__ = "2.0.0-db1"\n')
+
+    message = refused(spark, problem)
+
+    assert f" has another sparkdl, 2.0.0-db1 from {made.packages}/sparkdl/__init__.py; " in message
+    assert "--py-files" in message
+
+
+def test_proxies_of_the_executors_are_not_used(spark, problem, monkeypatch):
+    """Workers go straight to the driver, whatever proxy their environment names."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setitem(spark.sparkContext.environment, name, "http://127.0.0.1:9")
+    monkeypatch.setitem(spark.sparkContext.environment, "NO_PROXY", "")
+
+    assert len(fit(problem).history["loss"]) == 2

@@ -1,0 +1,280 @@
+"""Spark applications for the tests, one at a time in this process, and the small problem they train on.
+
+A test that takes the fixture ``spark`` runs once for each kind of master that its module names in
+``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes) and ``standalone`` (a master and
+two workers that Spark takes for two hosts). With ``--all`` every one of them runs on every kind.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+KINDS = ("local", "local-cluster", "standalone")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the whole product: each test on each master")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
+
+
+def pytest_generate_tests(metafunc):
+    if "spark" not in metafunc.fixturenames:
+        return
+    kinds = getattr(metafunc.module, "MASTERS", ("local",))
+    if metafunc.config.getoption("--all") and kinds == ("local",):
+        kinds = KINDS
+    marks = {kind: pytest.mark.spark if kind == "local" else pytest.mark.cluster for kind in KINDS}
+    params = [pytest.param(kind, marks=marks[kind], id=kind) for kind in kinds]
+    metafunc.parametrize("spark", params, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+
+
+def eventually(condition, seconds=30):
+    """Return the first true value of a condition, or its last one when the time is up."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture(scope="session", name="eventually")
+def eventually_fixture():
+    return eventually
+
+
+# -- masters --------------------------------------------------------------------------------------
+
+
+class Standalone:
+    """A standalone master and two workers of one core each, on hosts 127.0.0.11 and 127.0.0.12.
+
+    Args:
+        folder: where they write.
+    """
+
+    def __init__(self, folder):
+        import pyspark
+
+        self.folder, self.home = folder, Path(pyspark.__file__).parent
+        self.processes = []
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.url = f"spark://127.0.0.1:{probe.getsockname()[1]}"
+
+    def __enter__(self):
+        port = self.url.rpartition(":")[2]
+        self._start("master", "Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
+        for host in ("127.0.0.11", "127.0.0.12"):
+            self._start(
+                host,
+                "Worker",
+                "--host",
+                host,
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+                self.url,
+            )
+        log = self.folder / "master.log"
+        if not eventually(lambda: log.read_text().count("Registering worker") == 2, 60):
+            self.__exit__()
+            pytest.fail(f"The standalone workers did not register: {log.read_text()}")
+        return self
+
+    def _start(self, name, role, *options):
+        environment = dict(
+            os.environ, SPARK_HOME=str(self.home), SPARK_LOCAL_DIRS=str(self.folder / "local"),
+            SPARK_WORKER_DIR=str(self.folder / "work"),
+        )  # fmt: skip
+        command = [self.home / "bin" / "spark-class", f"org.apache.spark.deploy.{role.lower()}.{role}"]
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [*command, *options], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def __exit__(self, *exception):
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def master_of(kind, folder):
+    """Yield the URL of a running master of one kind."""
+    if kind == "local":
+        yield "local[2]"
+    elif kind == "local-cluster":
+        yield "local-cluster[2,1,1024]"
+    else:
+        with Standalone(folder) as cluster:
+            yield cluster.url
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory):
+    """The URL of a standalone master of its own, for applications in other processes."""
+    with Standalone(tmp_path_factory.mktemp("master")) as cluster:
+        yield cluster.url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spark_environment():
+    """What every Spark process of the tests inherits: the loopback address and this Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        patch.delenv("SPARK_LOCAL_DIRS", raising=False)
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            if name not in os.environ:
+                patch.setenv(name, sys.executable)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(request, tmp_path_factory):
+    """A Spark session on the kind of master that the test is run for."""
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp(request.param)
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        # RDD and DataFrame tasks then share their Python workers, and keras is imported half as often.
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    }
+    with master_of(request.param, folder) as url:
+        builder = SparkSession.builder.master(url).appName("sparkdl tests")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        application = session.sparkContext.applicationId
+        yield session
+        session.stop()
+    # local-cluster writes below its Spark home, whatever it is told.
+    home = Path(os.environ.get("SPARK_HOME", sys.modules["pyspark"].__path__[0]))
+    shutil.rmtree(home / "work" / application, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (home / "work").rmdir()
+
+
+@pytest.fixture
+def jobs(spark):
+    """A function that returns the ids of all jobs that the application has run."""
+    return lambda: sorted(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+# -- the problem ----------------------------------------------------------------------------------
+
+
+class Problem:
+    """Three classes of points, and a network of one hidden layer with smooth activations.
+
+    Its layers are named, so that every model here is one model to the workers, which keep it compiled.
+    """
+
+    def __init__(self):
+        import numpy as np
+
+        random = np.random.default_rng(7)
+        self.x = random.normal(size=(203, 6)).astype("float32")
+        self._rdds = {}
+        self.y = ((self.x[:, 0] > 0).astype("int64") + (self.x[:, 1] > 0)).astype("int64")
+
+    def model(self, optimizer=None, *, loss="sparse_categorical_crossentropy", seed=1, **options):
+        """Return a fresh compiled model."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        layers = [
+            keras.Input((6,), name="points"),
+            keras.layers.Dense(12, activation="tanh", name="hidden"),
+            keras.layers.Dense(3, activation="softmax", name="class"),
+        ]
+        model = keras.Sequential(layers, name="network")
+        optimizer = optimizer or keras.optimizers.SGD(0.3, momentum=0.9)
+        model.compile(optimizer, loss, metrics=["accuracy"], **options)
+        return model
+
+    def rdd(self, spark, *counts):
+        """Return an RDD whose partitions hold so many of the rows, in their order."""
+        pairs = list(zip(self.x, self.y, strict=True))
+        key = spark.sparkContext.applicationId, counts
+        if key not in self._rdds:  # one look at its first row is enough for all tests
+            edges = [sum(counts[:k]) for k in range(len(counts) + 1)]
+            parts = [pairs[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            rdd = spark.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
+            self._rdds[key] = rdd
+        return self._rdds[key]
+
+    def interleaved(self, *counts):
+        """Return x and y in the order in which partitions of these sizes take turns in a batch."""
+        total = sum(counts)
+        order = sorted(((j + 0.5) * total / n, k, j) for k, n in enumerate(counts) for j in range(n))
+        places = [sum(counts[:k]) + j for _, k, j in order]
+        return self.x[places], self.y[places]
+
+    @staticmethod
+    def distance(model, reference, start):
+        """Return how far a model is from a reference, per variable, as a part of what training moved.
+
+        1 is all that rounding may do to an optimizer without second moments.
+        """
+        import numpy as np
+
+        pairs = zip(model.get_weights(), reference.get_weights(), start, strict=True)
+        return max(
+            np.linalg.norm(w - r) / (1e-5 * np.linalg.norm(r - s) + 1e-7 * np.sqrt(r.size))
+            for w, r, s in pairs
+        )
+
+
+@pytest.fixture(scope="session")
+def problem():
+    return Problem()
+
+
+@pytest.fixture(scope="session")
+def frames(spark, problem, tmp_path_factory):
+    """DataFrames of the problem, read from files: with features as a vector, an array or scalars."""
+    import pandas as pd
+    from pyspark.ml.functions import array_to_vector
+
+    folder = tmp_path_factory.mktemp("frames")
+    table = pd.DataFrame({"features": problem.x.tolist(), "label": problem.y, "row": range(len(problem.y))})
+    table["first"], table["sum"] = problem.x[:, 0], problem.x.sum(axis=1)
+    table.to_parquet(folder / "array.parquet", row_group_size=100)
+    frame = spark.read.parquet(str(folder / "array.parquet"))
+    vectors = frame.withColumn("features", array_to_vector("features"))
+    return {"array": frame, "vector": vectors}
