@@ -1,0 +1,36 @@
+"""The examples, as a reader runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name, *arguments):
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    assert 0 == result.returncode, result.stderr[-4000:]
+    return result.stdout
+
+
+@pytest.mark.spark
+def test_elephas_example_runs_with_other_imports():
+    """Elephas's own example trains, evaluates and records its epochs."""
+    output = run("from_elephas.py")
+
+    assert "Epochs recorded: 5" in output
+    assert float(output.split("Test accuracy:")[1].split()[0]) > 0.6
+
+
+@pytest.mark.spark
+def test_one_line_trains_on_what_a_pipeline_makes():
+    """A DataFrame out of Spark ML's transformers is trained on as it is."""
+    output = run("one_line_in_a_pipeline.py")
+
+    assert float(output.rsplit("Accuracy on held-out rows:", 1)[1]) > 0.9
