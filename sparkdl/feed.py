@@ -75,7 +75,7 @@ class Column:
         try:
             array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
             if array.dtype == object:
-                array = array.astype(self.dtype)
+                array = _present(array).astype(self.dtype)
         except (TypeError, ValueError):
             raise DataError(
                 f"Expected {self.name} to be numbers of shape {self.shape}; row {index} of {place} has "
@@ -107,6 +107,13 @@ class Column:
                 f"{place} has {_short(array[bad - first].tolist())}."
             )
         return result
+
+
+def _present(array: Array) -> Array:
+    """Return an array of objects; None, which NumPy would make a NaN of, is no number."""
+    if any(value is None for value in array.ravel()):
+        raise TypeError("None is not a number.")
+    return array
 
 
 def _short(value: Any) -> str:

@@ -5,7 +5,8 @@ Nothing here copies a value that Arrow holds as NumPy would, and nothing here im
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,55 +19,60 @@ from sparkdl.weights import Array
 KEY, PART = "sparkdl_key", "sparkdl_part"
 
 
-def column_array(values: Any, column: Column, place: str) -> Array:
+def column_array(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
     """Return an Arrow column as one array of shape (rows, *column.shape).
 
+    Args:
+        values: the column.
+        column: what its values have to be.
+        name_row: says where a row of the batch comes from.
+
     Raises:
-        DataError: nulls, or rows of another shape; names the column and how many rows.
+        DataError: nulls, or rows of another shape; names the column and the first such row.
     """
     count, size = len(values), int(np.prod(column.shape, dtype=int))
-    if values.null_count:
-        raise DataError(
-            f"Expected no nulls in {column.name}; {values.null_count} of {count} rows of a batch of {place} "
-            "are null. Drop or fill them first, for one with df.dropna()."
-        )
-    lengths = np.ones(count, np.int64)
+    lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
     while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        inner = np.diff(np.asarray(values.offsets))
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        lengths = np.add.reduceat(np.append(inner, 0), starts[:-1]) * (lengths > 0) if count else lengths
+        lengths = _per_row(np.diff(np.asarray(values.offsets)), lengths)
         values = values.flatten()
-    if values.null_count:
+        nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
+    if nulls.any():
         raise DataError(
-            f"Expected no nulls inside {column.name}; a batch of {place} has {values.null_count}."
+            f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or has one. Drop "
+            "or fill them first, for one with df.dropna()."
         )
     wrong = lengths != size
     if wrong.any():
+        bad = int(np.argmax(wrong))
         raise DataError(
-            f"Expected {column.name} of shape {column.shape}, {size} values; {int(wrong.sum())} of {count} "
-            f"rows of a batch of {place} have another number, the first {int(lengths[np.argmax(wrong)])}."
+            f"Expected {column.name} of shape {column.shape}, {size} values; {name_row(bad)} has "
+            f"{int(lengths[bad])}."
         )
     array = values.to_numpy(zero_copy_only=False)
-    return column.cast(array.reshape(count, *column.shape), place)
+    return column.cast(array.reshape(count, *column.shape), f"the batch of {name_row(0)}" if count else "")
 
 
-def blocks_of_batches(
-    batches: Iterable[Any], columns: Sequence[Column], partition: int, seed: int | None
-) -> Iterator[Block]:
+def _per_row(counts: Any, lengths: Any) -> Any:
+    """Return the sum of counts that belong to each row, of which row i has ``lengths[i]``."""
+    sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    return sums[ends] - sums[ends - lengths]
+
+
+def blocks_of_batches(batches: Iterable[Any], columns: Sequence[Column], seed: int | None) -> Iterator[Block]:
     """Yield the rows of Arrow batches as blocks.
 
     Args:
         batches: record batches with one column per entry of ``columns``, then key and part.
         columns: what the values have to be.
-        partition: the index of the partition, for messages.
         seed: what the order of the rows is drawn from; None keeps that of the keys.
     """
-    place = f"partition {partition}"
     for batch in batches:
         keys = batch.column(batch.schema.get_field_index(KEY)).to_numpy().astype(np.uint64)
         parts = batch.column(batch.schema.get_field_index(PART)).to_numpy()
+        name_row = functools.partial(_name_row, keys)
         arrays = tuple(
-            column_array(batch.column(index), column, place) for index, column in enumerate(columns)
+            column_array(batch.column(index), column, name_row) for index, column in enumerate(columns)
         )
         if seed is not None:
             keys = scramble(keys, seed)
@@ -76,6 +82,12 @@ def blocks_of_batches(
                 yield Block(keys, part, arrays)
             else:
                 yield Block(keys[mask], part, tuple(array[mask] for array in arrays))
+
+
+def _name_row(keys: Any, index: int) -> str:
+    """Return where a row comes from; Spark's monotonically increasing ids tell."""
+    partition, row = divmod(int(keys[index]), 1 << 33)
+    return f"row {row} of partition {partition}"
 
 
 def prediction_array(values: Array) -> Any:

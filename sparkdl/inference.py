@@ -77,7 +77,9 @@ def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Arr
 
 def _predict_arrow(model: Any, batch: Any, job: InferenceJob, options: dict[str, Any]) -> Any:
     # The features came along as a last column of their own, already as numbers.
-    features = frames.column_array(batch.column(batch.num_columns - 1), job.columns[0], "a partition")
+    features = frames.column_array(
+        batch.column(batch.num_columns - 1), job.columns[0], "row {} of a batch".format
+    )
     rest = batch.select(range(batch.num_columns - 1))
     if batch.num_rows:
         predictions = _predict(model, features, job.batch_size)

@@ -25,7 +25,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
-from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerLostError
+from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class Cluster:
             wanted: how many are needed; more are not waited for.
             timeout: seconds to wait for them.
         """
+        if self.local:
+            return self.slots()
         registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
         young = time.time() - self.context.startTime / 1000 < registering
         patience = registering if young or self.slots() == 0 else SETTLE_SECONDS
@@ -242,6 +244,8 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
 
             kind: type[SparkDLError] = getattr(errors, name)
             return kind(found[1])
+    if "RefusedError: " not in text and (raised := _raised(text)):
+        return raised
     if re.search(r"exit(ed)? (code|status)?:? ?(137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
             "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
@@ -249,6 +253,40 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
             f"{_more_overhead(cluster)} or more, or take fewer workers per executor.\n{text[:2000]}"
         )
     return WorkerLostError(text[:4000])
+
+
+def _raised(text: str) -> WorkerError | None:
+    """Return the Python exception that a failed task's message tells of, if there is one."""
+    found = re.search(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)", text)
+    if found is None:
+        return None
+    task = re.search(r"[Tt]ask (\d+)\.\d+ in stage \S+ \(TID \d+\) \(([^ )]+)", text)
+    place = f"Task {task[1]} on {task[2]}" if task else "A task"
+    return WorkerError(
+        f"{place} failed: {found[1]}", traceback=found[0],
+        host=task[2] if task else "", worker=int(task[1]) if task else -1,
+    )  # fmt: skip
+
+
+def run(action: Callable[[], Any], cluster: Cluster, *, shipped: bool = False) -> Any:
+    """Return what a job gives; sparkdl is sent to executors that lack it, and the job run again.
+
+    Raises:
+        SparkDLError: the job failed.
+    """
+    try:
+        return action()
+    except Exception as error:
+        explained = explain(error, cluster)
+        if shipped or not lacks_package(explained):
+            raise explained from error
+    cluster.ship_package()
+    return run(action, cluster, shipped=True)
+
+
+def lacks_package(error: SparkDLError) -> bool:
+    """Return whether a job failed only because executors have no sparkdl."""
+    return isinstance(error, PreflightError) and preflight.MISSING in str(error)
 
 
 def _more_overhead(cluster: Cluster) -> str:
@@ -266,14 +304,17 @@ def _more_overhead(cluster: Cluster) -> str:
 
 def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the partitions of an RDD and collects what it yields."""
-    mapped = rdd.barrier().mapPartitions(stage.function) if barrier else rdd.mapPartitions(stage.function)
-    return lambda: mapped.collect()
+
+    def action() -> Any:
+        source = rdd.barrier() if barrier else rdd
+        return source.mapPartitions(stage.function).collect()
+
+    return action
 
 
 def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame."""
-    mapped = frame.mapInArrow(stage.function, schema, barrier=barrier)
-    return lambda: mapped.collect()
+    return lambda: frame.mapInArrow(stage.function, schema, barrier=barrier).collect()
 
 
 def active_context() -> Any:

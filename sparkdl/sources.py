@@ -176,15 +176,16 @@ class ArraySource(Source):
     ) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         rdd = self._slices(cluster, columns)
-        return launch.run_rdd(rdd, stage("evaluate", encoding="dealt"), barrier=False)()  # type: ignore[no-any-return]
+        action = launch.run_rdd(rdd, stage("evaluate", encoding="dealt"), barrier=False)
+        return launch.run(action, cluster)  # type: ignore[no-any-return]
 
     def predictions(
         self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
     ) -> list[Array]:
         """Return the prediction of each row, in order, by a job."""
         rdd = self._slices(cluster, columns)
-        blocks = launch.run_rdd(rdd, stage("predict", encoding="dealt"), barrier=False)()
-        return blocks  # type: ignore[no-any-return]
+        action = launch.run_rdd(rdd, stage("predict", encoding="dealt"), barrier=False)
+        return launch.run(action, cluster)  # type: ignore[no-any-return]
 
     @staticmethod
     def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> Any:
@@ -219,7 +220,7 @@ class RddSource(Source):
         Such a job leaves its partition unread, and Spark ends a Python worker that does, keras and all.
         """
         if self.rdd not in _first_rows:
-            rows = self.rdd.take(1)
+            rows = launch.run(lambda: self.rdd.take(1), Cluster())
             if not rows:
                 raise DataError("There are no rows to train on: the RDD is empty.")
             _first_rows[self.rdd] = rows[0]
@@ -256,7 +257,8 @@ class RddSource(Source):
     ) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         run = stage("evaluate", encoding="rows", columns=columns)
-        return launch.run_rdd(self.rdd, run, barrier=False)()  # type: ignore[no-any-return]
+        action = launch.run_rdd(self.rdd, run, barrier=False)
+        return launch.run(action, cluster)  # type: ignore[no-any-return]
 
     def _held(
         self, cluster: Cluster, validation: Source, columns: tuple[Column, ...], num_workers: int,
@@ -293,7 +295,7 @@ class FrameSource(Source):
 
     def peek(self) -> Row:
         """Return the first row, which is computed by a small job."""
-        rows = self.frame.select(*self.selected).take(1)
+        rows = launch.run(lambda: self.frame.select(*self.selected).take(1), Cluster())
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
         for name, value in zip(self.names, rows[0], strict=True):
@@ -344,7 +346,7 @@ class FrameSource(Source):
         run = stage("evaluate", encoding="arrow", columns=columns, seed=None)
         frame = self.frame.select(*self.selected, key, part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
-        return [tuple(row) for row in action()]
+        return [tuple(row) for row in launch.run(action, cluster)]
 
 
 def with_predictions(

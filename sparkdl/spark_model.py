@@ -338,6 +338,7 @@ class SparkModel:
         if isinstance(x, RDD):
             column = models.known_features(self.model)
             column = column or self._columns(RddSource(x.map(_features), ("x",)), _first(x))[0]
+            self._ship(cluster)
             stage, _ = self._stage(cluster, (column,), fit.batch_size)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source(x, None, (features_col,))
@@ -345,6 +346,7 @@ class SparkModel:
         stage, shared = self._stage(cluster, columns, fit.batch_size)
         output = tuple(self.model.compute_output_shape((1, *columns[0].shape))[1:])
         if isinstance(source, FrameSource):
+            self._ship(cluster)
             return with_predictions(source, stage, output, output_col)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
@@ -352,6 +354,12 @@ class SparkModel:
         finally:
             shared.destroy()
         return np.stack(parts)
+
+    @staticmethod
+    def _ship(cluster: Cluster) -> None:
+        """Send sparkdl along with a job that is not ours to start again."""
+        if not cluster.local:
+            cluster.ship_package()
 
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings as JSON beside it.
@@ -420,7 +428,7 @@ def _features(row: Any) -> tuple[Any]:
 
 
 def _first(rdd: RDD[Any]) -> Row:
-    rows = rdd.take(1)
+    rows = launch.run(lambda: rdd.take(1), Cluster())
     if not rows:
         raise DataError("There are no rows to predict: the RDD is empty.")
     return tuple(np.asarray(part) for part in _features(rows[0]))

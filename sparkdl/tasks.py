@@ -60,7 +60,7 @@ def blocks_of(
         return (block for _, block in iterator)
     columns = options["columns"]
     if encoding == "arrow":
-        return frames.blocks_of_batches(iterator, columns, partition, options["seed"])
+        return frames.blocks_of_batches(iterator, columns, options["seed"])
     blocks = feed.blocks_of_rows(iterator, columns, partition, options.get("part", feed.TRAINING))
     if options.get("split"):
         blocks = feed.hold_out(blocks, options["split"], options["split_seed"])

@@ -21,7 +21,7 @@ from sparkdl import launch, models, preflight
 from sparkdl.batches import Plan
 from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
-from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerLostError
+from sparkdl.errors import ClusterError, SparkDLError, WorkerLostError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Column
 from sparkdl.launch import Cluster, Job, Stage
@@ -135,7 +135,7 @@ class Gang:
 
     def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
         """Start the gang again where that helps, else raise the error."""
-        if isinstance(error, PreflightError) and preflight.MISSING in str(error) and not self.shipped:
+        if launch.lacks_package(error) and not self.shipped:
             logger.info("Executors have no sparkdl; sending it along.")
             self.cancel()
             self.cluster.ship_package()

@@ -1,0 +1,253 @@
+"""What cannot be trained is refused before it costs anything, with an error that says what to do."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+from sparkdl import SparkModel
+from sparkdl.errors import ClusterError, ConfigError, DataError, ModelError, SparkDLError, WorkerError
+
+
+def uncompiled(problem):
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+
+class Unknown(keras.layers.Layer):
+    """A layer that its own configuration cannot make again."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def call(self, inputs):
+        return inputs
+
+
+class EveryBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+SETTINGS = [
+    ({"mode": "sometimes"}, ConfigError, "mode should be one of 'synchronous', 'asynchronous', 'hogwild'"),
+    ({"frequency": "often"}, ConfigError, 'frequency should be "batch", "epoch" or a number of batches'),
+    ({"frequency": 0}, ConfigError, "of at least 1; got 0."),
+    ({"merge": "vote"}, ConfigError, "vote"),
+    ({"num_workers": 0}, ConfigError, "num_workers should be a whole number of at least 1; got 0."),
+    ({"port": "http"}, ConfigError, "port should be 0 to 65535"),
+    ({"parameter_server_mode": "socket"}, ConfigError, 'parameter_server_mode should be "http"'),
+    ({"colour": "red"}, TypeError, "colour"),
+]
+ARGUMENTS = [
+    ({"batch_size": 0}, ConfigError, "batch_size should be a whole number of at least 1; got 0."),
+    ({"epochs": 0}, ConfigError, "epochs should be"),
+    ({"verbose": 3}, ConfigError, "verbose should be"),
+    ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
+    ({"class_weight": {0: 2.0}}, ConfigError, "fit does not support class_weight yet"),
+    ({"steps_per_epoch": 3}, ConfigError, "fit does not support steps_per_epoch yet"),
+    ({"callbacks": [EveryBatch()]}, ConfigError, "EveryBatch overrides on_train_batch_end"),
+    ({"callbacks": ["early"]}, ConfigError, "callbacks should be keras.callbacks.Callback objects; got str."),
+    ({"colour": "red"}, TypeError, "colour"),
+]
+
+
+@pytest.fixture
+def no_job(jobs):
+    """Check that the test ran no Spark job."""
+    before = jobs()
+    yield
+    assert jobs() == before
+
+
+@pytest.mark.parametrize(("settings", "kind", "message"), SETTINGS)
+def test_settings_are_checked_when_they_are_given(problem, no_job, settings, kind, message):
+    """An unknown mode, frequency, rule or argument is refused by name."""
+    with pytest.raises(kind, match=message):
+        SparkModel(problem.model(), **settings)
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), ARGUMENTS)
+def test_arguments_of_fit_are_checked_before_any_job(problem, no_job, arguments, kind, message):
+    """What fit cannot honour is refused by name, and nothing has run."""
+    with pytest.raises(kind, match=message):
+        SparkModel(problem.model()).fit(problem.x, problem.y, **arguments)
+
+
+def test_a_model_has_to_be_a_compiled_keras_model(no_job):
+    """An uncompiled model and what is no model are refused when they are handed over."""
+    with pytest.raises(ModelError, match=r"is not compiled. Call model.compile\(optimizer=..., loss=...\)"):
+        SparkModel(uncompiled(None))
+    with pytest.raises(ModelError, match="compiled keras.Model or a function .* got str"):
+        SparkModel("model.keras")
+
+
+def test_a_custom_object_that_is_missing_is_named(problem, no_job):
+    """A layer that cannot be made from its configuration is found on the driver, before any job."""
+    model = keras.Sequential([keras.Input((6,)), Unknown(3), keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+
+    with pytest.raises(ModelError, match="Unknown"):
+        SparkModel(model, num_workers=2).fit(problem.x, problem.y)
+
+
+def test_arrays_are_checked_before_any_job(problem, no_job):
+    """Lengths, shapes, types and the number of rows of arrays are known without a job."""
+    x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
+    cases = [
+        ((x, y[:-1]), DataError, "x and y should have as many rows; got x with 203, y with 202."),
+        ((x[:, :5], y), DataError, r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
+        ((x.astype(str), y), DataError, "Expected x to be numbers; the first row has <U"),
+        ((x[:0], y[:0]), DataError, "There are no rows to train on"),
+        ((x, None), ConfigError, "y should be given"),
+        ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
+        ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
+        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "pass the arrays behind them"),
+        ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
+    ]  # fmt: skip
+    for arguments, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            fit(*arguments)
+
+
+def test_validation_data_are_checked_before_any_job(problem, no_job):
+    """Validation rows are like the training rows, and there is one way to name them."""
+    x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
+    cases = [
+        ({"validation_data": (x, y, y)}, ConfigError, "validation_data should be .*; got 3 parts"),
+        ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "should be left out"),
+        ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
+        ({"validation_split": 0.999}, DataError, "both parts need rows"),
+    ]  # fmt: skip
+    for arguments, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            fit(x, y, **arguments)
+
+
+def test_more_workers_than_slots_are_refused(problem, no_job):
+    """The error has the number of slots that there are."""
+    with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+        SparkModel(problem.model(), num_workers=3).fit(problem.x, problem.y)
+
+
+def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
+    """A column that is missing or of a wrong type is named, with what there is."""
+    fit = SparkModel(problem.model(), num_workers=2).fit
+    frame = frames["array"].selectExpr("features", "label", "cast(label as string) as name")
+    cases = [
+        ({"label_col": "target"}, "Expected a column 'target'; the DataFrame has features, label, name."),
+        ({"label_col": "name"}, "Expected column 'name' to hold numbers, .* it holds string."),
+        ({"y": problem.y}, "y should be left out where x is an RDD or a DataFrame"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            fit(frame, **arguments)
+
+
+def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs):
+    """Shape, type and presence of the first row of RDDs and DataFrames stop a fit before it starts."""
+    context, fit = spark.sparkContext, SparkModel(problem.model(), num_workers=2).fit
+    cases = [
+        (context.parallelize([], 2), "There are no rows to train on: the RDD is empty."),
+        (context.parallelize([1.0, 2.0]), "Expected an RDD of tuples"),
+        (context.parallelize([(np.zeros(5), 1)]), r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
+        (context.parallelize([("six", 1)]), "Expected x to be numbers"),
+        (frames["array"].filter("row < 0"), "There are no rows to train on: the DataFrame is empty."),
+        (frames["array"].selectExpr("slice(features, 1, 5) as features", "label"), r"of shape \(5,\)"),
+        (frames["array"].selectExpr("features", "cast(null as int) as label"), "Expected no nulls in label"),
+    ]  # fmt: skip
+    for data, message in cases:
+        before = jobs()
+        with pytest.raises(DataError, match=message):
+            fit(data)
+        names = [spark.sparkContext.statusTracker().getJobInfo(job).stageIds for job in jobs()[len(before) :]]
+        assert sum(len(stages) for stages in names) <= 2  # a look at one partition, then at the other
+
+
+def bad_rdd(spark, problem, row):
+    """Return the problem in two partitions with one row replaced: number 36 of partition 1."""
+    pairs = list(zip(problem.x, problem.y, strict=True))
+    pairs[136] = row
+    parts = [pairs[:100], pairs[100:]]
+    return spark.sparkContext.parallelize(parts, 2).flatMap(lambda part: part)
+
+
+def refused(spark_model, data, kind, **arguments):
+    """Return the error of a fit that stops in the first pass, before any update."""
+    start = spark_model.model.get_weights()
+    with pytest.raises(kind) as caught:
+        spark_model.fit(data, verbose=0, **arguments)
+    assert all(np.array_equal(a, b) for a, b in zip(start, spark_model.model.get_weights(), strict=True))
+    assert spark_model.history.history == {}
+    assert spark_model.history.training["exchanges"] == 0
+    assert spark_model.history.training["restarts"] == 0
+    return str(caught.value)
+
+
+POINT = np.zeros(6, "float32")
+ROWS = {
+    "shape": ((POINT[:5], 1), "Expected x of shape (6,); row 36 of partition 1 has shape (5,)."),
+    "text": ((POINT, "one"), "Expected y to be numbers (int64); row 36 of partition 1 has ['one']."),
+    "fraction": ((POINT, 0.5), "whole numbers (int64), as in the first row; row 36 of partition 1 has 0.5."),
+    "none": ((None, 1), "row 36 of partition 1 has None."),
+    "triple": ((POINT, 1, 1), "Expected a tuple (x, y); row 36 of partition 1 is "),
+}
+
+
+@pytest.mark.parametrize(("row", "shuffle"), [("shape", False), *((row, True) for row in ROWS)])
+def test_a_bad_row_stops_the_first_pass(spark, problem, row, shuffle):
+    """A row in the middle that does not fit is named with its partition, and nothing was trained."""
+    bad, message = ROWS[row]
+    spark_model = SparkModel(problem.model(), num_workers=2)
+
+    error = refused(spark_model, bad_rdd(spark, problem, bad), DataError, shuffle=shuffle)
+
+    assert message in error
+
+
+def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
+    """A null inside an array is named with the row and the partition of the DataFrame."""
+    rows = [(x.tolist(), int(y)) for x, y in zip(problem.x, problem.y, strict=True)]
+    rows[101 + 36][0][2] = None  # two partitions: 101 rows, then 102
+    frame = spark.createDataFrame(rows, "features array<float>, label bigint")
+    spark_model = SparkModel(problem.model(), num_workers=2)
+
+    error = refused(spark_model, frame, DataError)
+
+    assert "Expected no nulls in features; row 36 of partition 1 is null or has one." in error
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffle):
+    """What the data is made by fails: the driver has its traceback, and does not try again."""
+    marked = problem.x[150, 0]
+
+    def broken(pair):
+        if pair[0][0] == marked:
+            raise LookupError("no such picture")
+        return pair
+
+    rdd = problem.rdd(spark, 100, 103).map(broken)
+
+    error = refused(SparkModel(problem.model(), num_workers=2), rdd, WorkerError, shuffle=shuffle)
+
+    assert "no such picture" in error
+    assert "in broken" in error
+
+
+def test_evaluate_and_predict_refuse_what_fit_refuses(spark, problem):
+    """A bad row is an error of this package there too."""
+    spark_model = SparkModel(problem.model(), num_workers=2)
+    rdd = bad_rdd(spark, problem, (np.zeros(5, "float32"), 1))
+
+    with pytest.raises(DataError, match=r"Expected x of shape \(6,\); row 36 of partition 1 has shape"):
+        spark_model.evaluate(rdd)
+    with pytest.raises(DataError, match=r"takes rows of shape \(6,\); x has rows of shape \(5,\)"):
+        spark_model.predict(problem.x[:, :5])
+
+
+def test_every_refusal_is_of_one_family():
+    """Whatever is refused, `except SparkDLError` catches it, and most are a ValueError too."""
+    assert all(issubclass(kind, SparkDLError) for kind in (ClusterError, ConfigError, DataError, ModelError))
+    assert all(issubclass(kind, ValueError) for kind in (ConfigError, DataError, ModelError))
