@@ -154,6 +154,22 @@ def require_compiled(model: Any) -> None:
         )
 
 
+def require_mean_loss(model: keras.Model) -> None:
+    """Check that the loss of a batch is a mean over its rows, as a mean of gradients takes it to be.
+
+    Raises:
+        ModelError: a loss is reduced in another way; names it.
+    """
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
+            raise ModelError(
+                f"The loss {loss.name!r} has reduction={reduction!r}. Workers' gradients are averaged by "
+                'rows, which is right for a mean over rows: use reduction="sum_over_batch_size" (and a '
+                'learning rate that fits), frequency="epoch" or a number, or num_workers=1.'
+            )
+
+
 def freeze(
     model: keras.Model,
     builder: Callable[[], keras.Model] | None = None,

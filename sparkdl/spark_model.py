@@ -107,6 +107,8 @@ class SparkModel:
         self._builder = None if isinstance(model, keras.Model) or not callable(model) else model
         self.model: keras.Model = self._builder() if self._builder else model
         models.require_compiled(self.model)
+        if self.config.joint and num_workers != 1:
+            models.require_mean_loss(self.model)
         require_supported(keras.backend.backend())
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
