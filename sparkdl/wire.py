@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, IntFlag
+from enum import STRICT, IntEnum, IntFlag
 from math import nan
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class Answer(IntEnum):
     CENTER = 2  # the center variable
 
 
-class Flag(IntFlag):
+class Flag(IntFlag, boundary=STRICT):
     """What else an update or a reply says."""
 
     NONE = 0

@@ -1,0 +1,128 @@
+"""The bytes of one message: encoding undone, everything else refused."""
+
+from math import nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl import wire
+from sparkdl.errors import WireError
+from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+
+vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(lambda v: np.array(v, np.float32))
+words, longs = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+flags = st.sampled_from(Flag)  # and what they make together
+numbers = st.floats(allow_nan=False)
+ids = st.binary(min_size=16, max_size=16)
+sections = {
+    "parameters": vectors, "statistics": vectors, "metrics": st.binary(max_size=9),
+    "state": st.binary(max_size=9),
+}  # fmt: skip
+updates = st.builds(
+    Update, kind=st.sampled_from(Kind), flags=flags, worker=words, sequence=longs, epoch=words, steps=words,
+    base_version=longs, rows=longs, loss=numbers, offset=longs, generation=words, attempt=longs, run=ids,
+    layout=ids, **sections,
+)  # fmt: skip
+replies = st.builds(
+    Reply, kind=st.sampled_from(Answer), flags=flags, evaluate=st.integers(-(2**63), 2**63 - 1),
+    version=longs, progress=numbers, learning_rate=numbers, offset=longs, **sections,
+)  # fmt: skip
+
+
+def fields_of(message):
+    return {name: getattr(value, "tolist", lambda v=value: v)() for name, value in vars(message).items()}
+
+
+def through(message, encode, decode):
+    header, body = encode(message), b"".join(wire.sections(message))
+    return wire.fill(*decode(header), body)
+
+
+@given(updates)
+def test_an_update_comes_back_as_it_was_sent(update):
+    """Decoding undoes encoding, every field of the header and every section."""
+    assert fields_of(update) == fields_of(through(update, wire.encode_update, wire.decode_update))
+
+
+@given(replies)
+def test_a_reply_comes_back_as_it_was_sent(reply):
+    """Decoding undoes encoding, every field of the header and every section."""
+    assert fields_of(reply) == fields_of(through(reply, wire.encode_reply, wire.decode_reply))
+
+
+def test_what_is_not_a_number_travels_too():
+    """A loss that exploded, or a learning rate that stays, is nan on the other side."""
+    assert np.isnan(through(Update(Kind.DELTA, loss=nan), wire.encode_update, wire.decode_update).loss)
+    assert np.isnan(through(Reply(), wire.encode_reply, wire.decode_reply).learning_rate)
+
+
+@pytest.mark.parametrize("length", range(wire.UPDATE.size))
+def test_a_truncated_update_is_refused(length):
+    """However few bytes came, the error has a name and is not one of struct's."""
+    with pytest.raises(WireError, match=f"has {wire.UPDATE.size} bytes; got {length}."):
+        wire.decode_update(wire.encode_update(Update(Kind.DELTA))[:length])
+
+
+@pytest.mark.parametrize("length", range(wire.REPLY.size))
+def test_a_truncated_reply_is_refused(length):
+    """However few bytes came, the error has a name and is not one of struct's."""
+    with pytest.raises(WireError, match=f"has {wire.REPLY.size} bytes; got {length}."):
+        wire.decode_reply(wire.encode_reply(Reply())[:length])
+
+
+@given(updates, st.integers(0, 200))
+def test_sections_of_another_length_are_refused(update, length):
+    """A body is taken whole or not at all."""
+    header, body = wire.encode_update(update), b"".join(wire.sections(update))
+    other = (body + bytes(200))[:length]
+    if len(other) == len(body):
+        other += b"x"
+    with pytest.raises(WireError, match="The sections have"):
+        wire.fill(*wire.decode_update(header), other)
+
+
+@given(st.binary(min_size=wire.UPDATE.size, max_size=wire.UPDATE.size))
+def test_noise_is_refused(noise):
+    """Bytes that are no header raise WireError and nothing else."""
+    with pytest.raises(WireError):
+        wire.decode_update(noise)
+    with pytest.raises(WireError):
+        wire.decode_reply(noise[: wire.REPLY.size])
+
+
+@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 99), (6, 16), (7, 128)])
+def test_an_unknown_kind_or_flag_is_refused(place, value):
+    """What a later version may say is not taken for something else by this one."""
+    header = bytearray(wire.encode_update(Update(Kind.DELTA)))
+    header[place] = value
+    with pytest.raises(WireError, match="of a known kind was expected"):
+        wire.decode_update(bytes(header))
+
+
+def test_the_bytes_of_an_update_are_these():
+    """The format does not change unnoticed."""
+    update = Update(
+        Kind.REPORT, worker=2, sequence=3, epoch=4, steps=5, base_version=6, rows=7, loss=0.5,
+        flags=Flag.STOP, offset=8, parameters=np.array([1.0], np.float32), statistics=np.array([2.0, 3.0], np.float32),
+        metrics=b"m", state=b"st", generation=9, attempt=10, run=b"r" * 16, layout=b"l" * 16,
+    )  # fmt: skip
+    expected = (
+        "53444c55 0300 0200 09000000 02000000 04000000 05000000"
+        "0a00000000000000 0300000000000000 0600000000000000 0700000000000000 000000000000e03f"
+        "0800000000000000 0100000000000000 0200000000000000 0100000000000000 0200000000000000"
+    )
+
+    assert bytes.fromhex(expected) + b"r" * 16 + b"l" * 16 == wire.encode_update(update)
+    assert bytes.fromhex("0000803f 00000040 00004040") + b"mst" == b"".join(wire.sections(update))
+
+
+def test_the_bytes_of_a_reply_are_these():
+    """The format does not change unnoticed."""
+    reply = Reply(Answer.MEAN, Flag.STOP, version=3, progress=1.5, learning_rate=0.5)
+    expected = (
+        "53444c52 0100 0200 ffffffffffffffff 0300000000000000 000000000000f83f 000000000000e03f" + "00" * 40
+    )
+
+    assert bytes.fromhex(expected) == wire.encode_reply(reply)
