@@ -1,4 +1,4 @@
-"""The ground floor: batches, bytes, sums and the book of a run, as laws."""
+"""Sums and the book of a run, as laws."""
 
 import threading
 
@@ -7,102 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl import wire
-from sparkdl.batches import Plan, even_split, ranks
-from sparkdl.errors import ConfigError, RefusedError, WireError
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError
 from sparkdl.merging import Locked, Striped, make_merging
-from sparkdl.rules import Average, DynSGD, Merge, Sum, choose_rule
+from sparkdl.rules import DynSGD, Sum, choose_rule
 from sparkdl.store import ParameterStore, RunShape
-from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
+from sparkdl.wire import Flag, Kind, Reply, Sections, Update
 
-row_counts = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
 EMPTY = np.zeros(0, np.float32)
-
-
-@given(row_counts)
-def test_ranks_put_every_row_in_one_place(rows):
-    """The rows of all workers together rank from 0 to the last, each once."""
-    together = sorted(int(rank) for worker in range(len(rows)) for rank in ranks(rows, worker))
-
-    assert list(range(sum(rows))) == together
-
-
-@given(row_counts, st.integers(1, 40))
-def test_shares_of_a_batch_add_up_to_it(rows, batch_size):
-    """Every joint batch but the last has batch_size rows, however uneven the workers are."""
-    plans = [Plan(rows, worker, batch_size, 1, True, False, 0) for worker in range(len(rows))]
-    shares = sum(np.diff(plan.bounds) for plan in plans)
-
-    assert all(shares[:-1] == batch_size)
-    assert sum(rows) == shares.sum()
-
-
-@given(row_counts, st.integers(1, 40), st.none() | st.integers(1, 5))
-def test_windows_hold_each_local_batch_once(rows, batch_size, window):
-    """A worker's windows cover its batches; one that has fewer joins the rest without rows."""
-    for worker, count in enumerate(rows):
-        plan = Plan(rows, worker, batch_size, window, False, False, 0)
-        spans = [span for index in range(plan.windows) for span in plan.spans(index)]
-
-        assert count == sum(stop - start for start, stop in spans)
-
-
-@given(row_counts, st.integers(1, 40))
-def test_progress_of_an_epoch_is_that_of_one_process(rows, batch_size):
-    """Local steps of all workers add up to the updates of one process."""
-    plans = [Plan(rows, worker, batch_size, None, False, False, 0) for worker in range(len(rows))]
-    total = sum(plan.num_batches * plan.progress_per_step for plan in plans)
-
-    assert plans[0].steps == pytest.approx(total)
-
-
-floats = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(lambda v: np.array(v, np.float32))
-
-
-@given(st.sampled_from(Kind), floats, floats, st.binary(max_size=9), st.integers(0, 2**64 - 1))
-def test_an_update_comes_back_as_it_was_sent(kind, parameters, statistics, state, sequence):
-    """Decoding undoes encoding, header and sections."""
-    sent = Update(kind, sequence=sequence, parameters=parameters, statistics=statistics, state=state)
-    update, lengths = wire.decode_update(wire.encode_update(sent))
-    body = b"".join(wire.sections(sent))
-    got = wire.fill(update, lengths, body)
-
-    assert (kind, sequence, state) == (got.kind, got.sequence, got.state)
-    np.testing.assert_array_equal(parameters, got.parameters)
-    np.testing.assert_array_equal(statistics, got.statistics)
-
-
-@pytest.mark.parametrize("length", [0, 1, wire.UPDATE.size - 1, wire.UPDATE.size + 1])
-def test_a_header_of_another_length_is_refused(length):
-    """A truncated header is an error with a name, not one of struct's."""
-    with pytest.raises(WireError):
-        wire.decode_update(bytes(length))
-
-
-def test_the_bytes_of_a_reply_are_these():
-    """The format does not change unnoticed."""
-    header = wire.encode_reply(Reply(Answer.MEAN, Flag.STOP, version=3, progress=1.5, learning_rate=0.5))
-
-    assert (
-        header.hex()
-        == "53444c5201000200ffffffffffffffff0300000000000000000000000000f83f000000000000e03f" + "00" * 40
-    )
-
-
-def test_the_rules_are_the_literatures():
-    """Average c += delta / K, sum c += delta, DynSGD c += delta / (staleness + 1)."""
-    delta = np.array([4.0, -8.0], np.float32)
-
-    np.testing.assert_array_equal([2, -4], Average().update(delta, None, Merge(0, 2))[0])
-    np.testing.assert_array_equal([4, -8], Sum().update(delta, None, Merge(3, 2))[0])
-    np.testing.assert_array_equal([1, -2], DynSGD().update(delta, None, Merge(3, 2))[0])
-    np.testing.assert_array_equal([4, -8], DynSGD().update(delta, None, Merge(0, 2))[0])
-
-
-def test_a_rule_that_means_nothing_in_a_mode_is_refused():
-    """DynSGD needs a staleness, which rounds have not."""
-    with pytest.raises(ConfigError, match="dynsgd"):
-        choose_rule("dynsgd", synchronous=True)
 
 
 def make_store(mode="synchronous", workers=3, size=5, joint=True, rows=10):
@@ -245,8 +157,3 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
     np.testing.assert_array_equal(0 * one, store.merging.parameters)
     with pytest.raises(RefusedError):
         push(store, 0, one, kind=Kind.DELTA)
-
-
-def test_even_split_deals_what_there_is():
-    """No worker has more than one row more than another."""
-    assert even_split(10, 3) == (4, 3, 3)

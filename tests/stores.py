@@ -1,0 +1,111 @@
+"""Stores of small runs, without Keras, and workers in threads that wait for each other."""
+
+import threading
+from unittest import mock
+
+import numpy as np
+
+from sparkdl import merging, store
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError
+from sparkdl.merging import make_merging
+from sparkdl.rules import choose_rule
+from sparkdl.store import ParameterStore, RunShape
+from sparkdl.wire import Kind, Sections, Update
+
+RUN, LAYOUT = b"r" * 16, b"l" * 16
+EMPTY = np.zeros(0, np.float32)
+NEVER = float("nan")  # a learning rate that is left alone
+KINDS = {True: Kind.GRADIENT, False: Kind.DELTA}
+
+
+def vector(*values):
+    return np.array(values, np.float32)
+
+
+def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, **shape):
+    """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
+    joint = mode == "synchronous" if joint is None else joint
+    plan = Plan((), 0, 4, 1, joint, False, 0)
+    run = RunShape(
+        **{"run": RUN, "layout": LAYOUT, "num_workers": workers, "plan": plan, "epochs": 2, **shape}
+    )
+    rule = choose_rule(merge, synchronous=mode == "synchronous")
+    center = np.zeros(size, np.float32), np.zeros(statistics, np.float32)
+    return ParameterStore(run, make_merging(joint, mode, *center, workers, rule))
+
+
+def begun(store, rows=10, attempt=1):
+    """Let every worker of a store join and be ready with so many rows; return the store."""
+    workers = range(store.shape.num_workers)
+    store.release(store.cut.epoch, NEVER)
+    for worker in workers:
+        store.join(worker, store.generation, attempt, "host", 1)
+    together(*(lambda k=k: store.ready(k, store.generation, attempt, rows, 0, {}) for k in workers))
+    return store
+
+
+def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fields):
+    """Return an update as a worker of the present generation stamps it."""
+    parameters = np.asarray(parameters, np.float32)
+    values = {
+        "kind": KINDS[store.shape.plan.joint] if kind is None else kind, "worker": worker,
+        "rows": (4 if len(parameters) else 0) if rows is None else rows, "loss": 1.0, "steps": 1,
+        "parameters": parameters, "generation": store.generation, "attempt": 1, "run": RUN,
+        "layout": LAYOUT,
+    }  # fmt: skip
+    return Update(**values | fields)
+
+
+def lengths_of(update):
+    return Sections(
+        len(update.parameters), len(update.statistics), len(update.metrics), len(update.state)
+    )  # fmt: skip
+
+
+def give(store, update):
+    """Hand an update to a store as its server does; return the reply."""
+    store.admit(update, lengths_of(update))
+    return store.exchange(update, lambda: update)
+
+
+def push(store, worker, parameters=EMPTY, **fields):
+    """Hand an update to a store; return the reply."""
+    return give(store, update_of(store, worker, parameters, **fields))
+
+
+def together(*calls):
+    """Return what calls return or raise that wait for each other, each made in a thread."""
+    results = [None] * len(calls)
+
+    def run(index):
+        try:
+            results[index] = calls[index]()
+        except Exception as error:  # noqa: BLE001 - an outcome like any other
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def impatient(seconds=0.0):
+    """Let no request wait in a store: it is told to ask again instead."""
+    return mock.patch.multiple(merging, PATIENCE=seconds), mock.patch.multiple(store, PATIENCE=seconds)
+
+
+def state_of(store):
+    """Return all of a store that a refused request must leave as it is."""
+    parameters, statistics, version = store.merging.snapshot()
+    members = {k: (m.attempt, m.rows, m.epoch, m.seen_rows) for k, m in store.members.items()}
+    sequences = [store.merging.next_sequence(k) for k in range(store.shape.num_workers)]
+    return (
+        parameters.tolist(), statistics.tolist(), version, store.generation, store.progress, members,
+        sequences, sorted(store.books), store.cut.epoch, store.failure, list(store.merging.losses),
+    )  # fmt: skip
+
+
+__all__ = ["RefusedError"]

@@ -1,0 +1,128 @@
+"""Which rows make which update: laws of ranks, shares, windows and progress."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.batches import Plan, even_split, num_batches, ranks
+
+row_counts = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
+batch_sizes = st.integers(1, 40)
+
+
+def plans(rows, batch_size, *, window=1, joint=False, shuffle=False, seed=0):
+    return [Plan(rows, worker, batch_size, window, joint, shuffle, seed) for worker in range(len(rows))]
+
+
+@given(row_counts)
+def test_ranks_put_every_row_in_one_place(rows):
+    """The rows of all workers together rank from 0 to the last, each once, each worker's in their order."""
+    each = [ranks(rows, worker).tolist() for worker in range(len(rows))]
+
+    assert list(range(sum(rows))) == sorted(sum(each, []))
+    assert all(sorted(mine) == mine for mine in each)
+
+
+@given(row_counts)
+def test_ranks_are_the_even_interleaving(rows):
+    """Row j of n stands at (j + 1/2) N / n; a tie goes to the lower worker."""
+    places = sorted(
+        ((2 * j + 1) * np.lcm.reduce([n for n in rows if n]) // n, k, j)
+        for k, n in enumerate(rows)
+        for j in range(n)
+    )
+    expected = {(k, j): rank for rank, (_, k, j) in enumerate(places)}
+
+    for worker in range(len(rows)):
+        assert [expected[worker, j] for j in range(rows[worker])] == ranks(rows, worker).tolist()
+
+
+@given(row_counts, batch_sizes)
+def test_shares_of_a_batch_add_up_to_it(rows, batch_size):
+    """Every joint batch but the last has batch_size rows, however uneven the workers are."""
+    shares = sum(np.diff(plan.bounds) for plan in plans(rows, batch_size, joint=True))
+
+    assert [batch_size] * (len(shares) - 1) == shares[:-1].tolist()
+    assert sum(rows) == shares.sum()
+    assert num_batches(sum(rows), batch_size) == len(shares)
+
+
+@given(row_counts, batch_sizes)
+def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
+    """Batch t of all workers together is ranks t B to (t + 1) B."""
+    gang = plans(rows, batch_size, joint=True)
+    for batch in range(gang[0].steps):
+        together = []
+        for plan in gang:
+            for start, stop in plan.spans(batch):
+                together += ranks(rows, plan.worker)[plan.order(0)[start:stop]].tolist()
+
+        assert list(range(sum(rows)))[batch * batch_size : (batch + 1) * batch_size] == sorted(together)
+
+
+@given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
+def test_windows_hold_each_local_batch_once(rows, batch_size, window):
+    """A worker's windows cover its rows in their order; one that has fewer joins the rest without rows."""
+    gang = plans(rows, batch_size, window=window)
+    for plan, count in zip(gang, rows, strict=True):
+        spans = [span for index in range(plan.windows) for span in plan.spans(index)]
+
+        assert [place for start, stop in spans for place in range(start, stop)] == list(range(count))
+        assert all(stop - start <= batch_size for start, stop in spans)
+        assert all(window is None or len(plan.window_batches(i)) <= window for i in range(plan.windows))
+
+
+@given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
+def test_every_worker_comes_to_as_many_exchanges(rows, batch_size, window):
+    """Rounds need all workers, those without rows too."""
+    for joint in (True, False):
+        counts = {plan.windows for plan in plans(rows, batch_size, window=window, joint=joint)}
+
+        assert 1 == len(counts)
+        assert min(counts) >= 1
+
+
+@given(row_counts, batch_sizes)
+def test_progress_of_an_epoch_is_that_of_one_process(rows, batch_size):
+    """Local steps of all workers add up to the updates of one process."""
+    gang = plans(rows, batch_size, window=None)
+    total = sum(plan.num_batches * plan.progress_per_step for plan in gang)
+
+    assert gang[0].steps == pytest.approx(total)
+
+
+@given(row_counts, st.integers(0, 5), st.integers(0, 2**31 - 1))
+def test_an_order_is_drawn_from_seed_epoch_and_worker(rows, epoch, seed):
+    """The same three give the same permutation; without shuffle rows stay as they are."""
+    for plan, again in zip(
+        plans(rows, 4, shuffle=True, seed=seed), plans(rows, 4, shuffle=True, seed=seed), strict=True
+    ):
+        order = plan.order(epoch)
+
+        assert order.tolist() == again.order(epoch).tolist()
+        assert list(range(rows[plan.worker])) == sorted(order.tolist())
+    for plan in plans(rows, 4):
+        assert list(range(rows[plan.worker])) == plan.order(epoch).tolist()
+
+
+def test_another_epoch_worker_or_seed_gives_another_order():
+    """What looks random is not the same twice."""
+    one, other = plans((50, 50), 4, shuffle=True, seed=1)
+    orders = [
+        one.order(0),
+        one.order(1),
+        other.order(0),
+        plans((50, 50), 4, shuffle=True, seed=2)[0].order(0),
+    ]
+
+    assert 4 == len({tuple(order.tolist()) for order in orders})
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_even_split_deals_what_there_is(num_rows, num_workers):
+    """No worker has more than one row more than another, and all rows are dealt."""
+    split = even_split(num_rows, num_workers)
+
+    assert num_rows == sum(split)
+    assert max(split) - min(split) <= 1
