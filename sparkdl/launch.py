@@ -13,15 +13,17 @@ import importlib.util
 import logging
 import re
 import shutil
+import sys
+import sysconfig
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark import InheritableThread, SparkContext, SparkFiles
-from pyspark.serializers import CloudPickleSerializer
+from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
@@ -178,16 +180,49 @@ class Stage:
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
-        serializer: Any = CloudPickleSerializer
         call = {
             "stage": name, "generation": generation, "shared": shared,
-            "code": serializer().dumps(code),
+            "code": pickled(code, [*(objects or {}).values(), builder]),
             "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
         }  # fmt: skip
         self.function = functools.partial(
             preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),
             expected=expected, call=call,
         )  # fmt: skip
+
+
+_pickling = threading.Lock()
+
+
+def pickled(code: Any, objects: list[Any]) -> bytes:
+    """Return code as bytes; what is not of an installed package goes whole, not by its module's name.
+
+    Args:
+        code: what is pickled.
+        objects: classes and functions in it that may be of the user's own modules.
+    """
+    names = {str(getattr(one, "__module__", type(one).__module__)).split(".")[0] for one in objects}
+    pickler: Any = cloudpickle
+    own = [sys.modules[name] for name in names if name in sys.modules and not _installed(sys.modules[name])]
+    with _pickling:
+        new = [module for module in own if module.__name__ not in pickler.list_registry_pickle_by_value()]
+        for module in new:
+            pickler.register_pickle_by_value(module)
+        try:
+            return bytes(pickler.dumps(code))
+        finally:
+            for module in new:
+                pickler.unregister_pickle_by_value(module)
+
+
+def _installed(module: Any) -> bool:
+    """Return whether a module is one that executors have: Python's own, or of an installed package."""
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), None)
+    if place is None or module is sys.modules["sparkdl"]:
+        return True
+    path = Path(place)
+    packages = {"site-packages", "dist-packages"}.intersection(path.parts)
+    return bool(packages) or path.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 class Job:
@@ -252,7 +287,8 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
             f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
             f"{_more_overhead(cluster)} or more, or take fewer workers per executor.\n{text[:2000]}"
         )
-    return WorkerLostError(text[:4000])
+    lines = re.findall(r"[^\n]*(?:exited unexpectedly|ExecutorLostFailure|SparkException: )[^\n]*", text)
+    return WorkerLostError("\n".join([*lines[-1:], text[:4000]]))
 
 
 def _raised(text: str) -> WorkerError | None:

@@ -404,7 +404,7 @@ class ParameterStore:
         with self.changed:
             self._check_open(update.generation)
             state = self.cut.state(update.worker)
-            if state and len(state) == self.shape.generators and self.shape.optimizer:
+            if self.shape.plan.joint and len(state) == self.shape.generators:
                 state = self.cut.state(0)[: self.shape.optimizer] + state  # replicas have one optimizer state
             parameters, statistics, version = self.merging.snapshot()
             return replace(

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -144,9 +145,11 @@ def standalone(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def spark_environment():
-    """What every Spark process of the tests inherits: the loopback address and this Python."""
+def spark_environment(tmp_path_factory):
+    """What every Spark process of the tests inherits: the loopback address, this Python, a folder."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.delenv("SPARK_LOCAL_DIRS", raising=False)

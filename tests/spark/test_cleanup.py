@@ -1,0 +1,243 @@
+"""Nothing is left behind: after a fit, a failing one, a killed worker, Ctrl-C."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from pyspark import TaskContext
+
+from sparkdl import SparkModel
+from sparkdl.errors import WorkerError, WorkerLostError
+
+MASTERS = ("local", "local-cluster")
+
+if not Path("/proc/self/net/tcp").exists():
+    pytest.skip("needs /proc to see sockets and processes", allow_module_level=True)
+
+
+def listening():
+    """Return the ports that this process listens on."""
+    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    table = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in table if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+
+
+def on_the_driver(spark):
+    """Return what a fit could leave in this process and in its application."""
+    context = spark.sparkContext
+    tracker = context.statusTracker()
+    return {
+        "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()},
+        "listening": listening(),
+        "jobs": tracker.getActiveJobsIds() + tracker.getActiveStageIds(),
+        "broadcasts and files": set(os.listdir(context._temp_dir)),
+        "temporary files": {
+            name for name in os.listdir(os.environ["TMPDIR"]) if not name.startswith("hsperf")
+        },
+    }
+
+
+def blocks(spark):
+    """Return the files of broadcast variables in the local directories of driver and executors."""
+    local = Path(spark.conf.get("spark.local.dir"))
+    return {path.name for path in local.rglob("broadcast_*") if path.is_file()}
+
+
+def in_the_workers(spark):
+    """Return what a fit could leave in a Python worker; some job has to ask for it."""
+
+    def look(_):
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkdl")]
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        files = [line for line in maps if line.endswith("(deleted)") and "/dev/" not in line]
+        for link in Path("/proc/self/fd").iterdir():
+            if link.is_symlink() and "(deleted)" in os.readlink(link):
+                files.append(os.readlink(link))
+        return [*threads, *files]
+
+    return spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(spark, problem, eventually):
+    """Compare driver, application and workers before and after each test; then a fit has to work."""
+    model = SparkModel(problem.model(), num_workers=2)
+    model.fit(problem.x, problem.y, verbose=0)
+    before, held = on_the_driver(spark), blocks(spark)
+    yield
+
+    def left():
+        now = on_the_driver(spark)
+        return {
+            name: set(now[name]) - set(before[name]) for name in now if set(now[name]) - set(before[name])
+        }
+
+    eventually(lambda: not left(), 10)
+    assert left() == {}
+    eventually(lambda: not {name for name in blocks(spark) - held if "python" in name}, 10)
+    assert {name for name in blocks(spark) - held if "python" in name} == set()
+    assert in_the_workers(spark) == []
+    assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_after_a_fit(problem, mode):
+    """Thread, socket, job, broadcast and files are gone when fit returns."""
+    SparkModel(problem.model(), mode=mode, num_workers=2).fit(
+        problem.x, problem.y, epochs=2, verbose=0, validation_split=0.2
+    )
+
+
+def test_after_a_fit_that_fails(problem):
+    """A callback that raises on the driver ends the run; model and history are those of the last epoch."""
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise LookupError("the disk is full")
+
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+    spark_model = SparkModel(model, num_workers=2)
+
+    with pytest.raises(LookupError, match="the disk is full"):
+        spark_model.fit(problem.x, problem.y, epochs=5, shuffle=False, verbose=0, callbacks=[Fail()])
+
+    reference.fit(problem.x, problem.y, epochs=2, shuffle=False, verbose=0)
+    assert problem.distance(model, reference, start) <= 1
+    assert len(spark_model.history.history["loss"]) in (1, 2)
+
+
+class Bomb:
+    """What a worker does to itself at its n-th batch, once in all: a file says that it was done.
+
+    Args:
+        marker: the file.
+        batch: the batch.
+        act: what is done.
+    """
+
+    def __init__(self, marker, batch, act):
+        self.marker, self.batch, self.act, self.seen = str(marker), batch, act, 0
+
+    def __call__(self):
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 1:
+            self.seen += 1
+            if self.seen == self.batch and not os.path.exists(self.marker):
+                Path(self.marker).touch()
+                self.act()
+        return np.float32(0)
+
+    def model(self, problem):
+        """Return the problem's model with a loss that carries the bomb, and the custom objects it needs."""
+        bomb = self
+
+        def loss_of_a_bomb(y_true, y_pred):
+            plain = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+            return plain + tf.ensure_shape(tf.numpy_function(bomb, [], tf.float32), [])
+
+        return problem.model(loss=loss_of_a_bomb), {"loss_of_a_bomb": loss_of_a_bomb}
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency"), [("synchronous", "batch"), ("synchronous", 2), ("asynchronous", "batch")]
+)
+def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency):
+    """SIGKILL in the third epoch: the run goes on from the last cut, and its answer is the same."""
+    settings = {"batch_size": 16, "epochs": 5, "shuffle": False, "verbose": 0}
+    marker = tmp_path / "done"
+    batches = 13 if frequency == "batch" and mode == "synchronous" else 7
+    fits = []
+    for exists in (True, False):
+        marker.touch() if exists else marker.unlink()
+        model, objects = Bomb(marker, 2 * batches + 3, kill).model(problem)
+        spark_model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2, custom_objects=objects)
+        fits.append((model, spark_model.fit(problem.x, problem.y, **settings)))
+
+    (whole, _), (model, history) = fits
+    counts = history.training
+    assert marker.exists()
+    assert counts["restarts"] + counts["superseded"] == 1  # Spark itself may start a single task again
+    assert len(history.history["loss"]) == 5
+    if mode == "synchronous":
+        assert any("taken up again from the end of epoch 2 (1 of 3)" in line for line in caplog.messages)
+        assert all(
+            np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True)
+        )
+    else:
+        assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_after_workers_were_killed_too_often(problem, tmp_path):
+    """A worker that dies at every start ends the run, with what was merged until then."""
+    model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
+    start = model.get_weights()
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=0)
+
+    with pytest.raises(WorkerLostError):
+        spark_model.fit(problem.x, problem.y, epochs=3, verbose=0)
+
+    moved = any(not np.array_equal(a, b) for a, b in zip(start, model.get_weights(), strict=True))
+    assert moved == bool(spark_model.history.history)
+
+
+def test_after_a_worker_raised(problem, tmp_path):
+    """An exception in the middle of an epoch ends the run; the model is that of the last epoch."""
+
+    def refuse():
+        raise ArithmeticError("not a number that I like")
+
+    model, objects = Bomb(tmp_path / "done", 13 + 3, refuse).model(problem)
+    reference = problem.model()
+    start = model.get_weights()
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects)
+    settings = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    with pytest.raises(WorkerError, match="not a number that I like"):
+        spark_model.fit(problem.x, problem.y, epochs=3, **settings)
+
+    reference.fit(problem.x, problem.y, epochs=1, **settings)
+    assert len(spark_model.history.history["loss"]) == 1
+    assert problem.distance(model, reference, start) <= 1
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Presses Ctrl-C from outside, some time after an epoch's end."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("frequency", ["batch", "epoch"])
+def test_after_an_interrupt(problem, frequency):
+    """Ctrl-C in the main thread: the model holds whole updates, as many as its optimizer counts."""
+    model = problem.model()
+    start = model.get_weights()
+    spark_model = SparkModel(model, frequency=frequency, num_workers=2)
+    settings = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    with pytest.raises(KeyboardInterrupt):
+        spark_model.fit(problem.x, problem.y, epochs=100_000, callbacks=[Interrupt()], **settings)
+
+    epochs = len(spark_model.history.history["loss"])
+    steps = int(model.optimizer.iterations)
+    assert epochs >= 2
+    assert steps >= 13 * epochs if frequency == "batch" else steps > 0
+    assert len(spark_model.history.training["epoch_seconds"]) in (epochs, epochs + 1)
+    if frequency == "batch":
+        reference = problem.model()
+        for step in range(steps):
+            rows = slice(step % 13 * 16, step % 13 * 16 + 16)
+            reference.train_on_batch(problem.x[rows], problem.y[rows])
+        assert problem.distance(model, reference, start) <= 10
