@@ -218,7 +218,10 @@ def report_failure(endpoint: Endpoint, **fields: Any) -> None:
 
 
 class LogBuffer(logging.Handler):
-    """Keeps the newest log records until a heartbeat takes them to the driver."""
+    """Keeps the newest log records until a heartbeat takes them to the driver.
+
+    As the root logger's only handler it also does what Python does where there is none: it prints warnings.
+    """
 
     def __init__(self, capacity: int = 200) -> None:
         super().__init__(logging.INFO)
@@ -229,6 +232,9 @@ class LogBuffer(logging.Handler):
         self.records.append(
             {"name": record.name, "level": record.levelno, "message": record.getMessage()[:4000]}
         )
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and logging.getLogger().handlers == [self]:
+            last.handle(record)
 
     def take(self) -> list[dict[str, Any]]:
         """Return and forget what was kept."""

@@ -380,6 +380,7 @@ class SparkModel:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
         with tempfile.TemporaryDirectory() as folder:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
+            models.optimizer_variables(self.model)  # makes them, without which Keras warns when it loads
             self.model.save(local)
             settings.write_text(json.dumps(self.config.to_dict(), indent=2))
             files.put(local, path, overwrite=overwrite, context=context)

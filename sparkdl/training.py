@@ -223,7 +223,6 @@ class Run:
         self.callbacks.begin_epoch(0)
         with ExitStack() as stack:
             store, gang, display = self._start(stack)
-            cut = store.cut
             logs: dict[str, Any] = {}
             try:
                 gang.start()
@@ -231,7 +230,6 @@ class Run:
                     result = self._epoch(epoch, store, gang, display)
                     logs = self._end_epoch(epoch, result, store, display)
                     gang.failures = 0
-                    cut = store.cut
                     if request.model.stop_training:
                         break
                 store.stop()
@@ -241,8 +239,8 @@ class Run:
                 self._record(store, gang)
                 self.driver.load(cut, self._rows(store))
                 raise
+            # The model has been that of the last epoch since its end, with what callbacks did to it.
         self._record(store, gang)
-        self.driver.load(cut, self._rows(store))
         self.callbacks.end(logs)
 
     def _start(self, stack: ExitStack) -> tuple[ParameterStore, Gang, Display]:

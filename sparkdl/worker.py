@@ -410,7 +410,7 @@ def train_task(
     exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, job.layout)
     logger, log = logging.getLogger("sparkdl"), LogBuffer()
     level = logger.level
-    logger.addHandler(log)
+    logging.getLogger().addHandler(log)
     logger.setLevel(logging.INFO)
     try:
         exchange.join(socket.gethostname(), os.getpid())
@@ -423,7 +423,7 @@ def train_task(
         tell_failure(task, error)
         raise
     finally:
-        logger.removeHandler(log)
+        logging.getLogger().removeHandler(log)
         logger.setLevel(level)
         exchange.close()
 

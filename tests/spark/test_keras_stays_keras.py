@@ -1,0 +1,274 @@
+"""What `model.fit` does around training is done here too: callbacks, History, progress, files."""
+
+import logging
+import re
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark import TaskContext
+
+from sparkdl import SparkModel, load_spark_model
+from sparkdl.config import Mode
+
+pytestmark = pytest.mark.usefixtures("spark")
+SETTINGS = {"batch_size": 32, "shuffle": False, "verbose": 0}
+
+
+def train(problem, *, epochs=4, **arguments):
+    """Return a model trained on two workers, its History, and plain Keras's model and History."""
+    model, reference = problem.model(), problem.model()
+    arguments = {**SETTINGS, **arguments}
+    callbacks = arguments.pop("callbacks", list)
+    history = SparkModel(model, num_workers=2).fit(
+        problem.x, problem.y, epochs=epochs, callbacks=callbacks(), **arguments
+    )
+    expected = reference.fit(problem.x, problem.y, epochs=epochs, callbacks=callbacks(), **arguments)
+    return model, history, reference, expected
+
+
+def same(expected, history):
+    """Check that two histories have the same keys and, but for rounding, values."""
+    assert set(expected.history) == set(history.history)
+    for name, values in expected.history.items():
+        assert values == pytest.approx(history.history[name], rel=1e-4), name
+
+
+def test_a_history_is_a_table_of_epochs(problem):
+    """Keys, lengths and values are Keras's, `validation_split` takes the last rows, pandas reads it."""
+    model, history, reference, expected = train(problem, validation_split=0.25)
+
+    same(expected, history)
+    table = pd.DataFrame(history.history)
+    assert list(range(4)) == history.epoch == list(table.index)
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(table.columns)
+    assert problem.distance(model, reference, problem.model().get_weights()) <= 1
+    assert history.training["rows"] == 152
+    assert [5] * 4 == [len(losses) for losses in history.training["losses"]]
+    assert len(history.training["epoch_seconds"]) == 4
+
+
+@pytest.mark.parametrize("kind", ["rdd", "frame"])
+def test_the_same_rows_are_held_out_in_every_epoch(spark, problem, frames, kind):
+    """With a learning rate of zero every epoch measures the same: the rows that are held out are too."""
+    data = problem.rdd(spark, 100, 103) if kind == "rdd" else frames["array"]
+    fits = [
+        SparkModel(problem.model(keras.optimizers.SGD(0.0)), num_workers=2).fit(
+            data, epochs=3, validation_split=0.3, seed=5, verbose=0
+        )
+        for _ in range(2)
+    ]
+
+    held, again = (fit.history["val_loss"] for fit in fits)
+    assert held == pytest.approx([held[0]] * 3, rel=1e-6)
+    assert again == pytest.approx(held, rel=1e-6)
+    assert held[0] != fits[0].history["loss"][0]
+    assert 203 * 0.55 < fits[0].training["rows"] < 203 * 0.85
+
+
+def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
+    """A schedule, checkpoints and a log at each epoch: what comes out is plain Keras's."""
+    files = []
+
+    def callbacks():
+        folder = tmp_path / str(len(files))
+        folder.mkdir()
+        files.append(folder)
+        return [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (epoch + 1)),
+            keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras"),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+        ]
+
+    model, history, reference, expected = train(problem, callbacks=callbacks)
+
+    same(expected, history)
+    ours, theirs = files
+    assert [0.3, 0.15, 0.05, 0.0125] == pytest.approx(history.history["learning_rate"])
+    assert {f"{epoch}.keras" for epoch in (1, 2, 3, 4)} | {"log.csv"} == {
+        path.name for path in ours.iterdir()
+    }
+    saved = keras.saving.load_model(ours / "4.keras")
+    assert all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
+    pd.testing.assert_frame_equal(pd.read_csv(theirs / "log.csv"), pd.read_csv(ours / "log.csv"), rtol=1e-4)
+    assert problem.distance(model, reference, problem.model().get_weights()) <= 1
+
+
+def test_early_stopping_ends_training_and_restores_the_best_weights(problem):
+    """The workers stop when Keras would have, and the best epoch's weights come back."""
+
+    def callbacks():
+        reduce = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.1, min_delta=10.0)
+        stop = keras.callbacks.EarlyStopping(
+            "val_loss", patience=2, min_delta=10.0, restore_best_weights=True
+        )
+        return [reduce, stop]
+
+    model, history, reference, expected = train(
+        problem, epochs=50, callbacks=callbacks, validation_split=0.25
+    )
+
+    same(expected, history)
+    assert len(history.epoch) == 3
+    assert problem.distance(model, reference, problem.model().get_weights()) <= 1
+    assert float(model.optimizer.learning_rate) == float(reference.optimizer.learning_rate)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
+    """A loss that is not finite ends training after the epoch that has it, and is said."""
+    x = problem.x.copy()
+    x[120] = np.inf
+    spark_model = SparkModel(problem.model(), mode=mode, num_workers=2)
+
+    history = spark_model.fit(
+        x, problem.y, epochs=20, callbacks=[keras.callbacks.TerminateOnNaN()], **SETTINGS
+    )
+
+    assert len(history.epoch) == 1
+    assert any("had a loss that is not finite" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("verbose", "expected"),
+    [(0, ""), (2, r"(Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.]+){2}\n){2}")],
+)
+def test_progress_is_a_line_per_epoch_or_nothing(problem, capsys, verbose, expected):
+    """verbose=2 prints each epoch's time, speed and metrics; 0 prints nothing; "auto" is 2 in a file."""
+    for setting in [verbose, *(["auto"] if verbose else [])]:
+        SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, epochs=2, verbose=setting)
+
+        assert re.fullmatch(expected, capsys.readouterr().out)
+
+
+def test_progress_is_a_bar_in_a_terminal(problem, capsys, monkeypatch):
+    """verbose="auto" in a terminal draws rows per second, then leaves a line for the epoch."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, epochs=2)
+
+    out = capsys.readouterr().out
+    assert "rows/s" in out
+    assert "\x1b[" in out
+    assert re.search(r"Epoch 2/2 - [\d.]+ s - [\d,]+ rows/s - ", out)
+
+
+def test_what_workers_log_is_heard_on_the_driver(problem, caplog):
+    """A line that user code logs on an executor comes out of the driver's logger."""
+
+    def talking_loss(y_true, y_pred):
+        if TaskContext.get() is not None:
+            logging.getLogger("my.loss").warning("traced by worker %d", TaskContext.get().partitionId())
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+    model = problem.model(loss=talking_loss)
+
+    SparkModel(model, num_workers=2, custom_objects={"talking_loss": talking_loss}).fit(
+        problem.x, problem.y, verbose=0
+    )
+
+    heard = {(entry.name, entry.getMessage()) for entry in caplog.records}
+    assert {("sparkdl.workers.my.loss", f"traced by worker {worker}") for worker in (0, 1)} <= heard
+
+
+@pytest.mark.parametrize("kind", ["path", "uri"])
+def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
+    """Save and load, by path and by Hadoop URI: a plain Keras file, and the settings beside it."""
+    folder = tmp_path / "models"
+    target = f"{folder.as_uri() if kind == 'uri' else folder}/m.keras"
+    spark_model = SparkModel(problem.model(), mode="asynchronous", frequency=3, port=range(40000, 40100))
+
+    spark_model.save(target)
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        spark_model.save(target)
+    spark_model.save(target, overwrite=True)
+    loaded = load_spark_model(target)
+
+    assert {"m.keras", "m.json"} == {path.name for path in folder.iterdir() if path.suffix != ".crc"}
+    assert spark_model.config == loaded.config
+    plain = keras.saving.load_model(folder / "m.keras")
+    for model in (plain, loaded.model):
+        np.testing.assert_array_equal(
+            spark_model.model.predict(problem.x, verbose=0), model.predict(problem.x, verbose=0)
+        )
+    with pytest.raises(FileNotFoundError):
+        SparkModel.load(target.replace("m.keras", "n.keras"))
+
+
+def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
+    """Pandas with y is arrays; a scalar column of a DataFrame is a feature of one number."""
+    model = problem.model()
+    frame = pd.DataFrame(problem.x, columns=list("abcdef"))
+    history = SparkModel(model, num_workers=2).fit(frame, pd.Series(problem.y), **SETTINGS)
+    reference = problem.model()
+    same(reference.fit(problem.x, problem.y, **SETTINGS), history)
+
+    one = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    one.compile("sgd", "mse")
+    spark_model = SparkModel(one, num_workers=2)
+    history = spark_model.fit(
+        frames["array"], features_col="first", label_col="sum", epochs=2, verbose=0, seed=1
+    )
+    predicted = spark_model.predict(frames["array"], features_col="first", output_col="guess").collect()
+
+    assert history.history["loss"][1] < history.history["loss"][0]
+    np.testing.assert_allclose(
+        one.predict(problem.x[:, :1], verbose=0)[:, 0],
+        [row.guess for row in sorted(predicted, key=lambda row: row.row)],
+        rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
+def test_a_partition_smaller_than_a_batch_trains(spark, problem):
+    """With three rows on one worker and a batch of 64, every row is used once an epoch."""
+    counts = 200, 3
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+
+    history = SparkModel(model, num_workers=2).fit(
+        problem.rdd(spark, *counts), batch_size=64, epochs=2, shuffle=False, verbose=0
+    )
+
+    reference.fit(*problem.interleaved(*counts), batch_size=64, epochs=2, shuffle=False, verbose=0)
+    assert [200, 3] == history.training["worker_rows"]
+    assert problem.distance(model, reference, start) <= 1
+
+
+def test_a_seed_repeats_a_synchronous_run(problem):
+    """The same seed gives the same weights bit for bit; another one does not."""
+    weights = []
+    for seed in (1, 1, 2):
+        model = problem.model()
+        SparkModel(model, num_workers=2).fit(problem.x, problem.y, epochs=2, verbose=0, seed=seed)
+        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+def test_a_function_that_builds_the_model_is_sent_instead_of_it(problem):
+    """A model that Keras cannot serialize trains when a function makes it."""
+
+    def build():
+        class Plain(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(3, activation="softmax")
+
+            def call(self, inputs):
+                return self.dense(inputs)
+
+        keras.utils.set_random_seed(1)
+        model = Plain()
+        model(np.zeros((1, 6), "float32"))
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    spark_model, reference = SparkModel(build, num_workers=2), build()
+
+    history = spark_model.fit(problem.x, problem.y, epochs=2, **SETTINGS)
+
+    same(reference.fit(problem.x, problem.y, epochs=2, **SETTINGS), history)
+    assert problem.distance(spark_model.model, reference, build().get_weights()) <= 1
