@@ -56,6 +56,10 @@ class Merging(ABC):
     def next_sequence(self, worker: int) -> int:
         """Return the first sequence number of this worker that is not counted yet."""
 
+    @abstractmethod
+    def counted(self, worker: int, sequence: int) -> bool:
+        """Return whether an update was counted, and not taken back since."""
+
     def wake(self) -> None:
         """Let every waiting request look again at why it waits."""
         with self.changed:
@@ -103,6 +107,11 @@ class Rounds(Merging):
     def next_sequence(self, worker: int) -> int:
         """Return the number of the open round, which is the same for every worker."""
         return self.round
+
+    def counted(self, worker: int, sequence: int) -> bool:
+        """Return whether an update is in the open round, or that round has closed."""
+        with self.changed:
+            return sequence < self.round or (sequence == self.round and self._has(worker))
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Add an update to its round and answer when the round has closed."""
@@ -231,11 +240,16 @@ class Locked(Merging):
     def __init__(self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule) -> None:
         super().__init__(parameters.copy(), statistics.copy(), num_workers)
         self.rule, self.state = rule, rule.init(parameters)
-        self.counted: dict[int, int] = {}
+        self.last: dict[int, int] = {}
 
     def next_sequence(self, worker: int) -> int:
         """Return the number after the last one counted of this worker."""
-        return self.counted.get(worker, -1) + 1
+        return self.last.get(worker, -1) + 1
+
+    def counted(self, worker: int, sequence: int) -> bool:
+        """Return whether an update was merged; nothing that was merged is taken back."""
+        with self.changed:
+            return sequence < self.next_sequence(worker)
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Merge an update and answer a copy of the center."""
@@ -243,7 +257,7 @@ class Locked(Merging):
         with self.changed:
             _check_generation(self, update)
             flags = Flag.NONE
-            if update.sequence < self.next_sequence(update.worker):
+            if self.counted(update.worker, update.sequence):
                 flags = Flag.DUPLICATE
             else:
                 self._merge(update)
@@ -260,7 +274,7 @@ class Locked(Merging):
 
     def _count(self, update: Update) -> Merge:
         merge = Merge(self.version - update.base_version, self.num_workers)
-        self.counted[update.worker] = update.sequence
+        self.last[update.worker] = update.sequence
         self.losses.append(update.loss)
         self.statistics += (update.statistics - self.statistics) / np.float32(self.num_workers)
         self.version += 1
@@ -284,7 +298,7 @@ class Striped(Locked):
         flags = Flag.NONE
         with self.changed:
             _check_generation(self, update)
-            if update.sequence < self.next_sequence(update.worker):
+            if self.counted(update.worker, update.sequence):
                 flags = Flag.DUPLICATE
             else:
                 merge = self._count(update)
@@ -306,7 +320,10 @@ class Striped(Locked):
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take another center in place, so that additions under way are not lost."""
         with self.changed:
-            self.parameters[...] = parameters
+            for index, lock in enumerate(self.stripes):
+                part = slice(index * STRIPE, (index + 1) * STRIPE)
+                with lock:
+                    self.parameters[part] = parameters[part]
             self.statistics[...] = statistics
             self.version += 1
 

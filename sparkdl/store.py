@@ -230,7 +230,8 @@ class ParameterStore:
         try:
             self._admit(update, lengths)
         except RefusedError:
-            self.counters["refused"] += 1
+            with self.changed:
+                self.counters["refused"] += 1
             raise
 
     def _admit(self, update: Update, lengths: Sections) -> None:
@@ -252,10 +253,24 @@ class ParameterStore:
             length = getattr(lengths, name)
             if length not in values or (length and name not in expected):
                 raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
-        moves = update.kind in (Kind.GRADIENT, Kind.DELTA) and not update.flags & Flag.AWAIT
-        if moves and (lengths.count, lengths.statistics) != (
-            (parameters, statistics) if update.rows else (0, 0)
-        ):
+        if update.kind in (Kind.GRADIENT, Kind.DELTA):
+            self._admit_move(update, lengths)
+
+    def _admit_move(self, update: Update, lengths: Sections) -> None:
+        """Refuse what cannot be merged: once a sequence is counted it is too late."""
+        rounds = isinstance(self.merging, Rounds)
+        if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
+            raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
+        if update.flags & Flag.AWAIT:
+            if not self.merging.counted(update.worker, update.sequence):
+                raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
+            return
+        if not (update.rows or rounds) or update.base_version > self.merging.version:
+            raise RefusedError(
+                400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
+            )
+        size = len(self.merging.parameters), len(self.merging.statistics)
+        if (lengths.count, lengths.statistics) != (size if update.rows else (0, 0)):
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
@@ -287,9 +302,10 @@ class ParameterStore:
 
     def _push(self, update: Update, read: Read) -> Reply:
         reply = self.merging.push(update, read, lambda: self._counted(update))
-        if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
-            self.counters["duplicates"] += 1
-        evaluate = self._to_evaluate(update.worker)
+        with self.changed:
+            if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
+                self.counters["duplicates"] += 1
+            evaluate = self._to_evaluate(update.worker)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
     def _counted(self, update: Update) -> Reply:
@@ -329,6 +345,8 @@ class ParameterStore:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
+        if update.epoch < self.cut.epoch:
+            return  # It comes again, and its epoch is complete.
         book = self.books.setdefault(update.epoch, _Book())
         if update.worker not in book.metrics:
             book.rows += update.rows
