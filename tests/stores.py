@@ -1,13 +1,14 @@
 """Stores of small runs, without Keras, and workers in threads that wait for each other."""
 
+import contextlib
 import threading
 from unittest import mock
 
 import numpy as np
 
-from sparkdl import merging, store
+from sparkdl import merging
+from sparkdl import store as store_module
 from sparkdl.batches import Plan
-from sparkdl.errors import RefusedError
 from sparkdl.merging import make_merging
 from sparkdl.rules import choose_rule
 from sparkdl.store import ParameterStore, RunShape
@@ -92,9 +93,11 @@ def together(*calls):
     return results
 
 
-def impatient(seconds=0.0):
+@contextlib.contextmanager
+def impatient():
     """Let no request wait in a store: it is told to ask again instead."""
-    return mock.patch.multiple(merging, PATIENCE=seconds), mock.patch.multiple(store, PATIENCE=seconds)
+    with mock.patch.object(merging, "PATIENCE", 0.0), mock.patch.object(store_module, "PATIENCE", 0.0):
+        yield
 
 
 def state_of(store):
@@ -106,6 +109,3 @@ def state_of(store):
         parameters.tolist(), statistics.tolist(), version, store.generation, store.progress, members,
         sequences, sorted(store.books), store.cut.epoch, store.failure, list(store.merging.losses),
     )  # fmt: skip
-
-
-__all__ = ["RefusedError"]

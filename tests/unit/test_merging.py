@@ -1,0 +1,350 @@
+"""How updates of many workers become one center, in whatever order and however often they come."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import EMPTY, begun, impatient, push, store_of, together, update_of, vector
+
+from sparkdl import merging
+from sparkdl.errors import RefusedError
+from sparkdl.merging import DeltaRounds, GradientRounds, Locked, Striped, make_merging
+from sparkdl.rules import Average, DynSGD, Sum
+from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+
+
+def noise(seed, size=5):
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def arrive(store, updates):
+    """Push updates of one round in this order of arrival; return the replies by worker."""
+    rounds, replies = store.merging, {}
+
+    def run(update):
+        replies[update.worker] = store.exchange(update, lambda: update)
+
+    threads = [threading.Thread(target=run, args=(update,)) for update in updates]
+    for thread, update in zip(threads, updates, strict=True):
+        thread.start()
+        with rounds.changed:
+            assert rounds.changed.wait_for(lambda u=update: rounds.counted(u.worker, u.sequence), 10)
+    for thread in threads:
+        thread.join(10)
+    return replies
+
+
+def one_by_one(kind, rule, *updates, workers=2, size=1):
+    """Return a center after updates that were pushed one after the other."""
+    center = kind(np.zeros(size, np.float32), EMPTY, workers, rule)
+    for update in updates:
+        center.push(update, lambda update=update: update, Reply)
+    return center
+
+
+def delta(worker, *values, sequence=0, base_version=0, statistics=EMPTY):
+    return Update(
+        Kind.DELTA, worker=worker, sequence=sequence, rows=4, loss=1.0, base_version=base_version,
+        parameters=vector(*values), statistics=statistics,
+    )  # fmt: skip
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.booleans())
+def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, joint):
+    """Sums run in worker order, so that a run repeats bit for bit."""
+    outcomes = set()
+    for order in itertools.permutations(range(3)):
+        store = begun(store_of(joint=joint, statistics=2))
+        updates = [
+            update_of(
+                store, k, noise(k) if rows[k] else EMPTY, rows=rows[k], loss=k,
+                statistics=noise(9 + k, 2) if rows[k] else EMPTY,
+            )
+            for k in order
+        ]  # fmt: skip
+        replies = arrive(store, updates)
+        outcomes |= {(r.parameters.tobytes(), r.statistics.tobytes(), r.version) for r in replies.values()}
+
+    assert 1 == len(outcomes)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any))
+def test_a_round_is_the_row_weighted_mean(rows):
+    """Each worker counts by its rows, one without rows not at all; so do statistics and losses."""
+    store = begun(store_of(workers=len(rows), statistics=2))
+    vectors, moved = [noise(k) for k in range(len(rows))], [noise(9 + k, 2) for k in range(len(rows))]
+    updates = [
+        update_of(
+            store, k, vectors[k] if n else EMPTY, rows=n, loss=k + 1.0, statistics=moved[k] if n else EMPTY
+        )
+        for k, n in enumerate(rows)
+    ]
+    reply = arrive(store, updates)[0]
+
+    assert Answer.MEAN is reply.kind
+    np.testing.assert_allclose(reply.parameters, np.average(vectors, axis=0, weights=rows), 1e-4, 1e-6)
+    np.testing.assert_allclose(reply.statistics, np.average(moved, axis=0, weights=rows), 1e-4, 1e-6)
+    assert [np.average(np.arange(len(rows)) + 1, weights=rows)] == pytest.approx(store.merging.losses)
+
+
+def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
+    """One worker, or the one that has rows, gets back its own gradient to the bit."""
+    store = begun(store_of())
+    updates = [update_of(store, k, noise(7) if k == 1 else EMPTY, rows=3 * (k == 1)) for k in range(3)]
+
+    np.testing.assert_array_equal(noise(7), arrive(store, updates)[0].parameters)
+
+
+def test_a_round_without_rows_moves_nothing():
+    """It is counted, and its reply says nothing to apply."""
+    store = begun(store_of(statistics=2))
+    reply = arrive(store, [update_of(store, k) for k in range(3)])[0]
+
+    assert 1 == reply.version
+    assert 0 == len(reply.parameters) == len(reply.statistics)
+
+
+def test_the_workers_arrays_are_left_as_they_came():
+    """A sum is made in memory of its own; a sender may send again what it sent."""
+    store = begun(store_of(workers=2))
+    sent = [noise(0), noise(1)]
+    kept = [array.copy() for array in sent]
+    arrive(store, [update_of(store, k, sent[k]) for k in range(2)])
+
+    np.testing.assert_array_equal(kept, sent)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(Average(), 2.5), (Sum(), 4.0)])
+def test_local_steps_move_the_center_by_the_rules_answer(rule, expected):
+    """Average takes the row-weighted mean of the deltas, sum their sum."""
+    store = begun(store_of(joint=False, workers=2, size=1, merge=rule.name))
+    replies = arrive(store, [update_of(store, 0, [1.0], rows=1), update_of(store, 1, [3.0], rows=3)])
+
+    assert {Answer.CENTER} == {reply.kind for reply in replies.values()}
+    assert [expected] == replies[0].parameters.tolist() == store.merging.parameters.tolist()
+
+
+def test_an_update_counts_once_in_its_round():
+    """One that comes twice, before or after its round has closed, changes nothing."""
+    store = begun(store_of(workers=2, size=1))
+    with impatient():
+        first = push(store, 0, [2.0])
+        again = push(store, 0, [9.0])
+        closing = push(store, 1, [4.0])
+        late = push(store, 0, [9.0])
+
+    assert [Flag.AGAIN, Flag.AGAIN] == [first.flags, again.flags]
+    assert [3.0] == closing.parameters.tolist() == late.parameters.tolist()
+    assert late.flags & Flag.DUPLICATE
+    assert 1 == store.merging.version
+    assert 1 == store.counters["duplicates"]
+
+
+def test_a_request_does_not_wait_for_ever():
+    """It is told to ask again, without its body, and then gets the answer of its round."""
+    store = begun(store_of(workers=2, size=1))
+    with impatient():
+        reply = push(store, 0, [2.0])
+        asked = push(store, 0, rows=0, flags=Flag.AWAIT)
+        push(store, 1, [4.0])
+        answered = push(store, 0, rows=0, flags=Flag.AWAIT)
+
+    assert [Flag.AGAIN, Flag.AGAIN] == [reply.flags, asked.flags]
+    assert [3.0] == answered.parameters.tolist()
+
+
+def test_a_round_that_is_not_open_is_refused():
+    """Neither one to come nor one that closed long ago can be answered."""
+    store = begun(store_of(workers=1, size=1))
+    push(store, 0, [1.0])
+    push(store, 0, [1.0], sequence=1)
+    for sequence, message in [(3, "Round 3 is not open; 2 is."), (0, "Round 0 closed long ago.")]:
+        with pytest.raises(RefusedError, match=message) as error:
+            push(store, 0, [1.0], sequence=sequence)
+
+        assert 409 == error.value.status
+    assert 2 == store.merging.version
+
+
+def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
+    """What comes before its turn stays in the socket when memory for it is spent; the sum is the same."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 20)  # one update of five elements
+    store = begun(store_of(workers=4))
+    rounds, read, threads = store.merging, [], []
+
+    def reading(update):
+        read.append(update.worker)
+        return update
+
+    def start(worker):
+        update = update_of(store, worker, noise(worker))
+        run = threading.Thread(target=rounds.push, args=(update, lambda: reading(update), Reply))
+        run.start()
+        threads.append(run)
+
+    start(1)
+    with rounds.changed:
+        assert rounds.changed.wait_for(lambda: 1 in rounds.early, 10)
+    start(3)
+    start(2)
+    before = list(read)
+    start(0)
+    for thread in threads:
+        thread.join(10)
+
+    assert [1] == before
+    assert [1, 0] == read[:2]
+    assert {2, 3} == set(read[2:])
+    np.testing.assert_allclose(rounds.last.parameters, np.mean([noise(k) for k in range(4)], axis=0), 1e-5)
+
+
+def test_an_update_whose_body_never_comes_leaves_its_place_free():
+    """A connection that breaks while a body is read costs nothing; the worker sends again."""
+    store = begun(store_of(workers=1, size=1))
+
+    def broken():
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        store.exchange(update_of(store, 0, [1.0]), broken)
+
+    assert 0 == store.merging.version
+    assert [5.0] == push(store, 0, [5.0]).parameters.tolist()
+
+
+def test_a_generation_that_ends_lets_its_requests_go():
+    """Whoever waits for a round that will never close is refused at once."""
+    store = begun(store_of(workers=2, size=1))
+    old = update_of(store, 0, [1.0])
+
+    def restart():
+        with store.changed:
+            store.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
+        store.restart()
+
+    refused, _ = together(lambda: store.exchange(old, lambda: old), restart)
+
+    assert isinstance(refused, RefusedError)
+    assert 409 == refused.status
+    assert 0 == store.merging.version
+
+
+# -- one at a time, and at once -------------------------------------------------------------------
+
+KINDS = [Locked, Striped]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_comes_twice_counts_once(kind):
+    """A retry after a lost answer is told that it is a duplicate, and gets the center of now."""
+    center = one_by_one(kind, Sum(), delta(0, 1.0), delta(1, 10.0))
+    again = center.push(delta(0, 1.0), lambda: delta(0, 1.0), Reply)
+
+    assert again.flags & Flag.DUPLICATE
+    assert [11.0] == again.parameters.tolist()
+    assert 2 == again.version == center.version
+    assert [1, 1] == [center.next_sequence(worker) for worker in (0, 1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dynsgd_knows_how_stale_an_update_is(kind):
+    """The staleness is the number of updates merged since the worker last pulled."""
+    center = one_by_one(
+        kind, DynSGD(), delta(0, 1.0), delta(1, 1.0), delta(0, 1.0, sequence=1, base_version=1)
+    )
+
+    assert [1.0 + 0.5 + 0.5] == center.parameters.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_move_by_a_kth_part(kind):
+    """Moving statistics are averaged, never summed."""
+    center = kind(vector(0.0), vector(0.0), 2, Sum())
+    for worker, value in enumerate([4.0, 8.0]):
+        update = delta(worker, 0.0, statistics=vector(value))
+        center.push(update, lambda update=update: update, Reply)
+
+    assert [5.0] == center.statistics.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reply_is_a_copy(kind):
+    """What a worker was answered does not change under it."""
+    center = one_by_one(kind, Sum(), delta(0, 1.0))
+    reply = center.push(delta(1, 1.0), lambda: delta(1, 1.0), Reply)
+    center.push(delta(0, 5.0, sequence=1), lambda: delta(0, 5.0, sequence=1), Reply)
+
+    assert [2.0] == reply.parameters.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 3 * merging.STRIPE + 17])
+def test_many_threads_lose_no_addition(kind, size):
+    """However updates interleave, the center is their sum."""
+    center = kind(np.zeros(size, np.float32), EMPTY, 8, Sum())
+    one = np.ones(size, np.float32)
+
+    def pushes(worker):
+        for sequence in range(20):
+            update = Update(Kind.DELTA, worker=worker, sequence=sequence, parameters=one)
+            center.push(update, lambda update=update: update, Reply)
+
+    assert [None] * 8 == together(*(lambda k=k: pushes(k) for k in range(8)))
+    np.testing.assert_array_equal(160 * one, center.parameters)
+    assert 160 == center.version == len(center.losses)
+
+
+def test_a_new_center_is_not_overrun_by_an_addition_under_way():
+    """Weights that a callback sets while a hogwild worker's are added wait for the stripe."""
+    center = Striped(vector(0.0), EMPTY, 2, Sum())
+    setting = threading.Thread(target=center.replace, args=(vector(7.0), EMPTY))
+    with center.stripes[0]:
+        read = center.parameters[0]
+        setting.start()
+        setting.join(0.05)
+        center.parameters[0] = read + 1
+    setting.join(10)
+
+    assert [7.0] == center.parameters.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_of_an_old_generation_is_refused(kind):
+    """It is not merged, whatever its sequence."""
+    center = one_by_one(kind, Sum(), delta(0, 1.0))
+    center.generation = 1
+    with pytest.raises(RefusedError, match="Generation 0 is over; the run is at 1."):
+        center.push(delta(0, 1.0, sequence=1), lambda: delta(0, 1.0, sequence=1), Reply)
+
+    assert [1.0] == center.parameters.tolist()
+
+
+@pytest.mark.parametrize(
+    ("joint", "mode", "kind"),
+    [
+        (True, "synchronous", GradientRounds), (False, "synchronous", DeltaRounds),
+        (False, "asynchronous", Locked), (False, "hogwild", Striped),
+    ],
+)  # fmt: skip
+def test_a_mode_has_its_way_of_merging(joint, mode, kind):
+    """The words of the user choose the class; nothing else does."""
+    assert type(make_merging(joint, mode, vector(0.0), EMPTY, 1, Average())) is kind
+
+
+@pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
+def test_a_new_center_is_a_new_version(mode):
+    """Workers see by the version that they have to take it up; the array stays the caller's."""
+    center = make_merging(mode == "joint", mode, vector(1.0), EMPTY, 1, Average())
+    given = vector(7.0)
+    center.replace(given, EMPTY)
+    given[0] = 0.0
+    parameters, _, version = center.snapshot()
+
+    assert ([7.0], 1) == (parameters.tolist(), version)

@@ -1,0 +1,666 @@
+"""The book of a run: who takes part, what was counted, how far the epochs are."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from stores import (
+    EMPTY,
+    NEVER,
+    begun,
+    give,
+    impatient,
+    push,
+    state_of,
+    store_of,
+    together,
+    update_of,
+    vector,
+)
+
+from sparkdl import store as store_module
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError, SparkDLError, WorkerLostError
+from sparkdl.merging import Rounds
+from sparkdl.wire import Answer, Flag, Kind
+
+LOCAL = Plan((), 0, 4, 1, False, False, 0)
+
+
+def report_of(store, worker, epoch=0, **fields):
+    return update_of(store, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
+
+
+def finish_epoch(store, epoch=0, **fields):
+    """Let every worker report an epoch and the driver commit it; return its result."""
+    with impatient():
+        for worker in range(store.shape.num_workers):
+            give(store, report_of(store, worker, epoch, **fields))
+    result = store.wait_epoch(epoch, 0)
+    store.commit(result.cut)
+    store.release(epoch + 1, NEVER)
+    return result
+
+
+def status_of(call):
+    with pytest.raises(RefusedError) as error:
+        call()
+    return error.value.status
+
+
+# -- taking part ----------------------------------------------------------------------------------
+
+
+def test_a_gang_begins_when_all_are_ready():
+    """Everybody is told the rows of all, which settle who has which share of a batch."""
+    store = store_of(workers=2)
+    for worker in (0, 1):
+        store.join(worker, 1, 7, "host", 1)
+    store.release(0, 0.25)
+    begins = together(lambda: store.ready(0, 1, 7, 3, 0, {}), lambda: store.ready(1, 1, 7, 5, 0, {}))
+
+    expected = {
+        "rows": (3, 5), "epoch": 0, "sequence": 0, "restore": False, "learning_rate": 0.25,
+        "progress": 0.0, "stop": False,
+    }  # fmt: skip
+    assert [expected, expected] == begins
+
+
+def test_who_is_early_is_told_to_ask_again():
+    """A request does not wait for ever for a gang that is still starting, or for the driver."""
+    store = store_of(workers=2)
+    with impatient():
+        store.join(0, 1, 1, "host", 1)
+        alone = store.ready(0, 1, 1, 4, 0, {})
+        store.join(1, 1, 1, "host", 1)
+        unreleased = store.ready(1, 1, 1, 4, 0, {})
+        store.release(0, NEVER)
+
+        assert (None, None) == (alone, unreleased)
+        assert store.ready(0, 1, 1, 4, 0, {})["learning_rate"] is None
+
+
+def test_the_driver_knows_who_is_missing():
+    """A worker that has not joined is named."""
+    store = store_of()
+    store.join(1, 1, 1, "host", 1)
+
+    assert [0, 2] == store.missing()
+
+
+def test_a_worker_that_is_none_of_the_gang_is_refused():
+    """Its index is out of range."""
+    assert 400 == status_of(lambda: store_of().join(3, 1, 1, "host", 1))
+    assert 400 == status_of(lambda: store_of().join(-1, 1, 1, "host", 1))
+
+
+def test_a_newer_attempt_takes_the_older_ones_place():
+    """The older one is refused from then on, and cannot come back."""
+    store = begun(store_of("asynchronous"))
+    store.join(0, 1, 2, "host", 1)
+    before = state_of(store)
+
+    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
+    assert 409 == status_of(lambda: store.heartbeat(0, 1, 1, 0, 0, []))
+    assert 409 == status_of(lambda: store.join(0, 1, 1, "host", 1))
+    assert before == state_of(store)
+    assert 1 == store.counters["superseded"]
+
+
+def test_who_has_not_joined_is_refused():
+    """There is no update from nowhere."""
+    store = store_of()
+    store.release(0, NEVER)
+
+    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
+
+
+def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
+    """Its replica is gone, and only the cut has what it needs; the driver hears of it."""
+    store = begun(store_of())
+
+    assert 409 == status_of(lambda: store.join(0, 1, 2, "host", 1))
+    assert isinstance(store.failure, WorkerLostError)
+
+
+def test_a_worker_that_returns_elsewhere_goes_on_after_what_was_counted():
+    """Nothing merged is rolled back; what it trained is in the center."""
+    store = begun(store_of("asynchronous", size=1))
+    push(store, 0, [1.0], sequence=0)
+    push(store, 0, [1.0], sequence=1, base_version=1)
+    store.join(0, 1, 2, "host", 1)
+    begin = store.ready(0, 1, 2, 10, 0, {})
+    restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+
+    assert (2, True) == (begin["sequence"], begin["restore"])
+    assert ([2.0], 2) == (restored.parameters.tolist(), restored.version)
+
+
+def test_a_worker_that_returns_with_other_rows_is_refused():
+    """A partition that is not the same when computed again would train other rows than were counted."""
+    store = begun(store_of("asynchronous"))
+    store.join(0, 1, 2, "host", 1)
+    with pytest.raises(RefusedError, match="came back with 9 rows instead of 10") as error:
+        store.ready(0, 1, 2, 9, 0, {})
+
+    assert 422 == error.value.status
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+OTHERS = [
+    ({"run": b"x" * 16}, 409),
+    ({"generation": 0}, 409),
+    ({"generation": 2}, 409),
+    ({"attempt": 0}, 409),
+    ({"worker": 3}, 409),
+    ({"layout": b"x" * 16}, 422),
+    ({"offset": 1}, 422),
+    ({"parameters": vector(1, 2, 3, 4)}, 413),
+    ({"parameters": EMPTY}, 413),
+    ({"statistics": vector(1)}, 413),
+    ({"metrics": b"m"}, 413),
+    ({"state": b"s"}, 413),
+    ({"rows": 0}, (400, 413)),  # with the sections of an update that has some
+    ({"base_version": 1}, 400),
+    ({"kind": "other"}, 400),
+    ({"flags": Flag.AWAIT, "rows": 0, "parameters": EMPTY}, 409),
+    ({"flags": Flag.AWAIT}, 413),
+]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+@pytest.mark.parametrize(("fields", "status"), OTHERS)
+def test_an_update_that_is_not_this_runs_is_refused_and_changes_nothing(mode, fields, status):
+    """Run, generation, attempt, layout and lengths are fences, and stand before the body is read."""
+    store = begun(store_of(mode))
+    update = update_of(store, 0, np.ones(5))
+    if fields.get("kind") == "other":
+        fields = {"kind": Kind.DELTA if update.kind is Kind.GRADIENT else Kind.GRADIENT}
+    before = state_of(store)
+
+    assert status_of(lambda: give(store, replace(update, **fields))) in np.atleast_1d(status)
+    assert before == state_of(store)
+    assert 1 == store.counters["refused"]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_an_update_without_rows_is_for_rounds_alone(mode):
+    """Where nobody waits for it there is nothing to merge."""
+    store = begun(store_of(mode))
+    before = state_of(store)
+
+    assert 400 == status_of(lambda: push(store, 0))
+    assert before == state_of(store)
+
+
+@pytest.mark.parametrize("kind", [Kind.PULL, Kind.RESTORE, Kind.VALIDATION])
+def test_a_request_that_carries_no_weights_may_bring_none(kind):
+    """What is not asked for is not read."""
+    store = begun(store_of())
+
+    assert 413 == status_of(lambda: push(store, 0, np.ones(5), kind=kind))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.join(0, 1, 1, "host", 1),
+        lambda store: store.ready(0, 1, 1, 10, 0, {}),
+        lambda store: store.heartbeat(0, 1, 1, 0, 0, []),
+        lambda store: push(store, 0, np.ones(5)),
+        lambda store: give(store, report_of(store, 0)),
+    ],
+)
+def test_a_run_that_is_over_takes_nothing(call):
+    """Every request is answered 410, those that wait included."""
+    store = begun(store_of("asynchronous"))
+    store.close()
+
+    assert 410 == status_of(lambda: call(store))
+
+
+def test_closing_lets_go_who_waits():
+    """A worker at an epoch's end learns that the run is over."""
+    store = begun(store_of(workers=1))
+
+    def close():
+        store.wait_epoch(0, 10)
+        store.close()
+
+    refused, _ = together(lambda: give(store, report_of(store, 0)), close)
+
+    assert 410 == refused.status
+
+
+# -- epochs ---------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_complete_when_all_have_reported():
+    """Its result has the metrics in worker order, the rows, the losses, and the cut."""
+    store = begun(store_of("asynchronous", size=1, metrics=2, optimizer=3))
+    push(store, 0, [6.0])
+    with impatient():
+        for worker, rows in ((2, 30), (0, 10), (1, 20)):
+            assert store.wait_epoch(0, 0) is None
+            give(
+                store,
+                report_of(store, worker, rows=rows, metrics=b"m%d" % worker, state=b"st%d" % worker),
+            )
+    result = store.wait_epoch(0, 0)
+
+    assert ([b"m0", b"m1", b"m2"], 60, [1.0]) == (result.metrics, result.rows, result.losses)
+    assert (1, [6.0], 1) == (result.cut.epoch, result.cut.parameters.tolist(), result.cut.version)
+    assert [b"st0", b"st1", b"st2"] == [result.cut.state(worker) for worker in range(3)]
+    assert [] == store.merging.losses
+
+
+def test_a_report_that_comes_twice_counts_once():
+    """A retry after a lost answer adds no rows; after the epoch it opens no book."""
+    store = begun(store_of("asynchronous", workers=2))
+    with impatient():
+        give(store, report_of(store, 0))
+        give(store, report_of(store, 0))
+        give(store, report_of(store, 1))
+        result = store.wait_epoch(0, 0)
+        store.commit(result.cut)
+        store.release(1, NEVER)
+        give(store, report_of(store, 1))
+
+    assert 20 == result.rows
+    assert {} == store.books
+
+
+def test_rounds_wait_for_the_driver_between_epochs():
+    """Callbacks act where they do in Keras: the next epoch begins with what they set."""
+    store = begun(store_of(workers=1, size=1))
+    replies = []
+
+    def driver():
+        result = store.wait_epoch(0, 10)
+        store.commit(result.cut)
+        store.replace(vector(8.0), EMPTY)
+        store.release(1, 0.125)
+
+    together(lambda: replies.append(give(store, report_of(store, 0, parameters=vector(3.0)))), driver)
+
+    assert (Answer.CENTER, [8.0], 0.125) == (
+        replies[0].kind, replies[0].parameters.tolist(), replies[0].learning_rate
+    )  # fmt: skip
+    assert [8.0] == store.cut.parameters.tolist()
+
+
+def test_an_asynchronous_worker_is_at_most_an_epoch_ahead():
+    """It goes on at once where the driver has let it, and waits where it has not."""
+    store = begun(store_of("asynchronous", epochs=5))
+    with impatient():
+        first = give(store, report_of(store, 0, 0))
+        second = give(store, report_of(store, 0, 1))
+
+    assert (Flag.NONE, Flag.AGAIN) == (first.flags, second.flags)
+
+
+def test_the_last_epoch_ends_with_the_run():
+    """Nobody leaves while an evaluation may still be to come."""
+    store = begun(store_of("asynchronous", workers=1, epochs=1))
+    with impatient():
+        waiting = give(store, report_of(store, 0))
+        store.stop()
+        ended = give(store, report_of(store, 0, flags=Flag.AWAIT))
+
+    assert (Flag.AGAIN, Flag.STOP) == (waiting.flags, ended.flags & Flag.STOP)
+
+
+def test_a_validated_epoch_is_evaluated_by_everybody():
+    """The gate asks for it, every worker once, over the weights of the epoch's end."""
+    store = begun(store_of("asynchronous", workers=2, size=1, validating=True, metrics=1))
+    push(store, 0, [3.0])
+    with impatient():
+        early = give(store, report_of(store, 0, metrics=b"t", base_version=1))
+        asked = give(store, report_of(store, 1, metrics=b"t"))
+        after = push(store, 0, [4.0], sequence=1, base_version=1)
+        pulled = give(store, update_of(store, 1, kind=Kind.PULL, epoch=0))
+        for worker in (0, 1):
+            assert store.wait_epoch(0, 0) is None
+            update = update_of(store, worker, kind=Kind.VALIDATION, epoch=0, metrics=b"%d" % worker)
+            answer = give(store, update)
+
+    assert (-1, 0, 0, -1) == (early.evaluate, asked.evaluate, after.evaluate, answer.evaluate)
+    assert ([3.0], 1) == (pulled.parameters.tolist(), pulled.version)
+    assert [b"0", b"1"] == store.wait_epoch(0, 0).validation
+
+
+def test_a_worker_that_has_the_snapshot_is_sent_nothing():
+    """An unchanged version is answered with its number alone."""
+    store = begun(store_of("asynchronous", size=1))
+    reply = give(store, update_of(store, kind=Kind.PULL, base_version=0))
+
+    assert (Answer.NOTHING, 0) == (reply.kind, len(reply.parameters))
+
+
+def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
+    """A push looks through the books under the lock that guards them."""
+    store = begun(store_of("asynchronous", workers=1, size=1, validating=True))
+    looked = []
+    look = store._to_evaluate
+    monkeypatch.setattr(
+        store, "_to_evaluate", lambda worker: looked.append(store.merging.lock._is_owned()) or look(worker)
+    )
+    push(store, 0, [1.0])
+
+    assert [True] == looked
+
+
+# -- ends and restarts ----------------------------------------------------------------------------
+
+
+def test_a_stop_reaches_a_worker_with_its_next_reply():
+    """By an exchange or by a heartbeat, whichever comes first."""
+    store = begun(store_of("asynchronous", size=1))
+    store.stop()
+
+    assert push(store, 0, [1.0]).flags & Flag.STOP
+    assert {"stop": True} == store.heartbeat(0, 1, 1, 0, 5, [{"message": "hello"}])
+    assert 5 == store.members[0].seen_rows
+    assert {"message": "hello"} == store.log.pop()
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_stopped_run_has_its_last_merge(mode):
+    """What was merged by then is what the model gets."""
+    store = begun(store_of(mode, size=1))
+    push(store, 0, [4.0])
+    store.stop()
+
+    assert [4.0] == store.stopped_cut().parameters.tolist()
+
+
+def test_a_stopped_gang_of_replicas_tells_its_weights():
+    """In gradient mode the endpoint has none: worker 0 says where it has got to."""
+    store = begun(store_of(workers=1, size=1, optimizer=2))
+    before = store.stopped_cut()
+    store.stop()
+    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
+    cut = store.stopped_cut()
+
+    assert [0.0] == before.parameters.tolist()
+    assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(0))
+
+
+def test_the_first_failure_of_a_generation_counts():
+    """What older tasks have to say is no news."""
+    store = store_of()
+    first, second = SparkDLError("first"), SparkDLError("second")
+    store.fail(0, second)
+    store.fail(1, first)
+    store.fail(1, second)
+
+    assert store.failure is first
+    assert store.wait_epoch(0, 60) is None
+    store.restart()
+    assert store.failure is None
+
+
+def test_a_restart_rolls_rounds_back_to_the_cut():
+    """Center, version, progress, round, books and losses are those of the last epoch's end."""
+    store = begun(store_of(joint=False, workers=1, size=1, epochs=3, optimizer=2, generators=1))
+    for sequence in range(3):
+        push(store, 0, [1.0], sequence=sequence, base_version=sequence)
+    finish_epoch(store, state=b"ost"[:3])
+    push(store, 0, [1.0], sequence=3, base_version=3)
+    with impatient():
+        give(store, report_of(store, 0, 1))
+    generation = store.restart()
+
+    assert (2, 3, 3, {}, [], 3.0) == (
+        generation, store.merging.next_sequence(0), store.merging.version, store.books,
+        store.merging.losses, store.progress,
+    )  # fmt: skip
+    assert [3.0] == store.merging.parameters.tolist()
+    begun(store, attempt=2)
+    restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+    assert (b"ost", [3.0], 3) == (restored.state, restored.parameters.tolist(), restored.version)
+
+
+@pytest.mark.parametrize("generators", [0, 1])
+def test_every_replica_gets_the_common_optimizer_state_back(generators):
+    """Worker 0 alone tells it, and each keeps its own random generators, where there are any."""
+    store = begun(store_of(workers=2, size=1, optimizer=2, generators=generators))
+    with impatient():
+        give(store, report_of(store, 0, parameters=vector(1.0), state=b"opA"[: 2 + generators]))
+        give(store, report_of(store, 1, state=b"B"[:generators]))
+    store.commit(store.wait_epoch(0, 0).cut)
+    store.restart()
+    begun(store)
+    states = [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
+
+    assert [b"opA"[: 2 + generators], b"opB"[: 2 + generators]] == states
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
+    """The center stays, and every worker goes on after its last counted sequence."""
+    store = begun(store_of(mode, size=1))
+    push(store, 0, [2.0])
+    old = update_of(store, 1, [5.0])
+    store.restart()
+
+    assert 409 == status_of(lambda: give(store, old))
+    assert ([2.0], 1, 0) == (
+        store.merging.parameters.tolist(), store.merging.next_sequence(0), store.merging.next_sequence(1)
+    )  # fmt: skip
+
+
+def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
+    """The driver's memory does not hold every worker's optimizer."""
+    monkeypatch.setattr(store_module, "IN_MEMORY", 10)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = begun(store_of(workers=1, size=1, optimizer=5000))
+    result = finish_epoch(store, parameters=vector(1.0), state=b"s" * 5000)
+
+    assert b"s" * 5000 == result.cut.state(0)
+    assert not isinstance(result.cut.states[0], bytes)
+    assert [] == list(tmp_path.iterdir())
+
+
+# -- the laws, under whatever happens -------------------------------------------------------------
+
+
+class Book(RuleBasedStateMachine):
+    """Workers that join, push, repeat themselves, get lost; and what must hold of the store meanwhile."""
+
+    mode, workers = "asynchronous", 3
+
+    def __init__(self):
+        super().__init__()
+        self.patience = impatient()
+        self.patience.__enter__()
+
+    def teardown(self):
+        self.patience.__exit__(None, None, None)
+
+    @initialize()
+    def begin(self):
+        plan = replace(LOCAL, batch_size=5)
+        self.store = store_of(
+            self.mode, joint=False, merge="sum", workers=self.workers, size=2, plan=plan, epochs=10**6
+        )
+        self.attempts = [1] * self.workers
+        self.sent = [None] * self.workers  # the last update of each worker
+        self.generation, self.version = 1, 0
+        self.join_all()
+
+    def join_all(self):
+        self.store.release(self.store.cut.epoch, NEVER)
+        for _ in range(2):  # the first ones are told to ask again
+            for worker in range(self.workers):
+                self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
+                self.store.members[worker].rows = 10
+        for worker in range(self.workers):
+            assert self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {}) is not None
+
+    def update(self, worker, value, sequence, **fields):
+        stamp = {"attempt": self.attempts[worker], "generation": self.generation} | fields
+        return update_of(self.store, worker, [value, -value], sequence=sequence, **stamp)
+
+    def refused(self, update):
+        before = state_of(self.store)
+        assert 409 == status_of(lambda: give(self.store, update))
+        assert before == state_of(self.store)
+
+    workers_ = st.integers(0, 2)
+    values = st.integers(-1000, 1000)
+
+    @rule(worker=workers_, value=values, age=st.integers(1, 3))
+    def push_of_an_old_generation(self, worker, value, age):
+        """A zombie's update changes nothing."""
+        sequence = self.store.merging.next_sequence(worker)
+        if self.generation > age:
+            self.refused(self.update(worker, value, sequence, generation=self.generation - age))
+
+    @rule(worker=workers_, value=values)
+    def push_of_an_old_attempt(self, worker, value):
+        """A superseded attempt's update changes nothing."""
+        sequence = self.store.merging.next_sequence(worker)
+        self.refused(self.update(worker, value, sequence, attempt=self.attempts[worker] - 1))
+
+    @rule()
+    def restart(self):
+        """The driver starts the gang again."""
+        self.generation = self.store.restart()
+        self.rolled_back()
+        self.sent = [None] * self.workers
+        self.join_all()
+
+    def rolled_back(self):
+        """Note what a restart takes back."""
+
+    @invariant()
+    def versions_only_grow(self):
+        """Within a generation no version comes again."""
+        assert self.version <= self.store.merging.version
+        self.version = self.store.merging.version
+
+    @invariant()
+    def nothing_is_lost_and_nothing_counted_twice(self):
+        """The center is the sum of what was counted."""
+        expected = self.total()
+        assert [expected, -expected] == self.store.merging.parameters.tolist()
+
+
+class OneByOne(Book):
+    """Updates are merged as they come; nothing is ever taken back."""
+
+    def begin(self):
+        super().begin()
+        self.counted = {}
+
+    begin = initialize()(begin)
+
+    def total(self):
+        return sum(self.counted.values())
+
+    @rule(worker=Book.workers_, value=Book.values, skip=st.integers(0, 2))
+    def push(self, worker, value, skip):
+        """Workers with fewer batches skip sequences at an epoch's end."""
+        sequence = self.store.merging.next_sequence(worker) + skip
+        self.sent[worker] = self.update(worker, value, sequence, base_version=self.version)
+        reply = give(self.store, self.sent[worker])
+        assert (worker, sequence) not in self.counted
+        self.counted[worker, sequence] = value
+        assert not reply.flags
+        assert self.total() == reply.parameters[0]
+
+    @rule(worker=Book.workers_)
+    def repeat(self, worker):
+        """The answer was lost, and the worker sends again."""
+        if self.sent[worker] is not None:
+            reply = give(self.store, self.sent[worker])
+            assert Flag.DUPLICATE == reply.flags
+            assert self.total() == reply.parameters[0]
+
+    @rule(worker=Book.workers_)
+    def lose(self, worker):
+        """A worker dies, and its task runs again."""
+        self.attempts[worker] += 1
+        self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
+        begin = self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {})
+        done = [sequence for k, sequence in self.counted if k == worker]
+        assert max(done, default=-1) + 1 == begin["sequence"]
+        self.sent[worker] = None
+
+
+class Hogwild(OneByOne):
+    """The same laws without the lock."""
+
+    mode = "hogwild"
+
+
+class InRounds(Book):
+    """Rounds of all workers, rolled back to the last cut when one is lost."""
+
+    mode = "synchronous"
+
+    def begin(self):
+        super().begin()
+        self.closed, self.open, self.at_cut = [], {}, 0
+
+    begin = initialize()(begin)
+
+    def total(self):
+        return sum(map(sum, self.closed))
+
+    def rolled_back(self):
+        self.closed, self.open = self.closed[: self.at_cut], {}
+        self.version = 0
+
+    @precondition(lambda self: len(self.closed) < 2 * (self.store.cut.epoch + 1))
+    @rule(worker=Book.workers_, value=Book.values)
+    def push(self, worker, value):
+        """A worker sends its part of the open round; one that has is told to wait, whatever it sends."""
+        known = worker in self.open
+        self.open.setdefault(worker, value)
+        self.sent[worker] = self.update(worker, value, len(self.closed))
+        self.answered(give(self.store, self.sent[worker]), duplicate=known)
+
+    def answered(self, reply, *, duplicate):
+        if len(self.open) < self.workers:
+            assert Flag.AGAIN == reply.flags
+            return
+        self.closed.append(list(self.open.values()))
+        self.open = {}
+        assert not duplicate
+        assert self.total() == reply.parameters[0]
+
+    @rule(worker=Book.workers_)
+    def ask_again(self, worker):
+        """A worker asks for the reply of what it sent, of the open round or the one before."""
+        sent = self.sent[worker]
+        if sent is None or sent.sequence < len(self.closed) - 1:
+            return
+        reply = give(self.store, replace(sent, flags=Flag.AWAIT, rows=0, parameters=EMPTY, base_version=0))
+        waits = sent.sequence == len(self.closed)
+        assert (Flag.AGAIN if waits else Flag.DUPLICATE) == reply.flags
+        assert waits or self.total() == reply.parameters[0]
+
+    @precondition(lambda self: len(self.closed) == 2 * (self.store.cut.epoch + 1))
+    @rule()
+    def end_epoch(self):
+        """Everybody reports, and the driver makes the cut."""
+        epoch = self.store.cut.epoch
+        for worker in range(self.workers):
+            give(self.store, report_of(self.store, worker, epoch, attempt=self.attempts[worker]))
+        self.store.commit(self.store.wait_epoch(epoch, 0).cut)
+        self.store.release(epoch + 1, NEVER)
+        self.at_cut = len(self.closed)
+        assert isinstance(self.store.merging, Rounds)
+        assert math.isclose(self.store.progress, self.store.plans[0].steps * (epoch + 1))
+
+
+TestOneByOne, TestHogwild, TestInRounds = OneByOne.TestCase, Hogwild.TestCase, InRounds.TestCase
+TestOneByOne.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestHogwild.settings = TestInRounds.settings = TestOneByOne.settings
