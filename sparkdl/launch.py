@@ -114,7 +114,8 @@ class Cluster:
         Raises:
             ClusterError: more than there are slots.
         """
-        slots = self.settled_slots(wanted, timeout)
+        # Under dynamic allocation executors come when there is work for them, and not before.
+        slots = self.slots() if self.dynamic and wanted else self.settled_slots(wanted, timeout)
         if self.dynamic:
             most_slots = self.most_slots()
             if wanted is not None and most_slots and wanted > most_slots:

@@ -1,0 +1,46 @@
+"""A job whose first statement is a fit; run in a process of its own, for it needs settings of its own.
+
+Prints one line of JSON: the workers, their hosts, the rows, and how far the weights are from plain Keras's.
+"""
+
+import json
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkdl import SparkModel
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+builder = SparkSession.builder.master(sys.argv[1])
+for setting in sys.argv[3:]:
+    builder = builder.config(*setting.split("=", 1))
+context = builder.getOrCreate().sparkContext
+mode = sys.argv[2]
+x = np.random.default_rng(0).normal(size=(90, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+
+model, reference = build(), build()
+history = SparkModel(model, mode=mode, num_workers=2).fit(x, y, epochs=3, shuffle=False, verbose=0)
+
+reference.fit(x, y, epochs=3, shuffle=False, verbose=0)
+away = max(np.abs(a - b).max() for a, b in zip(model.get_weights(), reference.get_weights(), strict=True))
+report = {
+    "workers": history.training["workers"],
+    "worker_rows": history.training["worker_rows"],
+    "restarts": history.training["restarts"],
+    "loss": history.history["loss"],
+    "away": float(away),
+}
+print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for

@@ -1,0 +1,84 @@
+"""Whole applications on a standalone cluster: a first statement, dynamic allocation, spark-submit."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import sparkdl
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+pytestmark = pytest.mark.cluster
+
+
+def run(*command):
+    """Return what a process prints, which has to end well within two minutes."""
+    paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
+    return process.stdout
+
+
+def first_statement(master, mode, **settings):
+    """Return the report of tests/cluster/first_statement.py."""
+    common = {"ui.enabled": "false", "executor.memory": "1g", "driver.host": "127.0.0.1"}
+    pairs = [f"spark.{name}={value}" for name, value in {**common, **settings}.items()]
+    out = run(sys.executable, HERE / "first_statement.py", master, mode, *pairs)
+    return json.loads(re.search(r"REPORT (.*)", out)[1])
+
+
+def test_a_fit_may_be_the_first_statement(standalone):
+    """No executor has registered yet: they are waited for, and the answer is that of plain Keras."""
+    report = first_statement(standalone, "synchronous")
+
+    assert report["workers"] == 2
+    assert report["worker_rows"] == [45, 45]
+    assert report["restarts"] == 0
+    assert report["away"] < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
+def test_executors_may_come_and_go(standalone, mode):
+    """Under dynamic allocation, which refuses barrier stages, the gang forms all the same."""
+    settings = {
+        "dynamicAllocation.enabled": "true",
+        "dynamicAllocation.shuffleTracking.enabled": "true",
+        "dynamicAllocation.minExecutors": "0",
+        "dynamicAllocation.maxExecutors": "2",
+        "executor.cores": "1",
+    }
+
+    report = first_statement(standalone, mode, **settings)
+
+    assert report["worker_rows"] == [45, 45]
+    assert report["loss"][-1] < report["loss"][0]
+    assert report["away"] < 1e-5 or mode == "asynchronous"
+
+
+def test_the_example_is_submitted(standalone, tmp_path):
+    """spark-submit of the example trains on both workers of the cluster and saves a model."""
+    import pyspark
+
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = [
+        "--master",
+        standalone,
+        "--conf",
+        "spark.executor.memory=1g",
+        "--conf",
+        "spark.ui.enabled=false",
+    ]
+    arguments = ["--rows", "2000", "--epochs", "2", "--save", tmp_path / "images.keras"]
+
+    out = run(submit, *options, EXAMPLES / "spark_submit_job.py", *arguments)
+
+    accuracy = float(re.search(r"2 workers, loss [\d.]+, accuracy ([\d.]+)", out)[1])
+    assert accuracy > 0.6
+    assert keras.saving.load_model(tmp_path / "images.keras").count_params() == 101_770
