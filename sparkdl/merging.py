@@ -25,7 +25,7 @@ EARLY_BYTES = 64 << 20  # what a round keeps of bodies that came before their tu
 STRIPE = 1 << 16  # elements that one lock of a hogwild center guards
 
 Read = Callable[[], Update]
-Control = Callable[[], Reply]  # a reply with nothing but the control words of this moment
+Control = Callable[[bool], Reply]  # the control words of this moment; True: the update, or round, counts
 
 
 class Merging(ABC):
@@ -193,7 +193,7 @@ class Rounds(Merging):
                 parameters *= scale
         self.version += 1
         self.losses.append(self.loss / max(1, self.rows))
-        self.last = self._conclude(parameters, statistics, control())
+        self.last = self._conclude(parameters, statistics, control(True))
         self.round += 1
         self._open()
 
@@ -261,7 +261,7 @@ class Locked(Merging):
                 flags = Flag.DUPLICATE
             else:
                 self._merge(update)
-            reply = control()
+            reply = control(not flags)
             return replace(
                 reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
                 parameters=self.parameters.copy(), statistics=self.statistics.copy(),
@@ -304,7 +304,7 @@ class Striped(Locked):
                 merge = self._count(update)
         if not flags:
             self._add(update, merge)
-        reply = control()
+        reply = control(not flags)
         return replace(
             reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
             parameters=self.parameters.copy(), statistics=self.statistics.copy(),

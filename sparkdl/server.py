@@ -89,6 +89,10 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     def unknown(error: Any) -> Any:
         return _refusal(error.code, "No such path or method.")
 
+    @app.errorhandler(500)
+    def broken(error: Any) -> Any:
+        return _refusal(500, f"The endpoint failed: {error.original_exception!r}.")
+
     @app.get("/v1/ping")
     def ping() -> Any:
         return "", 204
@@ -205,8 +209,20 @@ class _Writer:
         self.write = sock.sendall
 
 
+class _Request(cheroot.server.HTTPRequest):
+    """A request whose connection ends where the app says so."""
+
+    def send_headers(self) -> None:
+        """Send the head; cheroot would first read the body of a request that was refused."""
+        if (b"Connection", b"close") in self.outheaders:
+            self.close_connection = True
+        super().send_headers()
+
+
 class _Connection(cheroot.server.HTTPConnection):
     """cheroot's connection without its files in pure Python, which copy a large body many times."""
+
+    RequestHandlerClass = _Request
 
     def __init__(self, server: Any, sock: socket.socket, makefile: Any = None) -> None:
         super().__init__(server, sock, _stream)
@@ -221,6 +237,22 @@ class _Connection(cheroot.server.HTTPConnection):
 
 def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
     return _Reader(socket.SocketIO(sock, "r"), size) if "r" in mode else _Writer(sock)
+
+
+class _Server(cheroot.wsgi.Server):
+    """cheroot's server, which leaves no socket behind where it cannot listen."""
+
+    ConnectionClass = _Connection
+
+    @staticmethod
+    def bind_socket(sock: socket.socket, address: Any) -> socket.socket:
+        """Bind a socket, or close it."""
+        try:
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
 
 @contextmanager
@@ -249,12 +281,11 @@ def serve(app: flask.Flask, bind_address: str, port: PortChoice, num_workers: in
 def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) -> Any:
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
-        server = cheroot.wsgi.Server(
+        server = _Server(
             (address, number), app, numthreads=2 * num_workers + 4, timeout=IDLE_SECONDS,
             request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
         )  # fmt: skip
         server.max_request_header_size = 16 << 10
-        server.ConnectionClass = _Connection
         server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
         try:
             server.prepare()

@@ -259,6 +259,8 @@ class ParameterStore:
     def _admit_move(self, update: Update, lengths: Sections) -> None:
         """Refuse what cannot be merged: once a sequence is counted it is too late."""
         rounds = isinstance(self.merging, Rounds)
+        if not self.plans:
+            raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
         if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
         if update.flags & Flag.AWAIT:
@@ -301,21 +303,21 @@ class ParameterStore:
     # The parts of exchange.
 
     def _push(self, update: Update, read: Read) -> Reply:
-        reply = self.merging.push(update, read, lambda: self._counted(update))
+        reply = self.merging.push(update, read, lambda counts: self._counted(update, counts))
         with self.changed:
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
-    def _counted(self, update: Update) -> Reply:
-        """Book an update (the last one of its round, in rounds) and return the control words."""
+    def _counted(self, update: Update, counts: bool) -> Reply:
+        """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
         with self.changed:
-            rounds = isinstance(self.merging, Rounds)
-            self.counters["exchanges"] += self.shape.num_workers if rounds else 1
-            if rounds:
+            if counts and isinstance(self.merging, Rounds):
+                self.counters["exchanges"] += self.shape.num_workers
                 self.progress += self._round_progress(update)
-            elif self.plans:
+            elif counts:
+                self.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
             return self._control()
 

@@ -20,6 +20,11 @@ def noise(seed, size=5):
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
+def words(counts):
+    """Return the control words of a store that has nothing to say."""
+    return Reply()
+
+
 def arrive(store, updates):
     """Push updates of one round in this order of arrival; return the replies by worker."""
     rounds, replies = store.merging, {}
@@ -41,7 +46,7 @@ def one_by_one(kind, rule, *updates, workers=2, size=1):
     """Return a center after updates that were pushed one after the other."""
     center = kind(np.zeros(size, np.float32), EMPTY, workers, rule)
     for update in updates:
-        center.push(update, lambda update=update: update, Reply)
+        center.push(update, lambda update=update: update, words)
     return center
 
 
@@ -185,7 +190,7 @@ def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
 
     def start(worker):
         update = update_of(store, worker, noise(worker))
-        run = threading.Thread(target=rounds.push, args=(update, lambda: reading(update), Reply))
+        run = threading.Thread(target=rounds.push, args=(update, lambda: reading(update), words))
         run.start()
         threads.append(run)
 
@@ -245,7 +250,7 @@ KINDS = [Locked, Striped]
 def test_an_update_that_comes_twice_counts_once(kind):
     """A retry after a lost answer is told that it is a duplicate, and gets the center of now."""
     center = one_by_one(kind, Sum(), delta(0, 1.0), delta(1, 10.0))
-    again = center.push(delta(0, 1.0), lambda: delta(0, 1.0), Reply)
+    again = center.push(delta(0, 1.0), lambda: delta(0, 1.0), words)
 
     assert again.flags & Flag.DUPLICATE
     assert [11.0] == again.parameters.tolist()
@@ -269,7 +274,7 @@ def test_statistics_move_by_a_kth_part(kind):
     center = kind(vector(0.0), vector(0.0), 2, Sum())
     for worker, value in enumerate([4.0, 8.0]):
         update = delta(worker, 0.0, statistics=vector(value))
-        center.push(update, lambda update=update: update, Reply)
+        center.push(update, lambda update=update: update, words)
 
     assert [5.0] == center.statistics.tolist()
 
@@ -278,8 +283,8 @@ def test_statistics_move_by_a_kth_part(kind):
 def test_a_reply_is_a_copy(kind):
     """What a worker was answered does not change under it."""
     center = one_by_one(kind, Sum(), delta(0, 1.0))
-    reply = center.push(delta(1, 1.0), lambda: delta(1, 1.0), Reply)
-    center.push(delta(0, 5.0, sequence=1), lambda: delta(0, 5.0, sequence=1), Reply)
+    reply = center.push(delta(1, 1.0), lambda: delta(1, 1.0), words)
+    center.push(delta(0, 5.0, sequence=1), lambda: delta(0, 5.0, sequence=1), words)
 
     assert [2.0] == reply.parameters.tolist()
 
@@ -294,7 +299,7 @@ def test_many_threads_lose_no_addition(kind, size):
     def pushes(worker):
         for sequence in range(20):
             update = Update(Kind.DELTA, worker=worker, sequence=sequence, parameters=one)
-            center.push(update, lambda update=update: update, Reply)
+            center.push(update, lambda update=update: update, words)
 
     assert [None] * 8 == together(*(lambda k=k: pushes(k) for k in range(8)))
     np.testing.assert_array_equal(160 * one, center.parameters)
@@ -321,7 +326,7 @@ def test_an_update_of_an_old_generation_is_refused(kind):
     center = one_by_one(kind, Sum(), delta(0, 1.0))
     center.generation = 1
     with pytest.raises(RefusedError, match="Generation 0 is over; the run is at 1."):
-        center.push(delta(0, 1.0, sequence=1), lambda: delta(0, 1.0, sequence=1), Reply)
+        center.push(delta(0, 1.0, sequence=1), lambda: delta(0, 1.0, sequence=1), words)
 
     assert [1.0] == center.parameters.tolist()
 

@@ -111,12 +111,15 @@ def test_a_newer_attempt_takes_the_older_ones_place():
     assert 1 == store.counters["superseded"]
 
 
-def test_who_has_not_joined_is_refused():
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
     """There is no update from nowhere."""
-    store = store_of()
-    store.release(0, NEVER)
+    store = store_of(mode)
+    before = status_of(lambda: push(store, 0, np.ones(5)))
+    store.join(0, 1, 1, "host", 1)
 
-    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
+    assert [409, 409] == [before, status_of(lambda: push(store, 0, np.ones(5)))]
+    assert 0 == store.merging.version
 
 
 def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
@@ -340,6 +343,16 @@ def test_a_worker_that_has_the_snapshot_is_sent_nothing():
     reply = give(store, update_of(store, kind=Kind.PULL, base_version=0))
 
     assert (Answer.NOTHING, 0) == (reply.kind, len(reply.parameters))
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+def test_progress_is_that_of_the_updates_that_count(mode):
+    """A duplicate moves no schedule on, and is no exchange."""
+    store = begun(store_of(mode, joint=False, workers=1, size=1))
+    for _ in range(2):
+        push(store, 0, [1.0])
+
+    assert (1.0, 1, 1) == (store.progress, store.counters["exchanges"], store.counters["duplicates"])
 
 
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):

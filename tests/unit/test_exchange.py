@@ -1,0 +1,271 @@
+"""What every Exchange promises, over each of its implementations."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
+
+from sparkdl.client import HttpExchange
+from sparkdl.errors import RefusedError
+from sparkdl.exchange import Endpoint, LocalExchange, awaiting
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.wire import Answer, Flag, Kind, Update
+
+
+class Local:
+    """Exchanges by method calls."""
+
+    def __init__(self, store, stack):
+        self.store = store
+
+    def exchange(self, worker, attempt=1):
+        return LocalExchange(self.store, worker, attempt)
+
+
+class Http:
+    """Exchanges over a real socket."""
+
+    def __init__(self, store, stack):
+        app = make_app(store, "secret", Traffic())
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, store.shape.num_workers))
+        stack.callback(store.close)
+        self.store, self.stack = store, stack
+        self.endpoint = Endpoint("127.0.0.1", port, "secret", RUN)
+
+    def exchange(self, worker, attempt=1):
+        exchange = HttpExchange(self.endpoint, worker, attempt, self.store.generation, LAYOUT)
+        self.stack.callback(exchange.close)
+        exchange.join("host", 1)
+        return exchange
+
+
+@pytest.fixture(params=[Local, Http], ids=["local", "http"])
+def way(request):
+    """A function that gives a store its exchanges, all closed in the end."""
+    with ExitStack() as stack:
+        yield lambda store: request.param(store, stack)
+
+
+def gang(way, store, rows=10):
+    """Return an exchange per worker, all of them ready."""
+    ways = way(store)
+    store.release(0, NEVER)
+    exchanges = [ways.exchange(worker) for worker in range(store.shape.num_workers)]
+    together(*(lambda e=e: e.ready(rows, 0, {}) for e in exchanges))
+    return exchanges
+
+
+def update(*values, sequence=0, kind=Kind.DELTA, **fields):
+    parameters = vector(*values)
+    return Update(kind, sequence=sequence, rows=4 * bool(values), loss=1.0, parameters=parameters, **fields)
+
+
+def test_everybody_begins_together(way):
+    """Ready returns once all workers are, and tells everybody's rows."""
+    store = store_of("asynchronous", workers=2)
+    ways = way(store)
+    store.release(0, 0.5)
+    first, second = ways.exchange(0), ways.exchange(1)
+    begins = together(lambda: first.ready(3, 0, {}), lambda: second.ready(5, 0, {"note": 1}))
+
+    assert [[3, 5], [3, 5]] == [list(begin["rows"]) for begin in begins]
+    assert {0.5} == {begin["learning_rate"] for begin in begins}
+    assert {"note": 1} == store.members[1].notes
+
+
+def test_ready_asks_again_until_the_gang_is_there(way):
+    """A gang that forms slowly is waited for."""
+    store = store_of("asynchronous", workers=2)
+    ways = way(store)
+    first = ways.exchange(0)
+
+    def later():
+        with store.changed:
+            store.changed.wait_for(lambda: store.members[0].rows is not None, 10)
+        second = ways.exchange(1)
+        store.release(0, NEVER)
+        return second.ready(5, 0, {})
+
+    with impatient():
+        begins = together(lambda: first.ready(3, 0, {}), later)
+
+    assert [[3, 5], [3, 5]] == [list(begin["rows"]) for begin in begins]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_an_update_is_answered_with_the_center(way, mode):
+    """The reply holds the center with the update in it, and its version."""
+    first, second = gang(way, store_of(mode, workers=2, size=2, statistics=1))
+    first(update(1, 2, statistics=vector(4)))
+    reply = second(update(10, 20, statistics=vector(2), base_version=1))
+
+    assert (Answer.CENTER, 2) == (reply.kind, reply.version)
+    assert ([11, 22], [2]) == (reply.parameters.tolist(), reply.statistics.tolist())
+
+
+def test_a_round_is_answered_to_all(way):
+    """Each worker begins, and each finishes with the mean of all."""
+    exchanges = gang(way, store_of(workers=3, size=1))
+    tickets = [
+        exchange.begin(update(float(value), kind=Kind.GRADIENT))
+        for exchange, value in zip(exchanges, (1, 2, 6), strict=True)
+    ]
+    replies = together(*(lambda e=e, t=t: e.finish(t) for e, t in zip(exchanges, tickets, strict=True)))
+
+    assert [[3.0]] * 3 == [reply.parameters.tolist() for reply in replies]
+
+
+def test_a_late_round_is_asked_for_again(way):
+    """A worker that waits long sends its update once, and its answer is still the round's."""
+    store = store_of(workers=2, size=1)
+    first, second = gang(way, store)
+
+    def late():
+        with store.changed:
+            store.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
+        return second(update(5.0, kind=Kind.GRADIENT))
+
+    with impatient():
+        replies = together(lambda: first(update(1.0, kind=Kind.GRADIENT)), late)
+
+    assert [[3.0], [3.0]] == [reply.parameters.tolist() for reply in replies]
+    assert 1 == store.merging.version
+    assert 0 == store.counters["duplicates"]
+
+
+def test_an_update_that_is_sent_twice_counts_once(way):
+    """The second is answered as a duplicate."""
+    store = store_of("asynchronous", workers=1, size=1)
+    (exchange,) = gang(way, store)
+    exchange(update(1.0))
+    reply = exchange(update(1.0))
+
+    assert reply.flags & Flag.DUPLICATE
+    assert [1.0] == reply.parameters.tolist() == store.merging.parameters.tolist()
+    assert 1 == store.counters["duplicates"]
+
+
+def test_an_epoch_ends_when_the_driver_says_so(way):
+    """A report is answered when the next epoch is released, with its learning rate."""
+    store = store_of(workers=1, size=1, metrics=2, optimizer=3)
+    (exchange,) = gang(way, store)
+    report = Update(Kind.REPORT, rows=10, parameters=vector(3.0), metrics=b"mm", state=b"sss")
+
+    def driver():
+        result = store.wait_epoch(0, 10)
+        store.commit(result.cut)
+        store.release(1, 0.25)
+        return result
+
+    with impatient():
+        reply, result = together(lambda: exchange(report), driver)
+
+    assert 0.25 == reply.learning_rate
+    assert ([b"mm"], b"sss", 10) == (result.metrics, result.cut.state(0), result.rows)
+    assert [3.0] == result.cut.parameters.tolist()
+
+
+def test_a_run_that_stops_says_so(way):
+    """The next reply of any kind carries the word."""
+    store = store_of("asynchronous", workers=1, size=1, epochs=1)
+    (exchange,) = gang(way, store)
+    store.stop()
+
+    assert exchange(update(1.0)).flags & Flag.STOP
+    assert exchange(Update(Kind.REPORT, rows=10)).flags & Flag.STOP
+
+
+def test_a_worker_is_restored_from_the_cut(way):
+    """It gets the center and its own state back."""
+    store = store_of("asynchronous", workers=1, size=2, optimizer=3)
+    (exchange,) = gang(way, store)
+    exchange(update(1, 2))
+    exchange(Update(Kind.REPORT, rows=10, state=b"opt"))
+    store.commit(store.wait_epoch(0, 0).cut)
+    reply = exchange(Update(Kind.RESTORE))
+
+    assert (Answer.CENTER, [1, 2], b"opt", 1) == (
+        reply.kind, reply.parameters.tolist(), reply.state, reply.version
+    )  # fmt: skip
+
+
+def test_an_old_generation_is_refused(way):
+    """What a worker of before a restart sends changes nothing."""
+    store = store_of("asynchronous", workers=1, size=1)
+    (exchange,) = gang(way, store)
+    store.restart()
+    with pytest.raises(RefusedError, match="Generation 1 is over; the run is at 2.") as error:
+        exchange(update(1.0))
+
+    assert 409 == error.value.status
+    assert 0 == store.merging.version
+
+
+def test_a_superseded_attempt_is_refused(way):
+    """The newer one goes on."""
+    store = store_of("asynchronous", workers=1, size=1)
+    ways = way(store)
+    store.release(0, NEVER)
+    old, new = ways.exchange(0, attempt=1), ways.exchange(0, attempt=2)
+    new.ready(4, 0, {})
+    with pytest.raises(RefusedError, match="superseded attempt 1") as error:
+        old(update(1.0))
+
+    assert 409 == error.value.status
+    assert [1.0] == new(update(1.0)).parameters.tolist()
+
+
+def test_weights_of_another_size_are_refused(way):
+    """A model of other variables cannot be merged."""
+    store = store_of("asynchronous", workers=1, size=1)
+    (exchange,) = gang(way, store)
+    with pytest.raises(RefusedError) as error:
+        exchange(update(1.0, 2.0))
+
+    assert 413 == error.value.status
+    assert [1.0] == exchange(update(1.0)).parameters.tolist()
+
+
+def test_a_run_that_is_over_refuses(way):
+    """A worker that comes after the end is sent away."""
+    store = store_of("asynchronous", workers=1, size=1)
+    (exchange,) = gang(way, store)
+    store.close()
+    with pytest.raises(RefusedError, match="The run is over.") as error:
+        exchange(update(1.0))
+
+    assert 410 == error.value.status
+
+
+def test_what_a_worker_sent_stays_its_own(way):
+    """The arrays of an update are neither changed nor kept."""
+    store = store_of("asynchronous", workers=1, size=3)
+    (exchange,) = gang(way, store)
+    sent = update(1, 2, 3)
+    reply = exchange(sent)
+    sent.parameters[:] = 9
+
+    assert [1, 2, 3] == reply.parameters.tolist() == store.merging.parameters.tolist()
+
+
+def test_asking_again_names_the_update_and_carries_none_of_it():
+    """Its header is the same but for the word that says so."""
+    sent = Update(
+        Kind.DELTA, worker=1, sequence=2, epoch=3, base_version=4, rows=5, flags=Flag.STOP,
+        parameters=np.ones(2, np.float32), metrics=b"m", state=b"s", generation=6, attempt=7, run=RUN,
+        layout=LAYOUT,
+    )  # fmt: skip
+    again = awaiting(sent)
+
+    assert (Flag.STOP | Flag.AWAIT, 1, 2, 3, 4) == (
+        again.flags, again.worker, again.sequence, again.epoch, again.base_version
+    )  # fmt: skip
+    assert (6, 7, RUN, LAYOUT) == (again.generation, again.attempt, again.run, again.layout)
+    assert 0 == again.rows == len(again.parameters) + len(again.metrics) + len(again.state)
+    assert EMPTY.tolist() == again.statistics.tolist()
+
+
+def test_an_endpoint_does_not_show_its_token():
+    """It may be logged."""
+    assert "Endpoint(host='h', port=1)" == repr(Endpoint("h", 1, "secret", RUN))

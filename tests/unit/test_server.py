@@ -1,0 +1,360 @@
+"""The endpoint: what it answers, and what it refuses before it reads it."""
+
+import http.client
+import json
+import logging
+import socket
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from stores import begun, state_of, store_of, update_of
+
+from sparkdl import server, wire
+from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.wire import Answer
+
+TOKEN = {"Authorization": "Bearer secret"}
+WHO = {"worker": 0, "generation": 1, "attempt": 1}
+
+
+class FlaskClient:
+    """Requests to the app itself."""
+
+    def __init__(self, app, served):
+        self.client = app.test_client()
+
+    def request(self, method, path, body=b"", headers=TOKEN):
+        answer = self.client.open(path, method=method, data=body, headers=headers)
+        return answer.status_code, answer.headers, answer.data
+
+
+class Socket:
+    """Requests to a server on a real socket."""
+
+    def __init__(self, app, served):
+        served.app = app
+        self.port = served.port
+
+    def request(self, method, path, body=b"", headers=TOKEN):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # what is refused is not read
+                connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def store():
+    return begun(store_of("asynchronous", workers=2, metrics=1))
+
+
+@pytest.fixture
+def traffic():
+    return Traffic()
+
+
+@pytest.fixture
+def app(store, traffic):
+    return make_app(store, "secret", traffic)
+
+
+class Served:
+    """One server for all tests; each puts its own app behind it."""
+
+    app = None
+
+    def __call__(self, environ, start_response):
+        return self.app(environ, start_response)
+
+
+@pytest.fixture(scope="module")
+def served():
+    served = Served()
+    with serve(served, "127.0.0.1", 0, 2) as served.port:
+        yield served
+
+
+@pytest.fixture(params=[FlaskClient, Socket], ids=["flask", "socket"])
+def endpoint(request, app, served):
+    return request.param(app, served)
+
+
+@pytest.fixture
+def port(app, served):
+    served.app = app
+    return served.port
+
+
+def message(update):
+    return wire.encode_update(update) + b"".join(wire.sections(update))
+
+
+def joining(**changes):
+    return json.dumps({**WHO, "host": "h", "pid": 1, **changes}).encode()
+
+
+# -- what is answered -----------------------------------------------------------------------------
+
+
+def test_a_ping_says_that_the_token_is_right(endpoint):
+    """It is all that a preflight asks for."""
+    assert (204, b"") == endpoint.request("GET", "/v1/ping")[::2]
+
+
+def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
+    """Header and sections, as long as they say; the bytes are counted both ways."""
+    body = message(update_of(store, 0, np.ones(5)))
+    status, headers, answer = endpoint.request("POST", "/v1/exchange", body)
+    reply = wire.fill(*wire.decode_reply(answer[: wire.REPLY.size]), answer[wire.REPLY.size :])
+
+    assert (200, str(len(answer))) == (status, headers["Content-Length"])
+    assert (Answer.CENTER, [1.0] * 5) == (reply.kind, reply.parameters.tolist())
+    assert (len(body), len(answer)) == (traffic.received, traffic.sent)
+
+
+def test_a_reply_larger_than_a_piece_comes_whole(endpoint, store, monkeypatch):
+    """It is sent a piece at a time."""
+    monkeypatch.setattr(server, "PIECE_BYTES", 7)
+    _, _, answer = endpoint.request("POST", "/v1/exchange", message(update_of(store, 0, np.arange(5))))
+
+    assert np.arange(5, dtype="<f4").tobytes() == answer[wire.REPLY.size :]
+
+
+def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
+    """Before the gang is there it is told to ask again."""
+    store.restart()
+    for worker in (0, 1):
+        assert 200 == endpoint.request("POST", "/v1/join", joining(worker=worker, generation=2))[0]
+    store.members[1].rows = 10
+    ready = {**WHO, "generation": 2, "rows": 10, "validation_rows": 0, "notes": {}}
+    status, _, body = endpoint.request("POST", "/v1/ready", json.dumps(ready).encode())
+
+    assert (200, [10, 10]) == (status, json.loads(body)["rows"])
+
+
+def test_a_heartbeat_is_noted(endpoint, store):
+    """The driver knows how far a worker is, and what it logged."""
+    beat = {**WHO, "epoch": 1, "rows": 7, "log": [{"message": "hello"}]}
+    status, _, body = endpoint.request("POST", "/v1/heartbeat", json.dumps(beat).encode())
+
+    assert (200, {"stop": False}) == (status, json.loads(body))
+    assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
+    assert [{"message": "hello"}] == list(store.log)
+
+
+FAILURE = {"generation": 1, "worker": 1, "host": "h", "message": "broken", "traceback": "line 1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("worker", WorkerError, "Worker 1 on h failed: broken\n\nline 1"),
+        ("data", DataError, "broken"),
+        ("preflight", PreflightError, "broken"),
+    ],
+)
+def test_a_failure_reaches_the_driver_as_its_error(endpoint, store, kind, error, text):
+    """What the user did wrong is told as such, the rest with the worker's traceback."""
+    endpoint.request("POST", "/v1/failure", json.dumps({"kind": kind, **FAILURE}).encode())
+
+    assert (error, text) == (type(store.failure), str(store.failure))
+
+
+def test_the_counters_can_be_read(endpoint, store):
+    """Generation, version, workers, exchanges and bytes."""
+    update = message(update_of(store, 0, np.ones(5)))
+    for _ in range(2):
+        endpoint.request("POST", "/v1/exchange", update)
+    status = json.loads(endpoint.request("GET", "/v1/status")[2])
+
+    assert {
+        "generation": 1,
+        "version": 1,
+        "workers": 2,
+        "exchanges": 1,
+        "duplicates": 1,
+    }.items() <= status.items()
+    assert 2 * len(update) == status["bytes_received"]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+UPDATES = {
+    "another run": ({"run": b"x" * 16}, 409),
+    "an old generation": ({"generation": 0}, 409),
+    "an old attempt": ({"attempt": 0}, 409),
+    "another layout": ({"layout": b"x" * 16}, 422),
+    "too many weights": ({"parameters": np.ones(6, np.float32)}, 413),
+    "metrics where none belong": ({"metrics": b"m"}, 413),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_that_is_not_this_runs_is_refused(endpoint, store, name):
+    """By its header, with a status that says why; nothing changes."""
+    fields, status = UPDATES[name]
+    before = state_of(store)
+    answer = endpoint.request(
+        "POST", "/v1/exchange", message(replace(update_of(store, 0, np.ones(5)), **fields))
+    )
+
+    assert (status, "close") == (answer[0], answer[1]["Connection"])
+    assert json.loads(answer[2])["error"].endswith(".")
+    assert before == state_of(store)
+
+
+REQUESTS = {
+    "half a header": ("POST", "/v1/exchange", b"SDLU" + bytes(60), 400),
+    "noise": ("POST", "/v1/exchange", bytes(200), 400),
+    "no JSON": ("POST", "/v1/join", b"{", 400),
+    "no object": ("POST", "/v1/join", b"[1]", 400),
+    "a field too few": ("POST", "/v1/join", b'{"worker": 0}', 400),
+    "a field too many": ("POST", "/v1/join", joining(colour="red"), 400),
+    "a field of another type": ("POST", "/v1/join", joining(pid="1"), 400),
+    "a truth for a number": ("POST", "/v1/join", joining(pid=True), 400),
+    "a worker that there is not": ("POST", "/v1/join", joining(worker=9), 400),
+    "a long JSON": ("POST", "/v1/join", b" " * (server.JSON_BYTES + 1), 413),
+    "no path": ("GET", "/v2/ping", b"", 404),
+    "no method": ("GET", "/v1/exchange", b"", 405),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_malformed_request_is_refused(endpoint, store, name):
+    """With JSON that says what was expected, and no traceback; nothing changes."""
+    *request, status = REQUESTS[name]
+    before = state_of(store)
+    answer = endpoint.request(*request)
+
+    assert (status, "close") == (answer[0], answer[1]["Connection"])
+    assert ["error"] == list(json.loads(answer[2]))
+    assert before == state_of(store)
+
+
+def test_a_request_that_is_longer_than_its_header_says_is_refused(endpoint, store):
+    """What follows an update could only be a mistake."""
+    before = state_of(store)
+    body = message(update_of(store, 0, np.ones(5))) + b"more"
+
+    assert 400 == endpoint.request("POST", "/v1/exchange", body)[0]
+    assert before == state_of(store)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer sécret"}],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/ping"), ("GET", "/v1/status"), ("POST", "/v1/join"), ("POST", "/v1/ready"),
+        ("POST", "/v1/exchange"), ("POST", "/v1/heartbeat"), ("POST", "/v1/failure"), ("GET", "/nothing"),
+    ],
+)  # fmt: skip
+def test_without_the_token_nothing_is_told(endpoint, store, method, path, headers):
+    """Not even which paths there are."""
+    before = state_of(store)
+    headers = (
+        {name: value.encode() for name, value in headers.items()} if isinstance(endpoint, Socket) else headers
+    )
+    answer = endpoint.request(method, path, b"x", headers)
+
+    assert (401, "close") == (answer[0], answer[1]["Connection"])
+    assert before == state_of(store)
+
+
+@contextmanager
+def talk(port, *lines):
+    """Send the head of a request as it is; yields the socket and its answer's status."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall("\r\n".join([*lines, "Host: h", "", ""]).encode())
+        with sock.makefile("rb") as stream:
+            yield sock, stream
+
+
+@pytest.mark.parametrize("path", ["/v1/join", "/v1/exchange"])
+def test_a_request_has_to_say_how_long_it_is(port, path):
+    """A body in chunks has no length before it is read."""
+    lines = f"POST {path} HTTP/1.1", "Authorization: Bearer secret", "Transfer-Encoding: chunked"
+    with talk(port, *lines) as (_, stream):
+        assert b"HTTP/1.1 411" == stream.readline()[:12]
+
+
+@pytest.mark.parametrize(
+    ("token", "path", "status"),
+    [("wrong", "/v1/exchange", b"401"), ("wrong", "/v1/join", b"401"), ("secret", "/v1/join", b"413")],
+)
+def test_a_body_that_is_refused_is_not_read(port, token, path, status):
+    """The answer comes before a byte of the body, and then the end of the connection."""
+    lines = f"POST {path} HTTP/1.1", f"Authorization: Bearer {token}", f"Content-Length: {10**9}"
+    with talk(port, *lines) as (_, stream):
+        answer = stream.read()
+
+    assert b"HTTP/1.1 " + status == answer[:12]
+
+
+def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
+    """Its header is enough to know."""
+    update = replace(update_of(store, 0, np.ones(5)), run=b"x" * 16)
+    lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**9}"
+    with talk(port, *lines) as (sock, stream):
+        sock.sendall(wire.encode_update(update))
+        answer = stream.read()
+
+    assert b"HTTP/1.1 409" == answer[:12]
+
+
+def test_a_connection_is_kept_for_the_next_request(port):
+    """A worker connects once."""
+    lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret"
+    with talk(port, *lines) as (sock, stream):
+        for _ in range(3):
+            assert b"204" == stream.readline().split()[1]
+            while stream.readline() != b"\r\n":
+                pass
+            sock.sendall("\r\n".join([*lines, "Host: h", "", ""]).encode())
+
+
+def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypatch, caplog):
+    """Its body may lie unread in the socket; the next request would begin in its middle."""
+    monkeypatch.setattr(store, "exchange", lambda update, read: 1 / 0)
+    body = message(update_of(store, 0, np.ones(5)))
+    lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {len(body)}"
+    with caplog.at_level(logging.CRITICAL), talk(port, *lines) as (sock, stream):
+        sock.sendall(body)
+        answer = stream.read()
+
+    assert b"HTTP/1.1 500" == answer[:12]
+
+
+def test_a_port_is_searched_in_a_range(app):
+    """The first free one is taken; if none is, the error says which were tried."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with serve(app, "127.0.0.1", range(number, number + 20), 1) as port:
+            assert number < port < number + 20
+        with pytest.raises(ClusterError, match=f"tried port {number}: "), serve(app, "127.0.0.1", number, 1):
+            pass
+
+
+def test_an_address_of_another_machine_is_refused(app):
+    """It cannot be listened on, and the error says what to set."""
+    with (
+        pytest.raises(ClusterError, match="bind_address= to an address of this machine"),
+        serve(app, "192.0.2.1", 0, 1),
+    ):
+        pass
+
+
+def test_a_server_that_stops_leaves_its_port_free(app):
+    """The next fit may want it."""
+    with serve(app, "127.0.0.1", 0, 1) as port:
+        pass
+    with serve(app, "127.0.0.1", port, 1) as again:
+        assert port == again
