@@ -1,13 +1,13 @@
-"""The Exchange over HTTP/1.1: one kept-alive connection, bounded retries, no proxies.
+"""The Exchange over HTTP/1.1: a kept-alive connection, bounded retries, no proxies.
 
-The few lines of HTTP that the endpoint speaks are read here: at a batch of 32 rows, what a general client
-spends on an answer's head is as long as the gradient takes.
-
-A request that got no answer is sent again with the same sequence number, which the endpoint counts once.
+A worker's updates are the chunks of one long request and the replies those of its answer, because at a
+batch of 32 rows the heads of a request and an answer take longer than the gradient. A stream that broke
+off is begun anew with the update that got no reply, which the endpoint counts once.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import random
@@ -15,9 +15,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,14 +29,13 @@ from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
 RETRIES = 6
-MOST_LINE = 8192  # bytes of a line of an answer's head
 BEAT_SECONDS = 0.5
 
-Answer = tuple[int, bytes | memoryview]
+T = TypeVar("T")
 
 
 class Connection:
-    """A kept-alive connection to an endpoint.
+    """A connection to an endpoint, opened when it is needed.
 
     Args:
         endpoint: where it is.
@@ -44,47 +44,88 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, retries: int = RETRIES) -> None:
         self.endpoint, self.retries = endpoint, retries
-        self._socket: socket.socket | None = None
-        self._stream: Any = None
-        self._lines = f"Host: {endpoint.host}\r\nAuthorization: Bearer {endpoint.token}\r\n"
+        self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TIMEOUT)
+        self._token = {"Authorization": f"Bearer {endpoint.token}"}
+        self._answer: http.client.HTTPResponse | None = None
 
-    def _open(self) -> socket.socket:
-        if self._socket is None:
-            address = self.endpoint.host, self.endpoint.port
-            self._socket = socket.create_connection(address, timeout=TIMEOUT)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._stream = self._socket.makefile("rb")
-        return self._socket
+    def call(self, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """POST a JSON object; return the status and the object that is answered.
 
-    def send(self, method: str, path: str, body: Sequence[Any]) -> bool:
-        """Send a request; False if it did not get through, and ``receive`` has to begin anew."""
-        length = sum(len(part) for part in body)
-        head = f"{method} {path} HTTP/1.1\r\n{self._lines}Content-Length: {length}\r\n\r\n".encode()
+        Raises:
+            TransportError: there was no answer, however often it was asked for.
+            RefusedError: the endpoint would not take the request.
+        """
+        body = json.dumps(fields).encode()
+
+        def send() -> None:
+            self._http.request("POST", path, body, self._token)
+
+        def receive() -> tuple[int, bytes]:
+            answer = self._accepted()
+            return answer.status, answer.read()
+
+        status, answer = self.patiently(send, receive)
+        return status, json.loads(answer or b"{}")
+
+    def send(self, update: Update) -> None:
+        """Send an update in the stream of this connection, which begins with the first."""
+        parts = wire.sections(update)
+        if self._http.sock is None:
+            self._http.putrequest("POST", "/v1/exchange")
+            self._http.putheader("Authorization", self._token["Authorization"])
+            self._http.putheader("Transfer-Encoding", "chunked")
+            self._http.endheaders()
+        message = [b"%x\r\n" % wire.UPDATE.size, wire.encode_update(update), b"\r\n"]
+        if parts:
+            message += [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
+        wire.send(self._http.sock, message)
+
+    def receive(self) -> Reply:
+        """Return the next reply of the stream."""
+        if self._answer is None:
+            self._answer = self._accepted()
+        reply, lengths = wire.decode_reply(bytes(self._read(wire.REPLY.size)))
+        return wire.fill(reply, lengths, self._read(lengths.nbytes))
+
+    def _accepted(self) -> http.client.HTTPResponse:
+        answer = self._http.getresponse()
+        if answer.status >= 400:
+            message = _message(answer.read())
+            self.close()
+            raise RefusedError(answer.status, message)
+        return answer
+
+    def _read(self, length: int) -> memoryview:
+        body = wire.as_bytes(np.empty(length, np.uint8))
+        assert self._answer is not None  # noqa: S101 - receive sees to it
+        if length and self._answer.readinto(body) != length:
+            raise ConnectionError("the answer broke off")
+        return body
+
+    def attempt(self, send: Callable[[], None]) -> bool:
+        """Send something; False if it did not get through."""
         try:
-            connection = self._open()
-            connection.sendall(head + body[0])
-            for part in body[1:]:
-                connection.sendall(part)
-        except OSError:
+            send()
+        except (OSError, http.client.HTTPException):
             self.close()
             return False
         return True
 
-    def receive(self, sent: bool, method: str, path: str, body: Sequence[Any]) -> Answer:
-        """Return status and body of the answer, sending again what got none.
+    def patiently(self, send: Callable[[], None], receive: Callable[[], T], *, sent: bool = False) -> T:
+        """Return what is received, sending again what got no answer; ``sent``: it was sent once already.
 
         Raises:
             TransportError: there was none, however often it was sent.
             RefusedError: the endpoint would not take the request.
         """
         problem: Exception | None = None
-        for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(min(4.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))
-            if sent or self.send(method, path, body):
+        for number in range(self.retries + 1):
+            if number:
+                time.sleep(min(4.0, 0.1 * 2**number) * random.uniform(0.5, 1.0))
+            if sent or self.attempt(send):
                 try:
-                    return self._answer()
-                except (OSError, ValueError, IndexError) as error:
+                    return receive()
+                except (OSError, ValueError, http.client.HTTPException) as error:
                     problem = error
                     self.close()
             sent = False
@@ -93,46 +134,12 @@ class Connection:
             f"{self.endpoint.port} after {self.retries + 1} tries ({problem or 'it cannot be reached'})."
         )
 
-    def _answer(self) -> Answer:
-        status = int(self._line().split(None, 2)[1])
-        length, closing = 0, False
-        while line := self._line():
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
-            elif name.lower() == b"connection":
-                closing = value.strip().lower() == b"close"
-        body = wire.as_bytes(np.empty(length, np.uint8))
-        got = 0
-        while got < length:
-            count = self._stream.readinto(body[got:])
-            if not count:
-                raise ConnectionError(f"the answer broke off after {got} of {length} bytes")
-            got += count
-        if closing:
-            self.close()
-        if status >= 400:
-            raise RefusedError(status, _message(bytes(body)))
-        return status, body
-
-    def _line(self) -> bytes:
-        line: bytes = self._stream.readline(MOST_LINE)
-        if not line.endswith(b"\r\n"):
-            raise ConnectionError("the endpoint closed the connection")
-        return line[:-2]
-
-    def call(self, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """POST a JSON object; return the status and the object that is answered."""
-        body = (json.dumps(fields).encode(),)
-        status, answer = self.receive(self.send("POST", path, body), "POST", path, body)
-        return status, json.loads(bytes(answer) or b"{}")
-
     def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        if self._socket is not None:
-            self._stream.close()
-            self._socket.close()
-            self._socket = None
+        """Close the connection; what is sent next opens another."""
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+        self._http.close()
 
 
 def _message(body: bytes) -> str:
@@ -170,6 +177,7 @@ class HttpExchange(Exchange):
                 "/v1/ready", **self.identity, rows=rows, validation_rows=validation_rows, notes=notes
             )
             if status == 200:
+                self._connection.close()
                 return begin
 
     def begin(self, update: Update) -> Update:
@@ -178,27 +186,21 @@ class HttpExchange(Exchange):
             update, worker=self.identity["worker"], generation=self.identity["generation"],
             attempt=self.identity["attempt"], run=self.endpoint.run, layout=self.layout,
         )  # fmt: skip
-        self._sent = self._connection.send("POST", "/v1/exchange", _body(ticket))
+        self._sent = self._connection.attempt(partial(self._connection.send, ticket))
         return ticket
 
     def finish(self, ticket: Update) -> Reply:
         """Return the reply to an update, asking again while it is not ready."""
-        sent = self._sent
+        connection, sent = self._connection, self._sent
         while True:
-            _, answer = self._connection.receive(sent, "POST", "/v1/exchange", _body(ticket))
-            header, body = answer[: wire.REPLY.size], answer[wire.REPLY.size :]
-            reply, lengths = wire.decode_reply(bytes(header))
+            reply = connection.patiently(partial(connection.send, ticket), connection.receive, sent=sent)
             if not reply.flags & Flag.AGAIN:
-                return wire.fill(reply, lengths, body)
+                return reply
             ticket, sent = awaiting(ticket), False
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def _body(update: Update) -> tuple[Any, ...]:
-    return (wire.encode_update(update), *wire.sections(update))
 
 
 def report_failure(endpoint: Endpoint, **fields: Any) -> None:

@@ -231,7 +231,7 @@ class Rows:
     def batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:
         """Return the rows that stand from ``start`` to ``stop`` in an epoch's order."""
         places = order[start:stop]
-        if self._sorted and len(places) and bool((np.diff(places) == 1).all()):
+        if self._sorted and _consecutive(places):
             return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
         return Batch(*(column.take(self._order[places], axis=0) for column in self.columns))
 
@@ -239,6 +239,12 @@ class Rows:
         """Return whether every row has the same label, where labels are whole numbers."""
         labels = self.columns[1]
         return self.count > 1 and labels.dtype.kind in "biu" and bool((labels == labels[0]).all())
+
+
+def _consecutive(places: NDArray[np.int64]) -> bool:
+    if not len(places) or places[-1] - places[0] != len(places) - 1:
+        return False
+    return bool((np.diff(places) == 1).all())
 
 
 class Spool:
@@ -281,7 +287,7 @@ def _map(file: IO[bytes], column: Column, count: int) -> Array:
         if not count * column.nbytes:
             return np.empty(shape, column.dtype)
         file.flush()
-        return np.memmap(file, column.dtype, "r", shape=shape)
+        return np.memmap(file, column.dtype, "r", shape=shape).view(np.ndarray)
 
 
 def local_directory() -> str:

@@ -5,7 +5,7 @@ Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
 * ``POST /v1/join``       JSON: a worker's attempt takes part;
 * ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
-* ``POST /v1/exchange``   binary, see ``wire``: an update, answered by a reply;
+* ``POST /v1/exchange``   binary, see ``wire``: updates, each answered by a reply before the next is read;
 * ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
 * ``POST /v1/failure``    JSON: what went wrong in it;
 * ``GET  /v1/status``     JSON: counters.
@@ -19,6 +19,7 @@ of a request touches the disk.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import io
 import select
@@ -26,6 +27,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import cheroot.server
@@ -44,10 +46,12 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.store import ParameterStore
+from sparkdl.wire import Sections, Update
 
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
 PIECE_BYTES = 1 << 20  # what is sent of a reply at a time
 LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
+STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
 IDLE_SECONDS = 60  # how long a connection may say nothing
 
 
@@ -167,31 +171,43 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
 
 
 def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
-    length = flask.request.content_length
-    if length is None:
-        raise RefusedError(411, "The request does not say how long it is.")
-    stream = flask.request.environ["wsgi.input"]
-    update, lengths = wire.decode_update(stream.read(min(length, wire.UPDATE.size)))
-    store.admit(update, lengths)
-    if length != wire.UPDATE.size + lengths.nbytes:
-        raise RefusedError(400, "The request is not as long as its header says.")
-    reply = store.exchange(
-        update, lambda: wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
-    )
-    parts = wire.sections(reply)
-    size = wire.REPLY.size + sum(map(len, parts))
-    traffic.count(length, size)
-    headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
-    pieces = _pieces(wire.encode_reply(reply), parts)
-    return flask.Response(pieces, headers=headers, direct_passthrough=True)
+    replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
+    first = next(replies, None)  # a refusal of the first update is the status of the answer
+    if first is None:
+        raise RefusedError(400, "The request holds no update.")
+    body = _until_refused(first, replies)
+    return flask.Response(body, mimetype="application/octet-stream", direct_passthrough=True)
 
 
-def _pieces(header: bytes, parts: tuple[memoryview, ...]) -> Iterator[bytes]:
-    """Yield a reply a piece at a time: WSGI takes bytes, and a copy of it all would be another model."""
-    yield header
-    for part in parts:
-        for start in range(0, len(part), PIECE_BYTES):
-            yield bytes(part[start : start + PIECE_BYTES])
+def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[bytes]:
+    """Yield the replies to the updates of a stream in pieces, each before the next update is read."""
+    while header := stream.read(wire.UPDATE.size):
+        update, lengths = wire.decode_update(header)
+        store.admit(update, lengths)
+        reply = store.exchange(update, partial(_fill, update, lengths, stream))
+        parts = wire.sections(reply)
+        traffic.count(len(header) + lengths.nbytes, wire.REPLY.size + sum(map(len, parts)))
+        piece = wire.encode_reply(reply)
+        for part in parts:
+            for start in range(0, len(part), PIECE_BYTES):
+                # WSGI takes bytes, and a copy of it all would be another model.
+                yield piece + part[start : start + PIECE_BYTES]
+                piece = b""
+        if piece:
+            yield piece
+
+
+def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
+    return wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
+
+
+def _until_refused(first: bytes, replies: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield replies; a refusal after the first ends the connection, and is the status of the next one."""
+    yield first
+    try:
+        yield from replies
+    except (RefusedError, WireError, ValueError) as error:
+        raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
 
 
 class _Reader(io.BufferedReader):
@@ -210,13 +226,18 @@ class _Writer:
 
 
 class _Request(cheroot.server.HTTPRequest):
-    """A request whose connection ends where the app says so."""
+    """A request whose connection ends where the app says so, and whose answer is not copied again."""
 
     def send_headers(self) -> None:
         """Send the head; cheroot would first read the body of a request that was refused."""
         if (b"Connection", b"close") in self.outheaders:
             self.close_connection = True
         super().send_headers()
+
+    def write(self, chunk: bytes) -> None:
+        """Send a piece of the answer."""
+        framed = [b"%x\r\n" % len(chunk), chunk, b"\r\n"] if self.chunked_write and chunk else [chunk]
+        wire.send(self.conn.socket, framed)
 
 
 class _Connection(cheroot.server.HTTPConnection):
@@ -286,6 +307,7 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
             request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
         )  # fmt: skip
         server.max_request_header_size = 16 << 10
+        server.shutdown_timeout = STOP_SECONDS
         server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
         try:
             server.prepare()

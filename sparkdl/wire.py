@@ -24,8 +24,9 @@ it should not be, before it reads a byte of a section. Nothing here is ever unpi
 
 from __future__ import annotations
 
+import socket
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import STRICT, IntEnum, IntFlag
 from math import nan
 from typing import Any, TypeVar
@@ -212,7 +213,7 @@ def decode_reply(header: bytes) -> tuple[Reply, Sections]:
 
 
 def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:
-    """Return the message with its sections taken from ``body``; vectors are views into it.
+    """Give a message its sections, taken from ``body``; vectors are views into it. Returns the message.
 
     Raises:
         WireError: ``body`` is not as long as the sections are.
@@ -223,10 +224,17 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     first = 4 * lengths.count
     second = first + 4 * lengths.statistics
     third = second + lengths.metrics
-    return replace(
-        message,
-        parameters=np.frombuffer(view[:first], "<f4"),
-        statistics=np.frombuffer(view[first:second], "<f4"),
-        metrics=bytes(view[second:third]),
-        state=bytes(view[third:]),
-    )
+    message.parameters = np.frombuffer(view[:first], "<f4")
+    message.statistics = np.frombuffer(view[first:second], "<f4")
+    message.metrics, message.state = bytes(view[second:third]), bytes(view[third:])
+    return message
+
+
+def send(connection: socket.socket, parts: list[Any]) -> None:
+    """Send buffers one after the other, as few packets as they fit in."""
+    while parts:
+        sent = connection.sendmsg(parts)
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]

@@ -263,7 +263,9 @@ class Loop:
         self._finish(Flag.NONE)
 
     def _exchange(self, sequence: int) -> None:
-        reply = self.exchange(replace(self.stepper.update(), sequence=sequence, epoch=self.epoch))
+        update = self.stepper.update()
+        update.sequence, update.epoch = sequence, self.epoch
+        reply = self.exchange(update)
         self.stepper.adopt(reply)
         self._obey(reply)
 

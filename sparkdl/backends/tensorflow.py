@@ -45,6 +45,42 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         )
 
 
+class Compiled:
+    """A compiled function that knows its traces by the shapes of what it is given.
+
+    ``tf.function`` takes longer to find a trace than a small step takes to run.
+
+    Args:
+        function: what is compiled; it is given tensors where arrays come, else what comes.
+        jit: whether XLA compiles it.
+    """
+
+    def __init__(self, function: Any, jit: bool | None) -> None:
+        self._function = tf.function(function, jit_compile=jit, reduce_retracing=True, autograph=False)
+        self._traces: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the function returns for arrays, tuples of arrays, None and bools."""
+        tensors = _tensors(arguments)
+        kind = _kind(arguments)
+        if kind not in self._traces:
+            self._traces[kind] = self._function.get_concrete_function(*tensors)
+        return self._traces[kind](*tensors)
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_tensors(part) for part in value)
+    return tf.constant(value) if isinstance(value, np.ndarray) else value
+
+
+def _kind(value: Any) -> Any:
+    """Return what decides which trace a value needs."""
+    if isinstance(value, tuple):
+        return tuple(_kind(part) for part in value)
+    return (value.shape, value.dtype) if isinstance(value, np.ndarray) else value
+
+
 class TensorFlowReplica:
     """A replica whose every move is one call of a compiled function.
 
@@ -71,8 +107,8 @@ class TensorFlowReplica:
 
     def _compile(self, function: Any, jit: bool | None = None) -> Any:
         if self.model.run_eagerly:
-            return function
-        return tf.function(function, jit_compile=jit, reduce_retracing=True, autograph=False)
+            return lambda *arguments: function(*_tensors(arguments))
+        return Compiled(function, jit)
 
     def _take_gradient(self, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
@@ -120,23 +156,23 @@ class TensorFlowReplica:
     def gradient(self, batch: Batch, last: Mean | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
         if last is None:
-            return self._reading(self._gradient(_tensors(batch)))
-        mean = tf.constant(last.gradient), _optional(last.statistics)
-        return self._reading(self._apply_and_take(*mean, _tensors(batch)))
+            return self._reading(self._gradient(batch.to_tuple()))
+        mean = last.gradient, _optional(last.statistics)
+        return self._reading(self._apply_and_take(*mean, batch.to_tuple()))
 
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
-        self._apply(tf.constant(mean.gradient), _optional(mean.statistics))
+        self._apply(mean.gradient, _optional(mean.statistics))
 
     def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
         """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
-        start = (None, None) if center is None else (tf.constant(center[0]), _optional(center[1]))
-        outcome = self._step(*start, _tensors(batch), read)
+        start = (None, None) if center is None else (center[0], _optional(center[1]))
+        outcome = self._step(*start, batch.to_tuple(), read)
         return self._reading(outcome) if read else None
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
-        self._test(_tensors(batch))
+        self._test(batch.to_tuple())
 
     def read(self) -> Reading:
         """Return the trainable variables."""
@@ -144,7 +180,7 @@ class TensorFlowReplica:
 
     def write(self, center: Center) -> None:
         """Set the trainable variables, and the statistics unless they are empty."""
-        self._write(tf.constant(center.parameters), _optional(center.statistics))
+        self._write(center.parameters, _optional(center.statistics))
 
     def _reading(self, packed: Any) -> Reading:
         values = packed.numpy()
@@ -156,12 +192,8 @@ def _nothing(logs: Any) -> None:
     """Drop what a step returns, so that the graph does not compute it."""
 
 
-def _tensors(batch: Batch) -> Any:
-    return tuple(tf.constant(part) for part in batch.to_tuple())
-
-
-def _optional(vector: Vector) -> Any:
-    return tf.constant(vector) if len(vector) else None
+def _optional(vector: Vector) -> Vector | None:
+    return vector if len(vector) else None
 
 
 def _flat(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What every Exchange promises, over each of its implementations."""
 
+import socket
 from contextlib import ExitStack
 
 import numpy as np
@@ -122,8 +123,8 @@ def test_a_late_round_is_asked_for_again(way):
     first, second = gang(way, store)
 
     def late():
-        with store.changed:
-            store.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
+        with store.merging.changed:
+            store.merging.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
         return second(update(5.0, kind=Kind.GRADIENT))
 
     with impatient():
@@ -264,6 +265,39 @@ def test_asking_again_names_the_update_and_carries_none_of_it():
     assert (6, 7, RUN, LAYOUT) == (again.generation, again.attempt, again.run, again.layout)
     assert 0 == again.rows == len(again.parameters) + len(again.metrics) + len(again.state)
     assert EMPTY.tolist() == again.statistics.tolist()
+
+
+@pytest.fixture
+def streaming():
+    """A store and an HttpExchange whose stream has begun."""
+    with ExitStack() as stack:
+        store = store_of("asynchronous", workers=1, size=1)
+        (exchange,) = gang(lambda store: Http(store, stack), store)
+        exchange(update(1.0))
+        yield store, exchange
+
+
+def test_a_stream_that_broke_off_is_begun_anew(streaming):
+    """The next update goes out on another connection."""
+    store, exchange = streaming
+    exchange._connection._http.sock.shutdown(socket.SHUT_RDWR)
+
+    assert [2.0] == exchange(update(1.0, sequence=1, base_version=1)).parameters.tolist()
+    assert 0 == store.counters["duplicates"]
+
+
+def test_a_reply_that_was_lost_is_asked_for_again(streaming):
+    """The update was merged, and counts once."""
+    store, exchange = streaming
+    ticket = exchange.begin(update(1.0, sequence=1, base_version=1))
+    with store.merging.changed:
+        while not store.merging.counted(0, 1):
+            store.merging.changed.wait(0.01)
+    exchange._connection.close()
+    reply = exchange.finish(ticket)
+
+    assert reply.flags & Flag.DUPLICATE
+    assert [2.0] == reply.parameters.tolist() == store.merging.parameters.tolist()
 
 
 def test_an_endpoint_does_not_show_its_token():
