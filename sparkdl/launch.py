@@ -282,7 +282,7 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
             return kind(found[1])
     if "RefusedError: " not in text and (raised := _raised(text)):
         return raised
-    if re.search(r"exit(ed)? (code|status)?:? ?(137|143)\b|Container killed|OOMKilled", text):
+    if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
             "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
             f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "

@@ -192,6 +192,30 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
     assert moved == bool(spark_model.history.history)
 
 
+def kill_executor():
+    """Kill the JVM above the daemon that this Python worker was forked from, as the kernel does for memory."""
+    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
+def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts):
+    """The run goes on with the executor that takes its place; if it may not, the error names the setting."""
+    if spark.sparkContext.master.startswith("local["):
+        pytest.skip("its executor is the driver's own JVM")
+    model, objects = Bomb(tmp_path / "done", 13 + 3, kill_executor).model(problem)
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=restarts)
+    settings = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
+
+    if restarts:
+        history = spark_model.fit(problem.x, problem.y, **settings)
+        assert history.training["restarts"] == 1
+        assert len(history.history["loss"]) == 3
+    else:
+        with pytest.raises(WorkerLostError, match=r"137.* set spark\.executor\.memoryOverhead to 1024m"):
+            spark_model.fit(problem.x, problem.y, **settings)
+
+
 def test_after_a_worker_raised(problem, tmp_path):
     """An exception in the middle of an epoch ends the run; the model is that of the last epoch."""
 

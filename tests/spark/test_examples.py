@@ -34,3 +34,28 @@ def test_one_line_trains_on_what_a_pipeline_makes():
     output = run("one_line_in_a_pipeline.py")
 
     assert float(output.rsplit("Accuracy on held-out rows:", 1)[1]) > 0.9
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("model", "mode", "frequency"),
+    [
+        ("mlp", "synchronous", "batch"),
+        pytest.param("mlp", "hogwild", "16", marks=pytest.mark.whole),
+        pytest.param("cnn", "asynchronous", "epoch", marks=pytest.mark.whole),
+    ],
+)
+def test_image_models_train_in_any_mode(model, mode, frequency):
+    """Two epochs of the shipped images are enough to tell most of them apart."""
+    settings = ["--model", model, "--mode", mode, "--frequency", frequency, "--epochs", "2"]
+    output = run("train_images.py", *settings)
+
+    assert float(output.rsplit("did not train on:", 1)[1]) > 0.6
+
+
+@pytest.mark.spark
+def test_a_regression_is_trained_saved_and_loaded():
+    """Noise of 0.3 leaves a mean absolute error of 0.24; a model that learned nothing has 7."""
+    output = run("regression.py")
+
+    assert float(output.rsplit("Mean absolute error:", 1)[1]) < 0.5
