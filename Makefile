@@ -60,7 +60,7 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 
 .PHONY: test test-fast test-lowest test-highest test-all
 test: .venv/.made ## the tests
-	@$(call spark,.venv) .venv/bin/python -m pytest $(WHOLE) $(ARGS)
+	@$(call spark,.venv) .venv/bin/python -m pytest $(call whole,installed) $(ARGS)
 
 test-fast: .venv/.made ## only the tests that need no JVM
 	.venv/bin/python -m pytest -m "not spark and not cluster" $(ARGS)
@@ -68,13 +68,13 @@ test-fast: .venv/.made ## only the tests that need no JVM
 # Spark 3.5 leaves the sockets of its own collect() to the garbage collector, and knows no Java after 21.
 test-lowest: .venv-lowest/.made ## the tests on the oldest versions that are supported
 	@$(call spark,.venv-lowest,--newest 21) .venv-lowest/bin/python -m pytest \
-		-W 'ignore:unclosed <socket:ResourceWarning' $(WHOLE) $(ARGS)
+		-W 'ignore:unclosed <socket:ResourceWarning' $(call whole,lowest) $(ARGS)
 
 test-highest: .venv-highest/.made ## the tests on the newest versions that are supported
-	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(WHOLE) $(ARGS)
+	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(call whole,highest) $(ARGS)
 
 # Each test on threads, on executor processes and on a standalone cluster, which `make test` does for some.
-test-all: WHOLE = --all
+test-all: whole = --all --record $(1)
 test-all: test test-lowest test-highest packed-job ## the whole product: all version sets, the packed job
 
 # -- checks of the text ---------------------------------------------------------------------------

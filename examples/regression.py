@@ -10,7 +10,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 import keras
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sql
 
 from sparkdl import SparkModel, load_spark_model
 
@@ -19,9 +19,9 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 # Rides in a town, made up by Spark itself: a price per kilometre, more at night, and some noise.
 rides = (
     spark.range(8_000)
-    .withColumn("kilometres", F.rand(1) * 10)
-    .withColumn("night", (F.rand(2) < 0.3).cast("double"))
-    .withColumn("price", 3 + F.col("kilometres") * (2 + F.col("night")) + 0.3 * F.randn(3))
+    .withColumn("kilometres", sql.rand(1) * 10)
+    .withColumn("night", (sql.rand(2) < 0.3).cast("double"))
+    .withColumn("price", 3 + sql.col("kilometres") * (2 + sql.col("night")) + 0.3 * sql.randn(3))
 )
 table = VectorAssembler(inputCols=["kilometres", "night"], outputCol="ride").transform(rides)
 train, test = table.randomSplit([0.8, 0.2], seed=0)

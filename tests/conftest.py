@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ KINDS = ("local", "local-cluster", "standalone")
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the whole product: each test on each master")
+    parser.addoption("--record", metavar="NAME", help="write the outcome into the row NAME of tests/RESULTS.md")
 
 
 def pytest_configure(config):
@@ -45,6 +47,30 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    name = config.getoption("--record")
+    if not name:
+        return
+    counts = [f"{len(terminalreporter.getreports(kind))} {kind}" for kind in ("passed", "failed", "error")]
+    counts.append(f"{len(terminalreporter.getreports('skipped'))} skipped")
+    versions = [f"{each} {version(each)}" for each in ("pyspark", "keras", "tensorflow-cpu", "numpy")]
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    minutes = (time.time() - terminalreporter._session_start.time) / 60
+    python = ".".join(map(str, sys.version_info[:3]))
+    cells = [name, ", ".join([f"Python {python}", *versions]), git.stdout.strip(), ", ".join(counts)]
+    record("| " + " | ".join([*cells, f"{minutes:.0f} min on {os.cpu_count()} cores"]) + " |")
+
+
+def record(row):
+    """Put a row into the table of tests/RESULTS.md, in the place of the one of its name."""
+    path = Path(__file__).parent / "RESULTS.md"
+    lines = path.read_text().splitlines()
+    mine = row.split("|")[1]
+    old = [index for index, line in enumerate(lines) if line.split("|")[1:2] == [mine]]
+    lines[slice(old[0], old[0] + 1) if old else slice(len(lines), None)] = [row]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def eventually(condition, seconds=30):

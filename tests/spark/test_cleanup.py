@@ -193,7 +193,7 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 
 
 def kill_executor():
-    """Kill the JVM above the daemon that this Python worker was forked from, as the kernel does for memory."""
+    """Kill the JVM above this Python worker, as the kernel does where memory runs out."""
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
 
