@@ -20,11 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from sparkdl import wire
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
+from sparkdl.weights import aligned
 from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
@@ -96,7 +95,7 @@ class Connection:
         return answer
 
     def _read(self, length: int) -> memoryview:
-        body = wire.as_bytes(np.empty(length, np.uint8))
+        body = wire.as_bytes(aligned(length))
         assert self._answer is not None  # noqa: S101 - receive sees to it
         if length and self._answer.readinto(body) != length:
             raise ConnectionError("the answer broke off")

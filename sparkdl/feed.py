@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
-from sparkdl.weights import Array
+from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
 Keys = NDArray[np.uint64]
@@ -233,12 +233,19 @@ class Rows:
         places = order[start:stop]
         if self._sorted and _consecutive(places):
             return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
-        return Batch(*(column.take(self._order[places], axis=0) for column in self.columns))
+        return Batch(*(_take(column, self._order[places]) for column in self.columns))
 
     def one_class(self) -> bool:
         """Return whether every row has the same label, where labels are whole numbers."""
         labels = self.columns[1]
         return self.count > 1 and labels.dtype.kind in "biu" and bool((labels == labels[0]).all())
+
+
+def _take(column: Array, rows: NDArray[np.int64]) -> Array:
+    """Return some rows of a column, where a backend can use them without another copy."""
+    shape = (len(rows), *column.shape[1:])
+    memory = aligned(prod(shape) * column.itemsize).view(column.dtype).reshape(shape)
+    return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would take them into a copy first
 
 
 def _consecutive(places: NDArray[np.int64]) -> bool:

@@ -26,7 +26,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,6 @@ from sparkdl.store import ParameterStore
 from sparkdl.wire import Sections, Update
 
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
-PIECE_BYTES = 1 << 20  # what is sent of a reply at a time
 LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
 STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
 IDLE_SECONDS = 60  # how long a connection may say nothing
@@ -187,14 +186,9 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[b
         reply = store.exchange(update, partial(_fill, update, lengths, stream))
         parts = wire.sections(reply)
         traffic.count(len(header) + lengths.nbytes, wire.REPLY.size + sum(map(len, parts)))
-        piece = wire.encode_reply(reply)
-        for part in parts:
-            for start in range(0, len(part), PIECE_BYTES):
-                # WSGI takes bytes, and a copy of it all would be another model.
-                yield piece + part[start : start + PIECE_BYTES]
-                piece = b""
-        if piece:
-            yield piece
+        header = wire.encode_reply(reply)
+        yield _More(header) if parts else header
+        yield from parts
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
@@ -225,6 +219,10 @@ class _Writer:
         self.write = sock.sendall
 
 
+class _More(bytes):
+    """A piece of an answer that another one follows at once."""
+
+
 class _Request(cheroot.server.HTTPRequest):
     """A request whose connection ends where the app says so, and whose answer is not copied again."""
 
@@ -237,7 +235,18 @@ class _Request(cheroot.server.HTTPRequest):
     def write(self, chunk: bytes) -> None:
         """Send a piece of the answer."""
         framed = [b"%x\r\n" % len(chunk), chunk, b"\r\n"] if self.chunked_write and chunk else [chunk]
-        wire.send(self.conn.socket, framed)
+        wire.send(self.conn.socket, framed, socket.MSG_MORE if isinstance(chunk, _More) else 0)
+
+
+class _Gateway(cheroot.wsgi.Gateway_10):
+    """cheroot's way from a request to the app, which may answer with views of arrays instead of bytes."""
+
+    def respond(self) -> None:
+        """Send the pieces of the answer, none of which is empty."""
+        with closing(self.req.server.wsgi_app(self.env, self.start_response)) as answer:
+            for piece in answer:
+                self.write(piece)
+            self.req.ensure_headers_sent()
 
 
 class _Connection(cheroot.server.HTTPConnection):
@@ -307,6 +316,7 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
             request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
         )  # fmt: skip
         server.max_request_header_size = 16 << 10
+        server.gateway = _Gateway
         server.shutdown_timeout = STOP_SECONDS
         server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
         try:

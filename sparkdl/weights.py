@@ -20,6 +20,19 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
 EMPTY: Vector = np.zeros(0, np.float32)
+ALIGNMENT = 64  # bytes; what backends want the address of a tensor to be a multiple of
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Return so many bytes of memory, as they are, that a backend can take for a tensor."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -address(memory) % ALIGNMENT
+    return memory[start : start + size]
+
+
+def address(array: Array) -> int:
+    """Return where in memory an array begins."""
+    return int(array.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True)

@@ -230,10 +230,10 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     return message
 
 
-def send(connection: socket.socket, parts: list[Any]) -> None:
+def send(connection: socket.socket, parts: list[Any], flags: int = 0) -> None:
     """Send buffers one after the other, as few packets as they fit in."""
     while parts:
-        sent = connection.sendmsg(parts)
+        sent = connection.sendmsg(parts, [], flags)
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
         if sent:

@@ -24,7 +24,7 @@ KINDS = ("local", "local-cluster", "standalone")
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the whole product: each test on each master")
-    parser.addoption("--record", metavar="NAME", help="write the outcome into the row NAME of tests/RESULTS.md")
+    parser.addoption("--record", metavar="NAME", help="write the outcome into row NAME of tests/RESULTS.md")
 
 
 def pytest_configure(config):

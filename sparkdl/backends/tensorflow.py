@@ -14,11 +14,13 @@ import tensorflow as tf
 
 from sparkdl import models
 from sparkdl.backends.base import Batch, Center, Mean, Reading
-from sparkdl.weights import Vector
+from sparkdl.weights import ALIGNMENT, Array, Vector, address
+
+LARGE = 1 << 14  # bytes of an array that is worth not to be copied
 
 
 class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """An optimizer that keeps the gradients of one step, flat and dense, instead of applying them.
+    """An optimizer that keeps the gradients of one step, dense, instead of applying them.
 
     Args:
         optimizer: the real optimizer, which scales the loss where it must.
@@ -27,22 +29,19 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(self, optimizer: Any) -> None:
         super().__init__(learning_rate=0.0)
         self.real = optimizer
-        self.gradient: Any = None
+        self.gradients: list[Any] = []
 
     def scale_loss(self, loss: Any) -> Any:
         """Scale the loss as the real optimizer does."""
         return self.real.scale_loss(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients as one flat tensor; a variable that got none has a gradient of zeros."""
-        # An embedding's gradient is IndexedSlices, which convert_to_tensor adds up.
-        self.gradient = tf.concat(
-            [
-                tf.zeros([np.prod(variable.shape, dtype=int)]) if gradient is None else _flat(gradient)
-                for gradient, variable in zip(grads, trainable_variables, strict=True)
-            ],
-            axis=0,
-        )
+        """Keep the gradients; a variable that got none has a gradient of zeros."""
+        # An embedding's gradient is IndexedSlices, which _flat adds up.
+        self.gradients = [
+            tf.zeros(variable.shape) if gradient is None else gradient
+            for gradient, variable in zip(grads, trainable_variables, strict=True)
+        ]
 
 
 class Compiled:
@@ -65,13 +64,22 @@ class Compiled:
         kind = _kind(arguments)
         if kind not in self._traces:
             self._traces[kind] = self._function.get_concrete_function(*tensors)
-        return self._traces[kind](*tensors)
+        trace = self._traces[kind]
+        flat = [part for part in tf.nest.flatten(tensors) if isinstance(part, tf.Tensor)]
+        return trace._call_flat(flat, trace.captured_inputs)
 
 
 def _tensors(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_tensors(part) for part in value)
-    return tf.constant(value) if isinstance(value, np.ndarray) else value
+    return _tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _tensor(array: Array) -> Any:
+    """Return an array as a tensor: where it lies, if it is large and its address such as TensorFlow wants."""
+    if array.nbytes < LARGE or address(array) % ALIGNMENT or not array.flags.writeable:
+        return tf.constant(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _kind(value: Any) -> Any:
@@ -117,7 +125,7 @@ class TensorFlowReplica:
             self.model.train_step(data)
         finally:
             self.model.optimizer = real
-        return self._packed([self._capture.gradient])
+        return self._packed(self._capture.gradients)
 
     def _packed(self, vectors: list[Any]) -> Any:
         """Return vectors, statistics and the loss metric's sums as one tensor: one copy to NumPy."""
@@ -183,7 +191,7 @@ class TensorFlowReplica:
         self._write(center.parameters, _optional(center.statistics))
 
     def _reading(self, packed: Any) -> Reading:
-        values = packed.numpy()
+        values = np.asarray(packed)  # where it lies; packed.numpy() would be a copy
         total, count = values[-2:].tolist()
         return Reading(values[: self._size], values[self._size : -2], (total, count))
 

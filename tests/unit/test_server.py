@@ -4,7 +4,7 @@ import http.client
 import json
 import logging
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -116,14 +116,6 @@ def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
     assert 200 == status
     assert (Answer.CENTER, [1.0] * 5) == (reply.kind, reply.parameters.tolist())
     assert (len(body), len(answer)) == (traffic.received, traffic.sent)
-
-
-def test_a_reply_larger_than_a_piece_comes_whole(endpoint, store, monkeypatch):
-    """It is sent a piece at a time."""
-    monkeypatch.setattr(server, "PIECE_BYTES", 7)
-    _, _, answer = endpoint.request("POST", "/v1/exchange", message(update_of(store, 0, np.arange(5))))
-
-    assert np.arange(5, dtype="<f4").tobytes() == answer[wire.REPLY.size :]
 
 
 def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
@@ -309,15 +301,15 @@ def chunk(data):
 
 def test_updates_follow_each_other_in_one_request(port, store):
     """Each is answered before the next one comes, and an end of the request ends the answer."""
-    with talk(port, *STREAM) as (sock, stream):
+    with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
         for sequence in range(3):
             sock.sendall(chunk(message(update_of(store, 0, np.ones(5), sequence=sequence))))
-            while stream.readline() not in (b"64\r\n", b""):  # an answer's head, a reply of 100 bytes
-                pass
-            reply, _ = wire.decode_reply(stream.read(100)[: wire.REPLY.size])
-            assert sequence + 1 == reply.version
+            if not sequence:
+                answer.begin()
+            reply, lengths = wire.decode_reply(answer.read(wire.REPLY.size))
+            assert (sequence + 1, 20) == (reply.version, len(answer.read(lengths.nbytes)))
         sock.sendall(b"0\r\n\r\n")
-        assert [b"\r\n", b"0\r\n", b"\r\n"] == [stream.readline() for _ in range(3)]
+        assert b"" == answer.read()
 
 
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])
