@@ -68,34 +68,71 @@ def _at_epochs(callback: Any) -> bool:
 class Metrics:
     """The metrics of the driver's model, which take the place of those of all workers.
 
+    States are added. That is right for Keras's own metrics; another is tried out first, and where it is
+    not, its ``merge_state(metrics)`` is used if it has one, and a row-weighted mean of results if not.
+
     Args:
         model: the user's model, its metrics built.
+        y: labels of some rows.
+        predicted: what the model predicts for them.
     """
 
-    def __init__(self, model: keras.Model) -> None:
-        self.model = model
+    def __init__(self, model: keras.Model, y: Any, predicted: Any) -> None:
+        self.model, self.sample = model, (y, predicted)
         self.variables = models.metric_variables(model)
         self.layout: Layout = models.layout_of(self.variables)
         self.initial = models.read(self.variables)
-        own = [metric.name for metric in models.metrics_of(model) if not models.from_keras(metric)]
-        if own:
+        self.apart = [
+            metric
+            for metric in models.metrics_of(model)
+            if not models.from_keras(metric) and not models.adds_up(metric, y, predicted)
+        ]
+        means = [metric.name for metric in self.apart if not hasattr(metric, "merge_state")]
+        if means:
             logger.warning(
-                "The states of all workers' metrics are added up. That is right for Keras's own; check that "
-                "it is for %s.", ", ".join(own),
-            )  # fmt: skip
+                "%s: the states of two workers cannot be added, so what is reported is the mean of all "
+                "workers' results, weighted by rows. Give the metric a merge_state(metrics) to be exact.",
+                ", ".join(means),
+            )
 
     def merge(self, states: Sequence[bytes]) -> dict[str, float]:
         """Return the results of all workers' metrics together: states added, none counted twice."""
         given = [self.layout.from_bytes(state) for state in states if state]
-        self.model.reset_metrics()
         merged = [
             np.asarray(first + sum(state[index] - first for state in given), first.dtype)
             for index, first in enumerate(self.initial)
         ]
-        models.write(self.variables, merged)
-        results = {name: to_number(value) for name, value in self.model.get_metrics_result().items()}
+        results = self._results(merged)
+        for metric in self.apart if given else []:
+            results[metric.name] = self._merged(metric, given)
         self.model.reset_metrics()
         return results
+
+    def _results(self, state: Sequence[Array]) -> dict[str, Any]:
+        models.write(self.variables, state)
+        return {name: to_number(value) for name, value in self.model.get_metrics_result().items()}
+
+    def _merged(self, metric: Any, given: Sequence[Sequence[Array]]) -> Any:
+        """Return the result of a metric whose states cannot be added."""
+        if hasattr(metric, "merge_state"):
+            first, *others = [self._copy(metric, state) for state in given]
+            first.merge_state(others)
+            return to_number(first.result())
+        results = [self._results(state)[metric.name] for state in given]
+        return to_number(np.average(results, axis=0, weights=[self._rows(state) for state in given]))
+
+    def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
+        """Return a metric like this one, with the part of a worker's state that is its own."""
+        copy = type(metric).from_config(metric.get_config())
+        copy.update_state(*self.sample)
+        places = {id(variable): index for index, variable in enumerate(self.variables)}
+        models.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
+        return copy
+
+    def _rows(self, state: Sequence[Array]) -> float:
+        """Return the rows that a worker's loss was averaged over, 1 where the model keeps no such metric."""
+        count = next((metric.count for metric in self.model.metrics if metric.name == "loss"), None)
+        return next((float(s) for s, v in zip(state, self.variables, strict=True) if v is count), 1.0)
 
 
 def to_number(value: Any) -> Any:

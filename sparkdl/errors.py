@@ -1,16 +1,18 @@
 """Everything this package raises on purpose.
 
-* SparkDLError
-  - ConfigError            a run was asked for that cannot be run (also a ValueError)
-  - ModelError             a model that cannot be shipped to executors as it is (also a ValueError)
-  - DataError              rows that do not fit the model (also a ValueError)
-  - WireError              bytes that are not a message of this protocol
-  - RefusedError           the endpoint will not take a request; carries the HTTP status
-  - TransportError         a worker cannot reach the driver's endpoint
-  - ClusterError           Spark cannot give the workers that were asked for
-    + PreflightError       an executor's environment does not match the driver's
-  - WorkerError            user code or training failed on an executor; carries its traceback
-  - WorkerLostError        an executor or its Python process died more often than is allowed
+The tree::
+
+    SparkDLError
+      ConfigError            a run was asked for that cannot be run (also a ValueError)
+      ModelError             a model that cannot be shipped to executors as it is (also a ValueError)
+      DataError              rows that do not fit the model (also a ValueError)
+      WireError              bytes that are not a message of this protocol
+      RefusedError           the endpoint will not take a request; carries the HTTP status
+      TransportError         a worker cannot reach the driver's endpoint
+      ClusterError           Spark cannot give the workers that were asked for
+        PreflightError       an executor's environment does not match the driver's
+      WorkerError            user code or training failed on an executor; carries its traceback
+      WorkerLostError        an executor or its Python process died more often than is allowed
 """
 
 

@@ -328,12 +328,38 @@ def fit_features(model: keras.Model, column: Column, *, reshape: bool = False) -
     )
 
 
-def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> None:
-    """Let the model's metrics make their states, by one forward pass over a few rows; then clear them."""
+def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> Any:
+    """Let the model's metrics make their states, by one forward pass over a few rows; then clear them.
+
+    Returns:
+        What the model predicts for those rows.
+    """
     predicted = model(x, training=False)
     model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
     model.compute_metrics(x, y, predicted, sample_weight)
     model.reset_metrics()
+    return predicted
+
+
+def adds_up(metric: Any, y: Any, predicted: Any) -> bool:
+    """Return whether states of a metric may be added, by an experiment: two halves apart, and together."""
+    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # still a probability, where it was one
+
+    def states(*halves: Any) -> list[Array]:
+        metric.reset_state()
+        for half in halves:
+            metric.update_state(y, half)
+        return read(metric.variables)
+
+    try:
+        start, first, second, both = states(), states(predicted), states(other), states(predicted, other)
+    except (TypeError, ValueError):  # it is not a metric of labels and predictions
+        return False
+    finally:
+        metric.reset_state()
+    return all(
+        np.allclose(b + c - a, d, rtol=1e-4) for a, b, c, d in zip(start, first, second, both, strict=True)
+    )
 
 
 def set_learning_rate(model: keras.Model, value: float) -> None:

@@ -112,6 +112,7 @@ class SparkModel:
         require_supported(keras.backend.backend())
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
+        self._sample: tuple[Any, Any] = None, None  # labels and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
     @property
@@ -207,7 +208,7 @@ class SparkModel:
         self.history = keras.callbacks.History()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, columns,
-            kept, self.history,
+            kept, self.history, Metrics(self.model, *self._sample),
         )  # fmt: skip
         try:
             Run(request, cluster, num_workers).execute()
@@ -239,7 +240,7 @@ class SparkModel:
         ]
         try:
             if len(batch) > 1:
-                models.build_metrics(self.model, *batch)
+                self._sample = batch[1], models.build_metrics(self.model, *batch)
             else:
                 self.model(batch[0], training=False)
         except (ValueError, TypeError, ArithmeticError) as error:
@@ -288,7 +289,7 @@ class SparkModel:
             label_col: the label column of a DataFrame.
 
         Returns:
-            What ``keras.Model.evaluate`` returns: a number, a list [loss, *metrics], or a dict.
+            What ``keras.Model.evaluate`` returns: a number, a list of the loss and the metrics, or a dict.
 
         Raises:
             ConfigError: an argument that cannot be honoured.
@@ -303,7 +304,7 @@ class SparkModel:
             results = source.evaluation(cluster, columns, stage)
         finally:
             shared.destroy()
-        logs = Metrics(self.model).merge([bytes(states) for states, _ in results])
+        logs = Metrics(self.model, *self._sample).merge([bytes(states) for states, _ in results])
         if return_dict:
             return logs
         values = list(logs.values())

@@ -55,6 +55,7 @@ class Request:
         columns: what every row has to be.
         callbacks: the user's callbacks.
         history: where results go.
+        metrics: the model's metrics.
     """
 
     model: Model
@@ -67,6 +68,7 @@ class Request:
     columns: tuple[Column, ...]
     callbacks: list[Any]
     history: Any
+    metrics: Metrics
 
 
 @dataclass
@@ -208,7 +210,7 @@ class Run:
         self.plan = Plan((), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed)
         self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
         self.driver = DriverModel(request.model, joint=self.joint)
-        self.metrics = Metrics(request.model)
+        self.metrics = request.metrics
         self.traffic = Traffic()
         self.training: dict[str, Any] = {
             "workers": num_workers, "merge": None if self.joint else self.rule.name, "rows": 0,

@@ -1,0 +1,79 @@
+"""Metrics of several workers, merged: exact where states add up or can be merged, else said to be a mean."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import models
+from sparkdl.epochs import Metrics
+
+SHARES = ((0, 3), (3, 10), (10, 20))
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error so far, whose states cannot be added."""
+
+    def __init__(self, name="largest", **settings):
+        super().__init__(name=name, **settings)
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = keras.ops.max(keras.ops.abs(y_true - y_pred))
+        self.value.assign(keras.ops.maximum(self.value, error))
+
+    def result(self):
+        return self.value
+
+
+class MergedLargest(Largest):
+    """The same, with a way to merge it."""
+
+    def merge_state(self, metrics):
+        for metric in metrics:
+            self.value.assign(keras.ops.maximum(self.value, metric.value))
+
+
+class Total(Largest):
+    """The sum of all errors, whose states can be added."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign_add(keras.ops.sum(keras.ops.abs(y_true - y_pred)))
+
+
+def rows():
+    generator = np.random.default_rng(0)
+    return (generator.normal(size=(20, width)).astype(np.float32) for width in (3, 1))
+
+
+def merged(metric):
+    """Return the results of three workers merged, those of all rows at once, and each worker's own."""
+    x, y = rows()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae", metric])
+    together = Metrics(model, y[:1], models.build_metrics(model, x[:1], y[:1]))
+    states, apart = [], []
+    for start, stop in SHARES:
+        apart.append(model.evaluate(x[start:stop], y[start:stop], verbose=0, return_dict=True))
+        states.append(together.layout.to_bytes(models.read(together.variables)))
+    whole = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
+    return together.merge([*states, b""]), whole, apart
+
+
+@pytest.mark.parametrize("kind", [Total, MergedLargest])
+def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
+    """Its states add up, as an experiment on the driver finds, or it merges them itself."""
+    ours, whole, _ = merged(kind())
+
+    assert whole == pytest.approx(ours, rel=1e-5)
+    assert [] == caplog.messages
+
+
+def test_a_metric_that_cannot_be_merged_is_a_mean_and_says_so(caplog):
+    """By rows, with a warning that names it; the other metrics stay exact."""
+    ours, whole, apart = merged(Largest())
+    mean = np.average([each["largest"] for each in apart], weights=[stop - start for start, stop in SHARES])
+
+    assert mean == pytest.approx(ours.pop("largest"), rel=1e-5)
+    assert whole["largest"] > mean
+    assert {name: whole[name] for name in ("loss", "mae")} == pytest.approx(ours, rel=1e-5)
+    assert any(message.startswith("largest: ") and "merge_state" in message for message in caplog.messages)
