@@ -149,7 +149,7 @@ class FitConfig:
     """The settings of one ``fit``.
 
     Attributes:
-        batch_size: rows per optimizer update (see DESIGN in docs/modes.md for what that means where).
+        batch_size: rows per optimizer update (docs/modes.md: what that means in which mode).
         epochs: the epoch at which training ends.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
         shuffle: whether rows are dealt in a seeded random order and reordered every epoch.

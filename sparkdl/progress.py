@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -45,11 +46,16 @@ class Display:
 
     def _line(self, epoch: int, rows: int, logs: dict[str, Any]) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
-        values = " - ".join(f"{name}: {value:.4f}" for name, value in logs.items())
+        values = " - ".join(f"{name}: {_text(value)}" for name, value in logs.items())
         return (
             f"Epoch {epoch + 1}/{self.epochs} - {seconds:.1f} s - {rows / seconds:,.0f} rows/s"
             f"{' - ' + values if values else ''}"
         )
+
+
+def _text(value: Any) -> str:
+    """Return a metric's result as it is shown; some have several values."""
+    return f"{value:.4f}" if np.ndim(value) == 0 else np.array2string(np.asarray(value), precision=4)
 
 
 class LineDisplay(Display):

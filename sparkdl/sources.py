@@ -267,8 +267,7 @@ class RddSource(Source):
         if isinstance(validation, ArraySource):
             dealt = list(validation.dealt(columns, num_workers, None, VALIDATION))
             return cluster.context.parallelize(dealt, num_workers)
-        if not isinstance(validation, RddSource):
-            raise ConfigError("validation_data for an RDD should be arrays (x, y) or an RDD of (x, y).")
+        assert isinstance(validation, RddSource)  # noqa: S101 - require_partner saw to it
         options = {"columns": columns, "num_workers": num_workers, "seed": None}
         deal = stage("deal", part=VALIDATION, **options)
         return validation.rdd.mapPartitions(deal.function)
@@ -324,8 +323,7 @@ class FrameSource(Source):
             ).otherwise(TRAINING)
         frame = frame.withColumn(frames.PART, part.cast("int"))
         if validation is not None:
-            if not isinstance(validation, FrameSource):
-                raise ConfigError("validation_data for a DataFrame should be a DataFrame.")
+            assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
             held = validation.frame.select(*validation.selected, key)
             frame = frame.unionByName(held.withColumn(frames.PART, functions.lit(VALIDATION).cast("int")))
         placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
@@ -442,6 +440,25 @@ def make_source(x: Any, y: Any, columns: tuple[str, ...], what: str = "x") -> So
     if y is None:
         raise ConfigError(f"y should be given with {what}={kind}; got None.")
     return ArraySource((_array(x), _array(y)))
+
+
+def require_partner(source: Source, held: Source) -> None:
+    """Check that validation rows can be dealt together with the training rows.
+
+    Raises:
+        ConfigError: they cannot; says what they should be.
+    """
+    if isinstance(source, FrameSource) is not isinstance(held, FrameSource):
+        what = "a DataFrame" if isinstance(source, FrameSource) else "arrays (x, y) or an RDD of (x, y)"
+        raise ConfigError(
+            f"validation_data should be {what} where the training rows are "
+            f"{_kind(source)}; got {_kind(held)}."
+        )
+
+
+def _kind(source: Source) -> str:
+    kinds = {ArraySource: "arrays", RddSource: "an RDD", FrameSource: "a DataFrame"}
+    return kinds[type(source)]
 
 
 def _array(values: Any) -> Array:

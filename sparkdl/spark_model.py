@@ -30,6 +30,7 @@ from sparkdl.sources import (
     Source,
     columns_like,
     make_source,
+    require_partner,
     with_predictions,
 )
 from sparkdl.training import Request, Run
@@ -196,6 +197,8 @@ class SparkModel:
         validation = self._validation(validation_data, names)
         if validation is not None and validation_split:
             raise ConfigError("validation_split should be left out where validation_data is given.")
+        if validation is not None:
+            require_partner(source, validation)
         cluster = Cluster()
         columns = self._columns(source, source.peek())
         if validation is not None:

@@ -77,7 +77,8 @@ def _tensors(value: Any) -> Any:
 
 def _tensor(array: Array) -> Any:
     """Return an array as a tensor: where it lies, if it is large and its address such as TensorFlow wants."""
-    if array.nbytes < LARGE or address(array) % ALIGNMENT or not array.flags.writeable:
+    shared = array.flags.c_contiguous and array.flags.writeable and array.dtype.kind in "fiu"
+    if array.nbytes < LARGE or address(array) % ALIGNMENT or not shared:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 

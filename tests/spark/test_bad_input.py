@@ -111,10 +111,12 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
             fit(*arguments)
 
 
-def test_validation_data_are_checked_before_any_job(problem, no_job):
+def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
     """Validation rows are like the training rows, and there is one way to name them."""
     x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
+    frame = spark.createDataFrame([([1.0] * 6, 1)], ["features", "label"])
     cases = [
+        ({"validation_data": frame}, ConfigError, "should be arrays .* or an RDD .* got a DataFrame"),
         ({"validation_data": (x, y, y)}, ConfigError, "validation_data should be .*; got 3 parts"),
         ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "should be left out"),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),

@@ -1,0 +1,33 @@
+"""What is shown of a run."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from sparkdl.progress import BarDisplay, LineDisplay
+
+LOGS = {"loss": 0.5, "f1": np.array([0.25, 0.5])}
+
+
+def test_an_epoch_is_one_line(capsys):
+    """With every metric, those of several values too."""
+    LineDisplay(3, Console()).end(0, 10, LOGS)
+    line = capsys.readouterr().out
+
+    assert line.startswith("Epoch 1/3 - ")
+    assert line.endswith(" rows/s - loss: 0.5000 - f1: [0.25 0.5 ]\n")
+
+
+def test_a_bar_shows_speed_and_leaves_the_line_of_each_epoch():
+    """The bar itself is gone in the end."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    display = BarDisplay(1, console)
+    display.begin(0, 0)
+    display.update(5, 10)
+    assert [(5, 10)] == [(task.completed, task.total) for task in display.progress.tasks]
+    display.end(0, 10, LOGS)
+    display.close()
+
+    assert [] == display.progress.tasks
+    assert "loss: 0.5000 - f1: [0.25 0.5 ]" in console.file.getvalue()
