@@ -24,6 +24,8 @@ import hmac
 import io
 import select
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -204,6 +206,30 @@ def _until_refused(first: bytes, replies: Iterator[bytes]) -> Iterator[bytes]:
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
 
 
+class _Raw(socket.SocketIO):
+    """A socket whose long reads are one call of the kernel, which also does the waiting.
+
+    A socket with a time-out of Python's polls before each read, and takes what is there: a body is many
+    reads then, each of which lets go of the interpreter and waits for it again.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        if sys.platform == "linux":
+            sock.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", IDLE_SECONDS, 0))
+        super().__init__(sock, "r")
+        self.socket = sock
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; one that is longer than cheroot's own is of a body, and is filled."""
+        whole = sys.platform == "linux" and len(buffer) > io.DEFAULT_BUFFER_SIZE
+        try:
+            return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if whole else 0)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+
+
 class _Reader(io.BufferedReader):
     """A socket as cheroot reads it."""
 
@@ -266,7 +292,7 @@ class _Connection(cheroot.server.HTTPConnection):
 
 
 def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
-    return _Reader(socket.SocketIO(sock, "r"), size) if "r" in mode else _Writer(sock)
+    return _Reader(_Raw(sock), size) if "r" in mode else _Writer(sock)
 
 
 class _Server(cheroot.wsgi.Server):
