@@ -50,6 +50,11 @@ help: ## show this list
 	.venv-highest/bin/python $(PIP_INSTALL) --constraint requirements/highest.txt --editable '.[spark,tensorflow-cpu,examples,test]'
 	@touch $@
 
+.venv-backends/.made: setup.cfg
+	$(call make_environment,.venv-backends,$(PYTHON))
+	.venv-backends/bin/python $(PIP_INSTALL) --editable '.[jax,torch,test]'
+	@touch $@
+
 # -- what a user sees first -----------------------------------------------------------------------
 
 .PHONY: demo
@@ -58,7 +63,7 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 
 # -- tests: `make test ARGS="-k merging -x"` passes arguments on to pytest -----------------------
 
-.PHONY: test test-fast test-lowest test-highest test-all
+.PHONY: test test-fast test-lowest test-highest test-backends test-all
 test: .venv/.made ## the tests
 	@$(call spark,.venv) .venv/bin/python -m pytest $(call whole,installed) $(ARGS)
 
@@ -73,9 +78,17 @@ test-lowest: .venv-lowest/.made ## the tests on the oldest versions that are sup
 test-highest: .venv-highest/.made ## the tests on the newest versions that are supported
 	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(call whole,highest) $(ARGS)
 
+# What every backend has to do. TensorFlow does it in `make test`.
+test-backends: .venv-backends/.made ## the contract of a backend, on JAX and on torch
+	@for backend in jax torch; do \
+		echo "On $$backend"; \
+		KERAS_BACKEND=$$backend .venv-backends/bin/python -m pytest tests/keras/test_contract.py \
+			$(call whole,$$backend) $(ARGS) || exit 1; \
+	done
+
 # Each test on threads, on executor processes and on a standalone cluster, which `make test` does for some.
 test-all: whole = --all --record $(1)
-test-all: test test-lowest test-highest packed-job ## the whole product: all version sets, the packed job
+test-all: test test-lowest test-highest test-backends packed-job ## the whole product: all version sets and backends
 
 # -- checks of the text ---------------------------------------------------------------------------
 
@@ -122,6 +135,6 @@ packed-job: packed ## run examples/spark_submit_job.py on executors that have on
 
 .PHONY: clean
 clean: ## remove every environment and everything built
-	rm -rf .venv .venv-lowest .venv-highest build dist *.egg-info artifacts spark-warehouse metastore_db
+	rm -rf .venv .venv-lowest .venv-highest .venv-backends build dist *.egg-info artifacts spark-warehouse metastore_db
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

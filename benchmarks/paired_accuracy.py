@@ -18,13 +18,17 @@ from compare_elephas import ELEPHAS, OURS, counterpart
 from harness import Spec, table
 
 TITLE = "Accuracy: paired seeds"
-DEFAULT_RULES = {"synchronous": "average", "asynchronous": "dynsgd", "hogwild": "dynsgd"}
-
-
 def simulation(ours: Spec) -> Spec:
     """Return the answer key of this setting; hogwild's arithmetic is that of asynchronous."""
     mode = "asynchronous" if ours.mode == "hogwild" else ours.mode
-    return replace(ours, name="reference", mode=mode, merge=ours.merge or DEFAULT_RULES[mode])
+    return replace(ours, name="reference", mode=mode, merge=ours.merge or default_rule(ours))
+
+
+def default_rule(ours: Spec) -> str:
+    """Return the rule that sparkdl uses where none is named."""
+    if ours.mode == "synchronous":
+        return "average"
+    return "sum" if ours.frequency == "batch" else "dynsgd"
 
 
 def contestants(rules: list[str]) -> list[Spec]:
@@ -82,7 +86,7 @@ def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
     for spec in specs:
         for answer in answers[spec.title] if spec.name == "sparkdl" else []:
             used = answer.get("training", [{}])[0].get("merge")
-            expected = spec.merge or DEFAULT_RULES[spec.mode]
+            expected = spec.merge or default_rule(spec)
             if used and used != expected:
                 raise SystemExit(f"{spec.title} used {used!r}; the simulation was of {expected!r}.")
 

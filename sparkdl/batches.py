@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +52,28 @@ def num_batches(num_rows: int, batch_size: int) -> int:
     return -(-num_rows // batch_size)
 
 
+class Span(NamedTuple):
+    """A worker's share of a batch.
+
+    Attributes:
+        turn: which pass over this worker's rows it is of, as ``Plan.order`` takes it.
+        start: its first row, as a place in the order of that pass.
+        stop: where it ends.
+        rows: the rows of the whole batch.
+    """
+
+    turn: int
+    start: int
+    stop: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """The batches and windows of one worker's epochs; a window ends where the worker exchanges.
+
+    An epoch is a pass over all rows, unless ``steps_per_epoch`` says otherwise; then one epoch goes on where
+    the last one ended, as in Keras.
 
     Attributes:
         rows: the number of training rows of each worker.
@@ -62,7 +82,9 @@ class Plan:
         window: local batches per exchange; None is one exchange per epoch.
         joint: whether all workers make each update together (a mean gradient per batch).
         shuffle: whether a worker's rows take a new order in every epoch.
-        seed: what the orders are drawn from, with the epoch and the worker.
+        seed: what the orders are drawn from, with the pass and the worker.
+        first_epoch: the epoch that the run begins with, whose first exchange has number 0.
+        steps_per_epoch: updates per epoch of one process with this ``batch_size``; None is a pass.
     """
 
     rows: tuple[int, ...]
@@ -72,33 +94,47 @@ class Plan:
     joint: bool
     shuffle: bool
     seed: int
+    first_epoch: int = 0
+    steps_per_epoch: int | None = None
+
+    @cached_property
+    def turn_steps(self) -> int:
+        """Updates per pass over all rows of one process with this ``batch_size``."""
+        return num_batches(sum(self.rows), self.batch_size)
 
     @cached_property
     def steps(self) -> int:
         """Updates per epoch of one process with this ``batch_size``, which schedules count in."""
-        return num_batches(sum(self.rows), self.batch_size)
+        return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property
     def bounds(self) -> Integers:
-        """Where each of this worker's batches begins and the last one ends, in rows of its epoch."""
+        """Where each of this worker's batches begins and the last one ends, in rows of a pass."""
         if not self.joint:
             mine = self.rows[self.worker]
             starts = np.arange(num_batches(mine, self.batch_size), dtype=np.int64) * self.batch_size
             return np.append(starts, mine)
-        edges = np.arange(self.steps + 1, dtype=np.int64) * self.batch_size
+        edges = np.arange(self.turn_steps + 1, dtype=np.int64) * self.batch_size
         return np.searchsorted(ranks(self.rows, self.worker), edges).astype(np.int64)
 
     @cached_property
     def num_batches(self) -> int:
         """Batches of this worker in an epoch; some may be empty when updates are made jointly."""
-        return len(self.bounds) - 1
+        return self.steps if self.joint else self._local_batches(self.rows[self.worker])
+
+    def _local_batches(self, rows: int) -> int:
+        """Return the batches per epoch of a worker with so many rows: its part of the steps."""
+        turn = num_batches(rows, self.batch_size)
+        if self.steps_per_epoch is None or not turn:
+            return turn
+        return max(1, round(self.steps_per_epoch * turn / self.turn_steps))
 
     @cached_property
     def windows(self) -> int:
         """Exchanges of every worker in an epoch: those of the worker with most batches."""
         if self.joint:
             return self.steps
-        most = num_batches(max(self.rows), self.batch_size)
+        most = self._local_batches(max(self.rows))
         return 1 if self.window is None else max(1, -(-most // self.window))
 
     def window_batches(self, index: int) -> range:
@@ -106,17 +142,34 @@ class Plan:
         length = 1 if self.joint else (self.window or max(1, self.num_batches))
         return range(min(index * length, self.num_batches), min((index + 1) * length, self.num_batches))
 
-    def order(self, epoch: int) -> Integers:
-        """Return the order of this worker's rows in an epoch."""
+    def sequence(self, epoch: int) -> int:
+        """Return the number of an epoch's first exchange."""
+        return (epoch - self.first_epoch) * self.windows
+
+    def order(self, turn: int) -> Integers:
+        """Return the order of this worker's rows in a pass over them."""
         mine = self.rows[self.worker]
         if not self.shuffle:
             return np.arange(mine, dtype=np.int64)
-        return np.random.default_rng([self.seed, epoch, self.worker]).permutation(mine)
+        return np.random.default_rng([self.seed, turn, self.worker]).permutation(mine)
 
-    def spans(self, index: int) -> Iterator[tuple[int, int]]:
-        """Yield the first row and the end of each batch in a window, as places in the epoch's order."""
+    def spans(self, epoch: int, index: int) -> Iterator[Span]:
+        """Yield this worker's share of each batch in a window of an epoch."""
+        bounds, total = self._edges, self._total
         for batch in self.window_batches(index):
-            yield int(self.bounds[batch]), int(self.bounds[batch + 1])
+            turn, place = divmod(epoch * self.num_batches + batch, len(bounds) - 1)
+            start, stop = bounds[place], bounds[place + 1]
+            whole = min(self.batch_size, total - place * self.batch_size)
+            yield Span(turn, start, stop, whole if self.joint else stop - start)
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        edges: list[int] = self.bounds.tolist()
+        return edges
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(self.rows)
 
     @cached_property
     def progress_per_step(self) -> float:

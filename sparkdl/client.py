@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,8 +82,10 @@ class Connection:
         """Return the next reply of the stream."""
         if self._answer is None:
             self._answer = self._accepted()
-        reply, lengths = wire.decode_reply(bytes(self._read(wire.REPLY.size)))
-        return wire.fill(reply, lengths, self._read(lengths.nbytes))
+        header = bytearray(wire.REPLY.size)
+        self._read(memoryview(header))
+        reply, lengths = wire.decode_reply(header)
+        return wire.fill(reply, lengths, self._read(wire.as_bytes(aligned(lengths.nbytes))))
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()
@@ -94,10 +95,10 @@ class Connection:
             raise RefusedError(answer.status, message)
         return answer
 
-    def _read(self, length: int) -> memoryview:
-        body = wire.as_bytes(aligned(length))
+    def _read(self, body: memoryview) -> memoryview:
+        """Fill a buffer with what comes next of the answer; return it."""
         assert self._answer is not None  # noqa: S101 - receive sees to it
-        if length and self._answer.readinto(body) != length:
+        if len(body) and self._answer.readinto(body) != len(body):
             raise ConnectionError("the answer broke off")
         return body
 
@@ -180,13 +181,12 @@ class HttpExchange(Exchange):
                 return begin
 
     def begin(self, update: Update) -> Update:
-        """Send an update; the ticket it returns is redeemed by ``finish``."""
-        ticket = replace(
-            update, worker=self.identity["worker"], generation=self.identity["generation"],
-            attempt=self.identity["attempt"], run=self.endpoint.run, layout=self.layout,
-        )  # fmt: skip
-        self._sent = self._connection.attempt(partial(self._connection.send, ticket))
-        return ticket
+        """Stamp an update and send it; the ticket it returns is redeemed by ``finish``."""
+        update.worker, update.attempt = self.identity["worker"], self.identity["attempt"]
+        update.generation = self.identity["generation"]
+        update.run, update.layout = self.endpoint.run, self.layout
+        self._sent = self._connection.attempt(partial(self._connection.send, update))
+        return update
 
     def finish(self, ticket: Update) -> Reply:
         """Return the reply to an update, asking again while it is not ready."""

@@ -6,8 +6,10 @@ both refuse, with the name of the argument, what they cannot honour.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import Any
 
 from sparkdl.errors import ConfigError
@@ -100,6 +102,7 @@ class TrainConfig:
         start_timeout: seconds that a gang which has begun to form may take.
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
+        share_gpus: whether two workers may be on one GPU.
     """
 
     mode: Mode = Mode.SYNCHRONOUS
@@ -112,6 +115,7 @@ class TrainConfig:
     port: PortChoice = 0
     start_timeout: float = 300.0
     max_restarts: int = 3
+    share_gpus: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", choose("mode", self.mode, Mode))
@@ -121,6 +125,8 @@ class TrainConfig:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         whole_number("max_restarts", self.max_restarts, least=0)
+        if not isinstance(self.share_gpus, bool):
+            raise ConfigError(f"share_gpus should be True or False; got {self.share_gpus!r}.")
         if not isinstance(self.start_timeout, int | float) or self.start_timeout <= 0:
             raise ConfigError(
                 f"start_timeout should be a positive number of seconds; got {self.start_timeout!r}."
@@ -151,10 +157,15 @@ class FitConfig:
     Attributes:
         batch_size: rows per optimizer update (docs/modes.md: what that means in which mode).
         epochs: the epoch at which training ends.
+        initial_epoch: the epoch at which it begins.
+        steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
         shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
         seed: what every random order is drawn from; None draws one.
         validation_split: the fraction of rows that is held out.
+        class_weight: the weight of a training row by the class of its label.
+        validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
+        validation_freq: evaluate after every so many epochs, or after these epochs, of which 1 is the first.
     """
 
     batch_size: int = 32
@@ -163,10 +174,26 @@ class FitConfig:
     shuffle: bool = True
     seed: int | None = None
     validation_split: float = 0.0
+    class_weight: dict[int, float] | None = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | Collection[int] = 1
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
         whole_number("epochs", self.epochs)
+        whole_number("initial_epoch", self.initial_epoch, least=0)
+        if self.initial_epoch >= self.epochs:
+            raise ConfigError(
+                f"initial_epoch should be below epochs={self.epochs}, the epoch at which training ends; got "
+                f"{self.initial_epoch!r}."
+            )
+        for name in ("steps_per_epoch", "validation_batch_size"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        if not isinstance(self.validation_freq, list | tuple | set | frozenset):
+            whole_number("validation_freq", self.validation_freq)
         if self.verbose not in ("auto", 0, 1, 2):
             raise ConfigError(f'verbose should be "auto", 0, 1 or 2; got {self.verbose!r}.')
         if not isinstance(self.shuffle, bool):
@@ -176,6 +203,22 @@ class FitConfig:
         split = self.validation_split
         if isinstance(split, bool) or not isinstance(split, int | float) or not 0 <= split < 1:
             raise ConfigError(f"validation_split should be from 0 up to below 1; got {split!r}.")
+        if self.class_weight is not None:
+            _check_class_weight(self.class_weight)
+
+    @property
+    def evaluated(self) -> frozenset[int]:
+        """The epochs that end with an evaluation, where there are validation rows."""
+        freq = self.validation_freq
+        chosen = range(freq, self.epochs + 1, freq) if isinstance(freq, int) else freq
+        return frozenset(number - 1 for number in chosen)
+
+
+def _check_class_weight(weights: object) -> None:
+    pairs = weights.items() if isinstance(weights, dict) else [(None, None)]
+    for label, weight in pairs:
+        if not isinstance(label, Integral) or not isinstance(weight, Real):
+            raise ConfigError(f"class_weight should be a dict of a number by class index; got {weights!r}.")
 
 
 def refuse_unsupported(arguments: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -1,19 +1,90 @@
-"""What a task may use of its machine: threads, and which of the machine's devices.
+"""What a task may use of its machine: threads, and which of the machine's GPUs.
 
 These settings have to be in the environment before the backend is imported, so nothing here imports it.
+They are taken back when the task ends. A Python process is bound to the GPUs that its backend saw first;
+a task that is given others has to run in a fresh process.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparkdl.errors import StaleWorkerError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
+
+_held: tuple[str, ...] = ()
+_bound: tuple[str, ...] | None = None  # what this process's backend saw when it was imported
 
 
-def prepare(backend: str, threads: int) -> None:
-    """Set up the process of a task for a backend with so many threads, before keras is imported.
+@contextmanager
+def hold(
+    backend: str, threads: int, addresses: Sequence[str], place: int | None = None
+) -> Iterator[tuple[str, ...]]:
+    """Set up the process of a task for as long as it runs; yields the GPUs that it may use.
 
     Two workers that each take every core fight: on two cores they are slower than one.
+
+    Args:
+        backend: the Keras backend.
+        threads: how many threads it may use.
+        addresses: the GPUs that Spark gave the task, which count within those that are visible.
+        place: the task's number where Spark gives no GPUs, in local mode: tasks take turns.
+
+    Raises:
+        StaleWorkerError: this process is bound to other GPUs.
     """
-    os.environ["KERAS_BACKEND"] = backend
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        os.environ.setdefault(name, str(threads))
+    global _held, _bound
+    ids = choose_gpus(addresses, place)
+    if ids and backend in sys.modules and _bound != ids:
+        raise StaleWorkerError(f"This process is bound to the GPUs {_bound}, and its task was given {ids}.")
+    settings = {"KERAS_BACKEND": backend}
+    if ids:
+        settings[VISIBLE] = ",".join(ids)
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    defaults["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC"):
+        defaults[name] = str(threads)
+    settings.update((name, value) for name, value in defaults.items() if name not in os.environ)
+    kept = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    _held = _bound = ids
+    try:
+        yield ids
+    finally:
+        _held = ()
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def held() -> tuple[str, ...]:
+    """Return the GPUs of the task that runs in this process."""
+    return _held
+
+
+def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
+    """Return the GPUs of a task, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
+    visible = visible_gpus()
+    if addresses:
+        limited = os.environ.get(VISIBLE) is not None
+        return tuple(visible[int(address)] if limited else address for address in addresses)
+    if place is None or not visible:
+        return ()
+    return (visible[place % len(visible)],)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process sees, by CUDA_VISIBLE_DEVICES if it is set."""
+    listed = os.environ.get(VISIBLE)
+    if listed is None:
+        return [str(index) for index in range(len(list(NVIDIA.iterdir())))] if NVIDIA.exists() else []
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    return names[: names.index("-1")] if "-1" in names else names

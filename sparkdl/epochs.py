@@ -78,14 +78,15 @@ class Metrics:
     """
 
     def __init__(self, model: keras.Model, y: Any, predicted: Any) -> None:
-        self.model, self.sample = model, (y, predicted)
+        self.model = model
+        self.samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
         self.variables = models.metric_variables(model)
         self.layout: Layout = models.layout_of(self.variables)
         self.initial = models.read(self.variables)
         self.apart = [
             metric
             for metric in models.metrics_of(model)
-            if not models.from_keras(metric) and not models.adds_up(metric, y, predicted)
+            if not models.from_keras(metric) and not models.adds_up(metric, self.samples)
         ]
         means = [metric.name for metric in self.apart if not hasattr(metric, "merge_state")]
         if means:
@@ -124,7 +125,7 @@ class Metrics:
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
         """Return a metric like this one, with the part of a worker's state that is its own."""
         copy = type(metric).from_config(metric.get_config())
-        copy.update_state(*self.sample)
+        models.build_metric(copy, self.samples)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
         models.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy

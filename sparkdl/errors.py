@@ -11,6 +11,7 @@ The tree::
       TransportError         a worker cannot reach the driver's endpoint
       ClusterError           Spark cannot give the workers that were asked for
         PreflightError       an executor's environment does not match the driver's
+        StaleWorkerError     a Python process of Spark's is bound to another backend, or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
       WorkerLostError        an executor or its Python process died more often than is allowed
 """
@@ -59,6 +60,10 @@ class ClusterError(SparkDLError):
 
 class PreflightError(ClusterError):
     """An executor's environment does not match the driver's."""
+
+
+class StaleWorkerError(ClusterError):
+    """A Python process of Spark's is bound to another backend, or to other GPUs; a fresh one is not."""
 
 
 class WorkerError(SparkDLError):

@@ -8,7 +8,7 @@ exchange has two phases, so that what lies between them can overlap with it: ``b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.store import ParameterStore
@@ -82,10 +82,9 @@ class LocalExchange(Exchange):
 
     def begin(self, update: Update) -> Update:
         """Stamp the update; it is merged when it is finished."""
-        return replace(
-            update, worker=self.worker, attempt=self.attempt, generation=self.generation,
-            run=self.store.shape.run, layout=self.store.shape.layout,
-        )  # fmt: skip
+        update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
+        update.run, update.layout = self.store.shape.run, self.store.shape.layout
+        return update
 
     def finish(self, ticket: Update) -> Reply:
         """Merge the update and return the store's reply."""

@@ -24,12 +24,15 @@ from numpy.typing import NDArray
 
 from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
+from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
 TRAINING, VALIDATION = 0, 1
+Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
+PARTS = "x", "y", "sample_weight"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,130 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+@dataclass(frozen=True)
+class Schema:
+    """What every row has to be: its flat columns, and how they make what Keras takes.
+
+    Attributes:
+        columns: those of x, then of y, then of the sample weights.
+        template: (x, y) or (x, y, sample_weight), or (x,) to predict, with the place of a column, or a
+            structure of such places, for each.
+        form: the same of rows as they come, where one weight may be that of several outputs.
+    """
+
+    columns: tuple[Column, ...]
+    template: tuple[Template, ...]
+    form: tuple[Template, ...]
+
+    @property
+    def weights(self) -> tuple[Column, ...]:
+        """The columns of the sample weights."""
+        return self.columns[min(leaves(self.template[2])) :] if len(self.template) > 2 else ()
+
+    def without_weights(self) -> Schema:
+        """Return the schema of rows that have no sample weights."""
+        columns = self.columns[: len(self.columns) - len(self.weights)]
+        return Schema(columns, self.template[:2], self.form[:2])
+
+    def with_weights(self, other: Schema) -> Schema:
+        """Return the schema of rows like these with the sample weights of another schema."""
+        weights = other.template[2], other.form[2]
+        both = zip((self.template, self.form), weights, strict=True)
+        return Schema((*self.columns, *other.weights), *((*part[:2], last) for part, last in both))
+
+    def held(self, other: Schema) -> Schema:
+        """Return the schema of validation rows, which may have other weights than training rows like these.
+
+        Raises:
+            DataError: x or y of those rows are other than here.
+        """
+        mine, theirs = self.without_weights(), other.without_weights()
+        if mine.template != theirs.template:
+            raise DataError(
+                f"validation_data should have rows like x and y: {', '.join(c.name for c in mine.columns)}; "
+                f"got {', '.join(c.name for c in theirs.columns)}."
+            )
+        for ours, given in zip(mine.columns, theirs.columns, strict=True):
+            if ours.shape != given.shape:
+                raise DataError(
+                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
+                    f"{given.shape}."
+                )
+        return Schema((*mine.columns, *other.weights), other.template, other.form)
+
+    def flatten(self, row: Any, place: str, index: int) -> tuple[Any, ...]:
+        """Return the values of a row, one per column.
+
+        Raises:
+            DataError: the row is not a tuple, or its parts have another structure; names it.
+        """
+        try:
+            return tuple(flatten(self.form, row))
+        except TypeError as error:
+            names = ", ".join(column.name for column in self.columns)
+            raise DataError(
+                f"Expected a tuple ({names}); row {index} of {place} is {_short(row)}. {error}"
+            ) from None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch:
+        """Return the arrays of some rows, one per column, as Keras takes them."""
+        return Batch(*assemble(self.template, arrays))
+
+
+class Sample(NamedTuple):
+    """A row, or the arrays behind all rows: flat values, and how they make what Keras takes.
+
+    Attributes:
+        template: how the values make (x, y) or (x, y, sample_weight), or (x,).
+        form: the same of rows as they come.
+        names: what errors call each value.
+        values: the values.
+    """
+
+    template: tuple[Template, ...]
+    form: tuple[Template, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
+        """Take apart x, y and sample weights, or fewer.
+
+        One array of weights beside several outputs is that of each of them, as in Keras.
+
+        Args:
+            parts: for each an array or a structure of arrays.
+            counts: how many arrays the model takes for x and for y.
+            names: what errors call them.
+        """
+        form: list[Template] = []
+        labels: list[str] = []
+        values: list[Any] = []
+        for value, count, name in zip(parts, (*counts, counts[-1]), names, strict=False):
+            form.append(template_of(value, count, len(values)))
+            labels += paths(form[-1], name)
+            values += flatten(form[-1], value)
+        template = list(form)
+        if len(form) > 2 and isinstance(form[2], int) and not isinstance(form[1], int):
+            template[2] = assemble(form[1], dict.fromkeys(leaves(form[1]), form[2]))  # type: ignore[arg-type]
+        return cls(tuple(template), tuple(form), tuple(labels), tuple(values))
+
+    def schema(self, floatx: str) -> Schema:
+        """Return what rows like this one are: floats in Keras's float type, the rest kept.
+
+        Raises:
+            DataError: a value of the row is not made of numbers.
+        """
+        weights = set(leaves(self.form[2:]))
+        columns = []
+        for index, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
+            if value.dtype.kind not in "biuf":
+                raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
+            kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
+            columns.append(Column(name, value.shape, kind))
+        return Schema(tuple(columns), self.template, self.form)
+
+
 class Block(NamedTuple):
     """Some rows: a key each, the part that they are for, and one array per column."""
 
@@ -154,33 +281,29 @@ def rows_per_block(columns: Sequence[Column]) -> int:
 
 
 def blocks_of_rows(
-    rows: Iterable[Any], columns: Sequence[Column], partition: int, part: int = TRAINING
+    rows: Iterable[Any], schema: Schema, partition: int, part: int = TRAINING
 ) -> Iterator[Block]:
     """Yield the rows of an RDD's partition as blocks.
 
     Args:
-        rows: tuples with one value per column.
-        columns: what the values have to be.
+        rows: tuples (x, y) or (x, y, sample_weight).
+        schema: what they have to be.
         partition: the index of the partition, for keys and messages.
         part: what the rows are for.
 
     Raises:
         DataError: a row does not fit; names partition and row.
     """
-    place, size, first = f"partition {partition}", rows_per_block(columns), 0
+    place, size, first = f"partition {partition}", rows_per_block(schema.columns), 0
     chunk: list[Any] = []
     for row in rows:
-        if not isinstance(row, tuple | list) or len(row) != len(columns):
-            names = ", ".join(column.name for column in columns)
-            number = first + len(chunk)
-            raise DataError(f"Expected a tuple ({names}); row {number} of {place} is {_short(row)}.")
-        chunk.append(row)
+        chunk.append(schema.flatten(row, place, first + len(chunk)))
         if len(chunk) == size:
-            yield _block(chunk, columns, partition, first, part)
+            yield _block(chunk, schema.columns, partition, first, part)
             first += len(chunk)
             chunk = []
     if chunk:
-        yield _block(chunk, columns, partition, first, part)
+        yield _block(chunk, schema.columns, partition, first, part)
 
 
 def _block(chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int) -> Block:
@@ -220,11 +343,36 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
                 yield worker, select(block, mask)
 
 
+def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | None) -> Iterator[Block]:
+    """Yield blocks that all have the sample weights of a schema.
+
+    Args:
+        blocks: blocks, some or all of them without weights.
+        schema: what they are to be.
+        classes: the weight of a training row by the class of its label; a class that is missing weighs 1.
+    """
+    for block in blocks:
+        missing = schema.columns[len(block.columns) :]
+        weights = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
+        if missing and classes is not None and block.part == TRAINING:
+            weights = [_class_weights(block.columns[schema.template[1]], classes, missing[0].dtype)]
+        yield block._replace(columns=(*block.columns, *weights))
+
+
+def _class_weights(labels: Array, classes: dict[int, float], dtype: str) -> Array:
+    """Return the weight of each label's class, found as Keras finds it."""
+    if labels.ndim > 1:
+        labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
+    found, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    weights = np.array([classes.get(int(label), 1.0) for label in found], dtype)
+    return weights[places.reshape(labels.shape)]
+
+
 class Rows:
     """A worker's rows of one part, in the order of their keys; batches are views where they can be."""
 
-    def __init__(self, columns: tuple[Array, ...], keys: Keys) -> None:
-        self.columns, self.count = columns, len(keys)
+    def __init__(self, columns: tuple[Array, ...], keys: Keys, schema: Schema) -> None:
+        self.columns, self.count, self.schema = columns, len(keys), schema
         self._order = np.argsort(keys, kind="stable")
         self._sorted = bool((np.diff(self._order) == 1).all())
 
@@ -232,12 +380,15 @@ class Rows:
         """Return the rows that stand from ``start`` to ``stop`` in an epoch's order."""
         places = order[start:stop]
         if self._sorted and _consecutive(places):
-            return Batch(*(column[places[0] : places[-1] + 1] for column in self.columns))
-        return Batch(*(_take(column, self._order[places]) for column in self.columns))
+            return self.schema.batch([column[places[0] : places[-1] + 1] for column in self.columns])
+        rows = places if self._sorted else self._order[places]
+        return self.schema.batch([_take(column, rows) for column in self.columns])
 
     def one_class(self) -> bool:
         """Return whether every row has the same label, where labels are whole numbers."""
-        labels = self.columns[1]
+        if not isinstance(self.schema.template[1], int):
+            return False
+        labels = self.columns[self.schema.template[1]]
         return self.count > 1 and labels.dtype.kind in "biu" and bool((labels == labels[0]).all())
 
 
@@ -258,14 +409,14 @@ class Spool:
     """Blocks on their way into a file, then the rows in it.
 
     Args:
-        columns: what the blocks' columns are.
+        schema: what the blocks are.
         directory: where the file is made; it never has a name there for long.
     """
 
-    def __init__(self, columns: Sequence[Column], directory: str) -> None:
-        self.columns = tuple(columns)
+    def __init__(self, schema: Schema, directory: str) -> None:
+        self.schema = schema
         self._files = {
-            part: [tempfile.TemporaryFile(dir=directory) for _ in columns]  # noqa: SIM115
+            part: [tempfile.TemporaryFile(dir=directory) for _ in schema.columns]  # noqa: SIM115
             for part in (TRAINING, VALIDATION)
         }
         self._keys: dict[int, list[Keys]] = {TRAINING: [], VALIDATION: []}
@@ -283,9 +434,9 @@ class Spool:
         keys = np.concatenate([np.zeros(0, np.uint64), *self._keys[part]])
         columns = tuple(
             _map(file, column, len(keys))
-            for file, column in zip(self._files[part], self.columns, strict=True)
+            for file, column in zip(self._files[part], self.schema.columns, strict=True)
         )
-        return Rows(columns, keys)
+        return Rows(columns, keys, self.schema)
 
 
 def _map(file: IO[bytes], column: Column, count: int) -> Array:

@@ -108,6 +108,11 @@ def _list_type(array: Any, depth: int) -> Any:
     return kind
 
 
+def struct_array(names: list[str], columns: list[Any]) -> Any:
+    """Return columns as one of structs with these names."""
+    return pa.StructArray.from_arrays(columns, names=names)
+
+
 def record(columns: dict[str, list[Any]]) -> Any:
     """Return a record batch of a few values per column."""
     return pa.RecordBatch.from_pydict(columns)

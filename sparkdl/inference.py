@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from sparkdl import feed, frames, models
 from sparkdl.backends import prepare_backend
-from sparkdl.feed import Column
+from sparkdl.feed import Schema
+from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import Array
 from sparkdl.worker import evaluate, take_replica
@@ -23,12 +24,12 @@ class InferenceJob:
     Attributes:
         spec: the model.
         batch_size: rows per forward pass.
-        columns: what every row has to be.
+        schema: what every row has to be.
     """
 
     spec: models.ModelSpec
     batch_size: int
-    columns: tuple[Column, ...]
+    schema: Schema
 
 
 class Inputs(NamedTuple):
@@ -58,50 +59,66 @@ def predict_stage(
             yield _predict_arrow(model, batch, job, inputs.options)
     elif inputs.options["encoding"] == "dealt":
         for _, block in inputs.rows:
-            yield from _predict(model, block.columns[0], job.batch_size)
+            yield _predict(model, job, block.columns)
     else:
         yield from _predict_rows(model, inputs, job)
 
 
-def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Array]:
-    place, size, first = f"partition {inputs.partition}", feed.rows_per_block(job.columns), 0
-    chunk: list[Any] = []
-    for row in inputs.rows:
-        chunk.append(row[0] if isinstance(row, tuple) else row)
-        if len(chunk) == size:
-            yield from _predict(model, job.columns[0].of(chunk, place, first), job.batch_size)
-            first, chunk = first + len(chunk), []
-    if chunk:
-        yield from _predict(model, job.columns[0].of(chunk, place, first), job.batch_size)
+def _predict(model: Any, job: InferenceJob, columns: Sequence[Array]) -> Any:
+    return models.predict(model, job.schema.batch(columns).x, job.batch_size)
+
+
+def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any]:
+    template = job.schema.template[0]
+    parts = len(template) if isinstance(template, tuple) else 1
+    rows = ((features_of(row, parts),) for row in inputs.rows)
+    for block in feed.blocks_of_rows(rows, job.schema, inputs.partition):
+        yield from models.rows_of(_predict(model, job, block.columns))
+
+
+def features_of(row: Any, parts: int | None) -> Any:
+    """Return x of a row that is x alone, or (x, y), or (x, y, sample_weight).
+
+    Args:
+        row: the row.
+        parts: how many arrays make x.
+    """
+    if not isinstance(row, tuple) or not row:
+        return row
+    alone = parts is not None and parts == len(row) > 1 and not is_structure(row[0], parts)
+    return row if alone else row[0]
 
 
 def _predict_arrow(model: Any, batch: Any, job: InferenceJob, options: dict[str, Any]) -> Any:
-    # The features came along as a last column of their own, already as numbers.
-    features = frames.column_array(
-        batch.column(batch.num_columns - 1), job.columns[0], "row {} of a batch".format
-    )
-    rest = batch.select(range(batch.num_columns - 1))
+    # The features came along as columns of their own at the end, already as numbers.
+    columns, output = job.schema.columns, options["output"]
+    first = batch.num_columns - len(columns)
+    rest = batch.select(range(first))
+    arrays = [
+        frames.column_array(batch.column(first + index), column, "row {} of a batch".format)
+        for index, column in enumerate(columns)
+    ]
+    shapes = list(output.values()) if isinstance(output, dict) else [output]
     if batch.num_rows:
-        predictions = _predict(model, features, job.batch_size)
+        found = _predict(model, job, arrays)
+        predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
     else:
-        predictions = np.empty((0, *options["output"]), np.float32)
-    if predictions.ndim == 2 and predictions.shape[1] == 1:
-        predictions = predictions[:, 0]
-    return frames.append_column(
-        rest, options["output_col"], frames.prediction_array(predictions.astype(np.float32, copy=False))
-    )
+        predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
+    values = [_arrow(each, shape) for each, shape in zip(predictions, shapes, strict=True)]
+    column = frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]
+    return frames.append_column(rest, options["output_col"], column)
 
 
-def _predict(model: Any, x: Array, batch_size: int) -> Array:
-    parts = [model.predict_on_batch(x[start : start + batch_size]) for start in range(0, len(x), batch_size)]
-    return np.concatenate(parts)
+def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:
+    flat = predictions[:, 0] if shape == (1,) else predictions
+    return frames.prediction_array(flat.astype(np.float32, copy=False))
 
 
 def evaluate_stage(
     inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
-    spool = feed.Spool(job.columns, feed.local_directory())
+    spool = feed.Spool(job.schema, feed.local_directory())
     spool.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
     rows = spool.rows(feed.TRAINING)
     if not rows.count:

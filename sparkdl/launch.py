@@ -27,7 +27,14 @@ from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
-from sparkdl.errors import ClusterError, PreflightError, SparkDLError, WorkerError, WorkerLostError
+from sparkdl.errors import (
+    ClusterError,
+    PreflightError,
+    SparkDLError,
+    StaleWorkerError,
+    WorkerError,
+    WorkerLostError,
+)
 from sparkdl.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -183,7 +190,7 @@ class Stage:
         code = {"objects": objects, "builder": builder, "options": options}
         call = {
             "stage": name, "generation": generation, "shared": shared,
-            "code": pickled(code, [*(objects or {}).values(), builder]),
+            "code": pickled(code, [*(objects or {}).values(), builder, options.get("distribution")]),
             "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
         }  # fmt: skip
         self.function = functools.partial(
@@ -272,8 +279,8 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
     text = str(error)
     marked = re.search(rf"{re.escape(preflight.MARK)} (.+)", text)
     if marked:
-        return PreflightError(marked[1])
-    for name in ("TransportError", "DataError", "ModelError", "ConfigError"):
+        return (StaleWorkerError if preflight.STALE in marked[1] else PreflightError)(marked[1])
+    for name in ("StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError"):
         found = re.search(rf"sparkdl\.errors\.{name}: (.+)", text)
         if found:
             from sparkdl import errors
@@ -305,20 +312,25 @@ def _raised(text: str) -> WorkerError | None:
     )  # fmt: skip
 
 
-def run(action: Callable[[], Any], cluster: Cluster, *, shipped: bool = False) -> Any:
-    """Return what a job gives; sparkdl is sent to executors that lack it, and the job run again.
+def run(action: Callable[[], Any], cluster: Cluster) -> Any:
+    """Return what a job gives; it is run again where executors lack sparkdl, or a process is bound otherwise.
 
     Raises:
         SparkDLError: the job failed.
     """
-    try:
-        return action()
-    except Exception as error:
-        explained = explain(error, cluster)
-        if shipped or not lacks_package(explained):
-            raise explained from error
-    cluster.ship_package()
-    return run(action, cluster, shipped=True)
+    shipped, stale = False, 0
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            explained = explain(error, cluster)
+            if isinstance(explained, StaleWorkerError) and stale < cluster.slots() + 2:
+                stale += 1
+            elif lacks_package(explained) and not shipped:
+                cluster.ship_package()
+                shipped = True
+            else:
+                raise explained from error
 
 
 def lacks_package(error: SparkDLError) -> bool:

@@ -98,10 +98,10 @@ class Rounds(Merging):
             self.changed.notify_all()
 
     def _open(self) -> None:
-        self.turn, self.rows, self.loss = 0, 0, 0.0
+        self.turn, self.rows, self.weight, self.loss = 0, 0, 0.0, 0.0
         self.early: dict[int, Update] = {}
         self.reading: set[int] = set()
-        self.contributors, self.unit = 0, 0
+        self.contributors, self.units = 0, (0.0, 0)
         self.sums: tuple[Vector, Vector] = (EMPTY, EMPTY)
 
     def next_sequence(self, worker: int) -> int:
@@ -134,7 +134,7 @@ class Rounds(Merging):
                 return Reply(flags=Flag.AGAIN)
             if self.round != update.sequence + 1 or self.last is None:
                 raise RefusedError(409, f"Round {update.sequence} closed long ago.")
-            return replace(self.last, flags=self.last.flags | duplicate)
+            return replace(self.last, flags=self.last.flags | duplicate) if duplicate else self.last
 
     def _admit(self, update: Update) -> bool:
         """Wait until the update's body may be read; False if it is counted already."""
@@ -168,29 +168,31 @@ class Rounds(Merging):
             self.changed.notify_all()
 
     def _add(self, update: Update) -> None:
-        """Add an update to the sums, which are kept in units of the first one's weight."""
+        """Add an update to the sums, which are kept in units of the first one's weights."""
         if not update.rows:
             return
         parts = update.parameters, update.statistics
+        weight = update.normalizer or update.rows
         if not self.rows:
-            self.sums, self.unit = parts, update.rows
+            self.sums, self.units = parts, (weight, update.rows)
         else:
-            ratio = update.rows / self.unit
+            ratio = weight / self.units[0] if self.mean else 1.0
+            fresh = self.contributors == 1
             self.sums = (
-                _plus(self.sums[0], parts[0], ratio if self.mean else 1.0, fresh=self.contributors == 1),
-                _plus(self.sums[1], parts[1], ratio, fresh=self.contributors == 1),
+                _plus(self.sums[0], parts[0], ratio, fresh=fresh),
+                _plus(self.sums[1], parts[1], update.rows / self.units[1], fresh=fresh),
             )
         self.contributors += 1
         self.rows += update.rows
+        self.weight += weight
         self.loss += update.rows * update.loss
 
     def _close(self, control: Control) -> None:
         parameters, statistics = self.sums
         if self.contributors > 1:  # a lone update is its own mean, without a rounding
-            scale = np.float32(self.unit / self.rows)
-            statistics *= scale
+            statistics *= np.float32(self.units[1] / self.rows)
             if self.mean:
-                parameters *= scale
+                parameters *= np.float32(self.units[0] / self.weight)
         self.version += 1
         self.losses.append(self.loss / max(1, self.rows))
         self.last = self._conclude(parameters, statistics, control(True))

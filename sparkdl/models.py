@@ -13,17 +13,18 @@ and are saved in cuts. Weights of frozen layers are constants and never travel a
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import keras
 import numpy as np
 
 from sparkdl.errors import DataError, ModelError
-from sparkdl.feed import Column
+from sparkdl.feed import Column, Schema
+from sparkdl.structure import leaves
 from sparkdl.weights import Array, Layout
 
 Objects = dict[str, Any]
@@ -40,6 +41,7 @@ class ModelSpec:
         generators: the states of the random generators.
         backend: the Keras backend that it was made on.
         floatx: Keras's default float type on the driver.
+        policy: the name of Keras's default dtype policy there, by which compile scales the loss.
         key: what two specs share only if one model, with other values set, can serve for both.
     """
 
@@ -49,6 +51,7 @@ class ModelSpec:
     generators: list[Array]
     backend: str
     floatx: str
+    policy: str
     key: str
 
 
@@ -94,7 +97,8 @@ def generators(model: keras.Model) -> list[Any]:
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
     """Return the optimizer's variables: iterations, learning rate unless scheduled, slots."""
-    model.optimizer.build(model.trainable_variables)
+    if not model.optimizer.built:  # to build it again gives a LossScaleOptimizer its variables twice
+        model.optimizer.build(model.trainable_variables)
     return list(model.optimizer.variables)
 
 
@@ -154,20 +158,22 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def require_mean_loss(model: keras.Model) -> None:
-    """Check that the loss of a batch is a mean over its rows, as a mean of gradients takes it to be.
+def sums_losses(model: keras.Model) -> bool:
+    """Return whether a loss of the model is a sum over the rows of a batch."""
+    return any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(model.loss))
+
+
+def require_honoured(model: keras.Model) -> None:
+    """Check that workers do what the model was compiled to do.
 
     Raises:
-        ModelError: a loss is reduced in another way; names it.
+        ModelError: they cannot; names it.
     """
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
-            raise ModelError(
-                f"The loss {loss.name!r} has reduction={reduction!r}. Workers' gradients are averaged by "
-                'rows, which is right for a mean over rows: use reduction="sum_over_batch_size" (and a '
-                'learning rate that fits), frequency="epoch" or a number, or num_workers=1.'
-            )
+    if keras.backend.backend() == "torch" and model.jit_compile:
+        raise ModelError(
+            f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
+            "Leave it out."
+        )
 
 
 def freeze(
@@ -197,6 +203,7 @@ def freeze(
         generators=read(generators(model)),
         backend=keras.backend.backend(),
         floatx=keras.config.floatx(),
+        policy=keras.config.dtype_policy().name,
         key=_key(config, objects, builder, Layouts.of(model)),
     )
     if builder is None:
@@ -213,35 +220,59 @@ def _key(config: str | None, objects: Objects, builder: Any, layouts: Layouts) -
 
 
 def _serialize(model: keras.Model) -> tuple[str, Objects]:
+    found = list(_custom_objects(model))
+    lambdas = [(name, thing) for name, thing in found if name.startswith(LAMBDA)]
     try:
-        config = keras.saving.serialize_keras_object(model)
-        return json.dumps(config), dict(_custom_objects(config))
+        for name, function in lambdas:
+            function.__name__ = name  # Keras would ship its bytecode, without what it refers to
+        config = json.dumps(keras.saving.serialize_keras_object(model))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
             f'The model "{model.name}" cannot be serialized: {error} Give its layers a get_config, or pass '
             "SparkModel a function that builds and compiles the model."
         ) from error
+    finally:
+        for _, function in lambdas:
+            function.__name__ = "<lambda>"
+    objects: Objects = {}
+    for name, thing in found:
+        if json.dumps(name) in config and objects.setdefault(name, thing) is not thing:
+            raise ModelError(
+                f'The model "{model.name}" uses two objects that are called {name!r}, of '
+                f"{objects[name].__module__} and {thing.__module__}. Rename one, or register it with "
+                "keras.saving.register_keras_serializable."
+            )
+    return config, objects
 
 
-def _custom_objects(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions outside of Keras that a serialized model names."""
-    if isinstance(config, list | tuple):
-        for part in config:
-            yield from _custom_objects(part)
-    if not isinstance(config, dict):
-        return
-    module, name = config.get("module"), config.get("registered_name")
-    if name and "class_name" in config:
-        thing = keras.saving.get_registered_object(name)
-        if thing is None and module and module.split(".")[0] not in ("keras", "builtins"):
-            is_function = config["class_name"] == "function"
-            label = config["config"] if is_function else config["class_name"]
-            thing = getattr(importlib.import_module(module), label, None)
-            name = label if is_function else name
-        if thing is not None:
-            yield name, thing
-    for part in config.values():
-        yield from _custom_objects(part)
+LAMBDA = "sparkdl_lambda_"
+
+
+def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Yield the classes and functions outside of Keras that a live model is made of, and their names."""
+    compiled = getattr(model, "_compile_config", None)
+    for index, thing in enumerate(_made_of([model, getattr(compiled, "config", None)], set())):
+        if thing.__module__.split(".")[0] in ("keras", "builtins"):
+            continue
+        name = thing.__name__ if isinstance(thing, FunctionType) else keras.saving.get_registered_name(thing)
+        yield f"{LAMBDA}{index}" if name == "<lambda>" else name, thing
+
+
+def _made_of(things: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+    """Yield each function, and the class of each Keras object, that these hold at any depth."""
+    for thing in things:
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, FunctionType):
+            yield thing
+        elif isinstance(thing, dict):
+            yield from _made_of(thing.values(), seen)
+        elif isinstance(thing, list | tuple):
+            yield from _made_of(thing, seen)
+        elif hasattr(thing, "get_config") and not isinstance(thing, type):
+            yield type(thing)
+            yield from _made_of(list(vars(thing).values()), seen)
 
 
 def _check_restored(model: keras.Model, restored: keras.Model) -> None:
@@ -258,11 +289,15 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
     Raises:
         ModelError: the model cannot be restored, for one because a custom object is missing.
     """
-    if builder is not None:
-        model = builder()
-        require_compiled(model)
-    else:
-        model = _deserialize(spec, objects)
+    kept = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(spec.floatx)
+    keras.config.set_dtype_policy(spec.policy)
+    try:
+        model = _deserialize(spec, objects) if builder is None else builder()
+    finally:
+        keras.config.set_floatx(kept[0])
+        keras.config.set_dtype_policy(kept[1])
+    require_compiled(model)
     restore(model, spec)
     return model
 
@@ -277,7 +312,6 @@ def _deserialize(spec: ModelSpec, objects: Objects) -> keras.Model:
             "SparkModel(..., custom_objects={name: object}), or register it with "
             "keras.saving.register_keras_serializable."
         ) from error
-    require_compiled(model)
     return model
 
 
@@ -289,32 +323,66 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
     model.reset_metrics()
 
 
-def known_features(model: keras.Model) -> Column | None:
-    """Return the features column that the model takes, None if only a row can tell."""
+def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
+    """Return how many arrays a model takes for x and for y; None if only calling it can tell."""
+    inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
+    return len(inputs) if inputs else None, len(outputs) if outputs else None
+
+
+def known_features(model: keras.Model) -> Schema | None:
+    """Return the schema of rows of x that the model takes, None if only a row can tell."""
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) > 1 or None in inputs[0].shape[1:]:
         return None
-    return Column("x", tuple(inputs[0].shape[1:]), keras.backend.standardize_dtype(inputs[0].dtype))
+    dtype = keras.backend.standardize_dtype(inputs[0].dtype)
+    return Schema((Column("x", tuple(inputs[0].shape[1:]), dtype),), (0,), (0,))
 
 
-def fit_features(model: keras.Model, column: Column, *, reshape: bool = False) -> Column:
-    """Return the features column as the model takes it.
+def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:
+    """Return the schema with features as the model takes them.
 
     Args:
         model: the model.
-        column: the column as the first row has it.
+        schema: the schema as the first row has it.
         reshape: whether flat features may take the model's shape, as vectors of a DataFrame must.
 
     Raises:
-        DataError: the model takes features of another shape.
-        ModelError: it takes several inputs, which is not supported yet.
+        DataError: the model takes other features.
     """
     inputs = getattr(model, "inputs", None)
     if not inputs:
-        return column
-    if len(inputs) > 1:
-        raise ModelError(f'The model "{model.name}" has {len(inputs)} inputs; several are not supported yet.')
-    expected = tuple(inputs[0].shape[1:])
+        return schema
+    columns = list(schema.columns)
+    for place, tensor in _inputs_by_place(model, schema):
+        columns[place] = _fit_column(model, columns[place], tensor, reshape=reshape)
+    return replace(schema, columns=tuple(columns))
+
+
+def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
+    """Return which input of a functional model each column of x is for."""
+    template, wanted = schema.template[0], getattr(model, "_inputs_struct", None)
+    named = {tensor.name: tensor for tensor in model.inputs}
+    if isinstance(template, dict):
+        known = wanted if isinstance(wanted, dict) else named
+        if not template.keys() >= known.keys():
+            raise DataError(
+                f'The model "{model.name}" takes inputs {", ".join(map(repr, known))}; x has '
+                f"{', '.join(map(repr, template))}."
+            )
+        pairs = [(template[name], known[name]) for name in known]
+        if all(isinstance(place, int) for place, _ in pairs):
+            return pairs
+    places = list(leaves(template))
+    if len(places) != len(model.inputs):
+        raise DataError(
+            f'The model "{model.name}" takes {len(model.inputs)} inputs; x has {len(places)}. Pass a tuple, '
+            "or a dict by the names of the inputs."
+        )
+    return list(zip(places, model.inputs, strict=True))
+
+
+def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: bool) -> Column:
+    expected = tuple(tensor.shape[1:])
     fits = len(expected) == len(column.shape) and all(
         size in (None, given) for size, given in zip(expected, column.shape, strict=False)
     )
@@ -326,6 +394,41 @@ def fit_features(model: keras.Model, column: Column, *, reshape: bool = False) -
         f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '
         f"{column.shape}. Reshape the rows, or the model's Input."
     )
+
+
+def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
+    """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays."""
+    rows = len(next(leaves(x)))
+    parts = [
+        model.predict_on_batch(
+            keras.tree.map_structure(lambda array, at=start: array[at : at + batch_size], x)
+        )
+        for start in range(0, rows, batch_size)
+    ]
+    return concatenate(parts)
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Return structures of arrays of rows as one, the rows in order."""
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def rows_of(predictions: Any) -> Iterator[Any]:
+    """Yield the prediction of each row."""
+    for index in range(len(next(leaves(predictions)))):
+        yield keras.tree.map_structure(lambda array, at=index: array[at], predictions)
+
+
+def output_shapes(model: keras.Model, predicted: Any) -> Any:
+    """Return the shape of one row's prediction; by the names of the outputs, if there are several."""
+    if isinstance(predicted, dict):
+        return {str(name): tuple(part.shape[1:]) for name, part in predicted.items()}
+    if not isinstance(predicted, list | tuple):
+        return tuple(predicted.shape[1:])
+    names = getattr(model, "output_names", None) or []
+    if len(names) != len(predicted) or len(set(names)) != len(names):
+        names = [f"output_{index}" for index in range(len(predicted))]
+    return {name: tuple(part.shape[1:]) for name, part in zip(names, predicted, strict=True)}
 
 
 def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> Any:
@@ -341,8 +444,15 @@ def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None)
     return predicted
 
 
-def adds_up(metric: Any, y: Any, predicted: Any) -> bool:
+Samples = Sequence[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other
+
+
+def adds_up(metric: Any, samples: Samples) -> bool:
     """Return whether states of a metric may be added, by an experiment: two halves apart, and together."""
+    sample = build_metric(metric, samples)
+    if sample is None:
+        return False
+    y, predicted = sample
     other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # still a probability, where it was one
 
     def states(*halves: Any) -> list[Array]:
@@ -353,13 +463,39 @@ def adds_up(metric: Any, y: Any, predicted: Any) -> bool:
 
     try:
         start, first, second, both = states(), states(predicted), states(other), states(predicted, other)
-    except (TypeError, ValueError):  # it is not a metric of labels and predictions
-        return False
     finally:
         metric.reset_state()
     return all(
         np.allclose(b + c - a, d, rtol=1e-4) for a, b, c, d in zip(start, first, second, both, strict=True)
     )
+
+
+def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
+    """Let a metric make its states by some rows of an output that it can measure.
+
+    Returns:
+        Labels and predictions of these rows; None if it measures no output.
+    """
+    for y, predicted in samples:
+        try:
+            metric.update_state(y, predicted)
+        except (TypeError, ValueError):  # it is not a metric of such labels and predictions
+            continue
+        return y, predicted
+    return None
+
+
+def finalize(model: keras.Model) -> None:
+    """End training as Keras does: an optimizer that averages weights over time puts the averages in."""
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+def fingerprint(model: keras.Model) -> bytes:
+    """Return sixteen bytes that change when the weights or the optimizer's variables do."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in read([*model.weights, *optimizer_variables(model)]):
+        digest.update(array.tobytes())
+    return digest.digest()
 
 
 def set_learning_rate(model: keras.Model, value: float) -> None:
@@ -393,18 +529,24 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
     def __init__(self, schedule: Any, iterations: int) -> None:
         self.schedule = schedule
         self.progress = keras.Variable(float(iterations), trainable=False, dtype="float32", name="progress")
-        self.anchor = keras.Variable(int(iterations), trainable=False, dtype="int64", name="anchor")
+        self.anchor = keras.Variable(int(iterations), trainable=False, dtype="int32", name="anchor")
         self.speed = keras.Variable(1.0, trainable=False, dtype="float32", name="speed")
 
     def __call__(self, step: Any) -> Any:
         """Return the user's schedule at the run's progress; ``step`` is the worker's own iterations."""
-        own = keras.ops.cast(keras.ops.cast(step, "int64") - self.anchor.value, "float32")
+        own = keras.ops.cast(keras.ops.cast(step, "int32") - self.anchor.value, "float32")
         progress = self.progress.value + own * self.speed.value
-        return self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), "int64"))
+        return self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), step.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of the user's schedule."""
         return dict(self.schedule.get_config())
+
+
+def followed_variables(model: keras.Model) -> list[Any]:
+    """Return the variables by which a schedule follows the run, if it does."""
+    schedule = getattr(model.optimizer, "_learning_rate", None)
+    return [schedule.progress, schedule.anchor, schedule.speed] if isinstance(schedule, Followed) else []
 
 
 def follow(model: keras.Model) -> Followed | None:

@@ -17,19 +17,22 @@ import sparkdl
 
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
+STALE = "This Python process has Keras on another backend already"
 
 
-def expectations(backend: str) -> dict[str, Any]:
-    """Return what an executor has to have in common with this driver."""
+def expectations(backend: str, *, local: bool) -> dict[str, Any]:
+    """Return what an executor has to have in common with this driver; ``local``: it is in its JVM."""
     packages = {name: version(name) for name in ("keras", "numpy")}
     return {
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "packages": packages,
         "backend": backend,
+        "local": local,
         "sparkdl": sparkdl.__version__,
         "sparkdl_file": sparkdl.__file__,
         "mark": MARK,
         "missing": MISSING,
+        "stale": STALE,
     }
 
 
@@ -72,10 +75,7 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         fail(f"Executor {host} has no {expected['backend']}, the Keras backend of the driver. {remedy}")
     loaded = sys.modules.get("keras")
     if loaded is not None and loaded.backend.backend() != expected["backend"]:
-        fail(
-            f"The Python worker on {host} has Keras on {loaded.backend.backend()} already, and the driver "
-            f"trains on {expected['backend']}. Restart the Spark application to change the backend."
-        )
+        fail(f"{expected['stale']}: {loaded.backend.backend()} instead of {expected['backend']} ({host}).")
     if importlib.util.find_spec("sparkdl") is None:
         fail(f"{expected['missing']} ({host}).")
     import sparkdl
@@ -107,7 +107,10 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
 
 
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
-    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says."""
+    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says.
+
+    Where it raises, Spark ends the Python process; the next task gets another.
+    """
     import os
 
     from pyspark import TaskContext
@@ -118,12 +121,15 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     check(expected, call["endpoint"])
     from sparkdl import devices
 
-    devices.prepare(expected["backend"], int(os.environ.get("SPARKDL_THREADS", context.cpus())))
-    from sparkdl import tasks
+    threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
+    gpu = context.resources().get("gpu")
+    place = context.partitionId() if expected["local"] else None
+    with devices.hold(expected["backend"], threads, gpu.addresses if gpu else (), place):
+        from sparkdl import tasks
 
-    code = serializer().loads(call["code"])
-    values = {name: value for name, value in call.items() if name != "code"}
-    return tasks.run(iterator, context, tasks.Call(**values, **code))
+        code = serializer().loads(call["code"])
+        values = {name: value for name, value in call.items() if name != "code"}
+        yield from tasks.run(iterator, context, tasks.Call(**values, **code))
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -176,28 +176,26 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
     first = next(replies, None)  # a refusal of the first update is the status of the answer
     if first is None:
         raise RefusedError(400, "The request holds no update.")
-    body = _until_refused(first, replies)
+    body: Any = _until_refused(first, replies)  # lists of buffers, which _Request.write sends
     return flask.Response(body, mimetype="application/octet-stream", direct_passthrough=True)
 
 
-def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[bytes]:
-    """Yield the replies to the updates of a stream in pieces, each before the next update is read."""
+def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
+    """Yield the reply to each update of a stream, as buffers, before the next update is read."""
     while header := stream.read(wire.UPDATE.size):
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
         reply = store.exchange(update, partial(_fill, update, lengths, stream))
-        parts = wire.sections(reply)
-        traffic.count(len(header) + lengths.nbytes, wire.REPLY.size + sum(map(len, parts)))
-        header = wire.encode_reply(reply)
-        yield _More(header) if parts else header
-        yield from parts
+        parts = [wire.encode_reply(reply), *wire.sections(reply)]
+        traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
+        yield parts
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
     return wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
 
 
-def _until_refused(first: bytes, replies: Iterator[bytes]) -> Iterator[bytes]:
+def _until_refused(first: list[Any], replies: Iterator[list[Any]]) -> Iterator[list[Any]]:
     """Yield replies; a refusal after the first ends the connection, and is the status of the next one."""
     yield first
     try:
@@ -245,10 +243,6 @@ class _Writer:
         self.write = sock.sendall
 
 
-class _More(bytes):
-    """A piece of an answer that another one follows at once."""
-
-
 class _Request(cheroot.server.HTTPRequest):
     """A request whose connection ends where the app says so, and whose answer is not copied again."""
 
@@ -258,14 +252,16 @@ class _Request(cheroot.server.HTTPRequest):
             self.close_connection = True
         super().send_headers()
 
-    def write(self, chunk: bytes) -> None:
-        """Send a piece of the answer."""
-        framed = [b"%x\r\n" % len(chunk), chunk, b"\r\n"] if self.chunked_write and chunk else [chunk]
-        wire.send(self.conn.socket, framed, socket.MSG_MORE if isinstance(chunk, _More) else 0)
+    def write(self, chunk: Any) -> None:
+        """Send a piece of the answer: bytes, or buffers that make one piece."""
+        parts = chunk if isinstance(chunk, list) else [chunk]
+        if self.chunked_write and chunk:
+            parts = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
+        wire.send(self.conn.socket, parts)
 
 
 class _Gateway(cheroot.wsgi.Gateway_10):
-    """cheroot's way from a request to the app, which may answer with views of arrays instead of bytes."""
+    """cheroot's way from a request to the app, whose answers may be of buffers instead of bytes."""
 
     def respond(self) -> None:
         """Send the pieces of the answer, none of which is empty."""

@@ -19,35 +19,22 @@ from pyspark.sql import DataFrame, functions, types
 from sparkdl import feed, frames, launch
 from sparkdl.batches import even_split, ranks
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.feed import TRAINING, VALIDATION, Block, Column
+from sparkdl.feed import TRAINING, VALIDATION, Block, Counts, Sample, Schema
 from sparkdl.launch import Cluster, Stage
 from sparkdl.weights import Array
 
-Row = tuple[Array, ...]
-
-
-def columns_like(row: Row, floatx: str, names: tuple[str, ...]) -> tuple[Column, ...]:
-    """Return the columns that rows like this one have: floats in Keras's float type, the rest kept.
-
-    Raises:
-        DataError: a value of the row is not made of numbers.
-    """
-    columns = []
-    for name, value in zip(names, row, strict=True):
-        if value.dtype.kind not in "biuf":
-            raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
-        columns.append(Column(name, value.shape, floatx if value.dtype.kind == "f" else value.dtype.name))
-    return tuple(columns)
-
 
 class Source(ABC):
-    """Rows from somewhere. ``names`` are what errors call the parts of a row."""
+    """Rows from somewhere.
 
-    names: tuple[str, ...] = ("features", "label")
-    floatx = "float32"
+    Attributes:
+        schema: what the rows have to be, which is settled once the first of them was looked at.
+    """
+
+    schema: Schema
 
     @abstractmethod
-    def peek(self) -> Row:
+    def peek(self) -> Sample:
         """Return the first row.
 
         Raises:
@@ -56,15 +43,13 @@ class Source(ABC):
 
     @abstractmethod
     def training(
-        self, cluster: Cluster, columns: tuple[Column, ...], num_workers: int, *, seed: int | None,
-        validation: Source | None, split: float,
+        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job: a function of (how to make a stage, barrier)."""
 
     @abstractmethod
-    def evaluation(
-        self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
-    ) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
 
     def count(self) -> int | None:
@@ -76,27 +61,30 @@ class ArraySource(Source):
     """NumPy arrays, or what can be made one, that the driver holds.
 
     Args:
-        arrays: one array per part of a row, of equal length.
-        names: what errors call them.
+        sample: x, y and sample weights, or fewer, taken apart.
+
+    Raises:
+        DataError: the arrays do not have as many rows.
     """
 
-    def __init__(self, arrays: tuple[Any, ...], names: tuple[str, ...] = ("x", "y")) -> None:
-        self.arrays, self.names = tuple(np.asarray(array) for array in arrays), names[: len(arrays)]
+    def __init__(self, sample: Sample) -> None:
+        self.arrays = tuple(_array(value) for value in sample.values)
+        self.sample = sample
         lengths = [len(array) if array.ndim else -1 for array in self.arrays]
         if min(lengths) < 0:
             raise DataError("x and y should be arrays of rows; got a single number.")
         if len(set(lengths)) > 1:
             raise DataError(
                 "x and y should have as many rows; got "
-                + ", ".join(f"{name} with {n}" for name, n in zip(self.names, lengths, strict=True))
+                + ", ".join(f"{name} with {n}" for name, n in zip(sample.names, lengths, strict=True))
                 + "."
             )
 
-    def peek(self) -> Row:
+    def peek(self) -> Sample:
         """Return the first row."""
-        if not len(self.arrays[0]):
+        if not self.count():
             raise DataError("There are no rows to train on: x has length 0.")
-        return tuple(array[0] for array in self.arrays)
+        return self.sample._replace(values=tuple(array[0] for array in self.arrays))
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -110,23 +98,27 @@ class ArraySource(Source):
                 f"validation_split={fraction} leaves {at} of {self.count()} rows to train on and "
                 f"{self.count() - at} to validate; both parts need rows."
             )
-        return tuple(
-            ArraySource(tuple(array[part] for array in self.arrays), self.names)
-            for part in (slice(None, at), slice(at, None))
-        )  # type: ignore[return-value]
+        return self._part(slice(None, at)), self._part(slice(at, None))
 
-    def dealt(
-        self, columns: tuple[Column, ...], num_workers: int, seed: int | None, part: int
-    ) -> Iterator[tuple[int, Block]]:
-        """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
-        arrays = [
+    def _part(self, rows: slice) -> ArraySource:
+        part = ArraySource(self.sample._replace(values=tuple(array[rows] for array in self.arrays)))
+        part.schema = self.schema
+        return part
+
+    def _columns(self) -> list[Array]:
+        """Return the arrays as columns of the schema."""
+        return [
             column.of(array, "x and y") if array.dtype == np.object_ else column.cast(array, "x and y")
-            for column, array in zip(columns, self.arrays, strict=True)
+            for column, array in zip(self.schema.columns, self.arrays, strict=True)
         ]
+
+    def dealt(self, num_workers: int, seed: int | None, part: int) -> Iterator[tuple[int, Block]]:
+        """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
+        arrays = self._columns()
         order = np.arange(self.count())
         if seed is not None and part == TRAINING:
             order = np.random.default_rng(seed).permutation(self.count())
-        rows, size = even_split(self.count(), num_workers), feed.rows_per_block(columns)
+        rows, size = even_split(self.count(), num_workers), feed.rows_per_block(self.schema.columns)
         for worker in range(num_workers):
             places = order[ranks(rows, worker)]
             for start in range(0, len(places), size):
@@ -135,56 +127,49 @@ class ArraySource(Source):
                 yield worker, Block(keys, part, tuple(array[chosen] for array in arrays))
 
     def training(
-        self, cluster: Cluster, columns: tuple[Column, ...], num_workers: int, *, seed: int | None,
-        validation: Source | None, split: float,
+        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the arrays, dealt on the driver."""
         source, held = self.split(split) if split else (self, validation)
-        dealt = list(source.dealt(columns, num_workers, seed, TRAINING))
-        shuffled: Any = None
+        dealt = list(source.dealt(num_workers, seed, TRAINING))
+        shuffled: RddSource | None = None
         if isinstance(held, ArraySource):
-            dealt += held.dealt(columns, num_workers, None, VALIDATION)
+            dealt += held.dealt(num_workers, None, VALIDATION)
         elif held is not None:
+            assert isinstance(held, RddSource)  # noqa: S101 - require_partner saw to it
             shuffled = held
         rdd = self._parallelize(cluster, dealt, num_workers)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             blocks = rdd
             if shuffled is not None:
-                options = {"columns": columns, "num_workers": num_workers, "seed": None}
-                deal = stage("deal", part=VALIDATION, **options)
-                blocks = rdd.union(shuffled.rdd.mapPartitions(deal.function))
+                blocks = rdd.union(shuffled.dealt(num_workers, None, stage, part=VALIDATION))
                 blocks = blocks.partitionBy(num_workers, int)
             return launch.run_rdd(blocks, stage("train", encoding="dealt"), barrier=barrier)
 
         return make
 
-    def _slices(self, cluster: Cluster, columns: tuple[Column, ...]) -> Any:
+    def _slices(self, cluster: Cluster) -> Any:
         """Return the rows in their order as one block, or a few, per slot."""
         parts = max(1, min(cluster.slots(), self.count()))
-        return cluster.context.parallelize(list(self._in_order(columns, parts)), parts)
+        return cluster.context.parallelize(list(self._in_order(parts)), parts)
 
-    def _in_order(self, columns: tuple[Column, ...], parts: int) -> Iterator[tuple[int, Block]]:
-        arrays = [column.cast(array, "x and y") for column, array in zip(columns, self.arrays, strict=True)]
+    def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
+        arrays = self._columns()
         edges = np.linspace(0, self.count(), parts + 1).astype(int)
         for index, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
             keys = np.arange(start, stop, dtype=np.uint64)
             yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))
 
-    def evaluation(
-        self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
-    ) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        rdd = self._slices(cluster, columns)
-        action = launch.run_rdd(rdd, stage("evaluate", encoding="dealt"), barrier=False)
+        action = launch.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
         return launch.run(action, cluster)  # type: ignore[no-any-return]
 
-    def predictions(
-        self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
-    ) -> list[Array]:
-        """Return the prediction of each row, in order, by a job."""
-        rdd = self._slices(cluster, columns)
-        action = launch.run_rdd(rdd, stage("predict", encoding="dealt"), barrier=False)
+    def predictions(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[Any]:
+        """Return the predictions of the rows, in order and in a few parts, by a job."""
+        action = launch.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
         return launch.run(action, cluster)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -203,74 +188,87 @@ class ArraySource(Source):
 _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 
 
+def first_row(rdd: RDD[Any]) -> Any:
+    """Return the first row of an RDD, by a small job, once for each RDD.
+
+    Such a job leaves its partition unread, and Spark ends a Python worker that does, keras and all.
+    """
+    if rdd not in _first_rows:
+        rows = launch.run(lambda: rdd.take(1), Cluster())
+        if not rows:
+            raise DataError("There are no rows to train on: the RDD is empty.")
+        _first_rows[rdd] = rows[0]
+    return _first_rows[rdd]
+
+
+def sample_of(row: Any, counts: Counts) -> Sample:
+    """Return a row of an RDD, taken apart.
+
+    Args:
+        row: (x, y) or (x, y, sample_weight); (x,) where ``counts`` has only that of x.
+        counts: how many arrays the model takes for x and for y.
+
+    Raises:
+        DataError: it is no such tuple.
+    """
+    if not isinstance(row, tuple | list) or len(row) not in ((2, 3) if len(counts) > 1 else (1,)):
+        raise DataError(
+            f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
+        )
+    sample = Sample.of(row, counts)
+    arrays = (np.asarray(part.toArray() if hasattr(part, "toArray") else part) for part in sample.values)
+    return sample._replace(values=tuple(arrays))
+
+
 class RddSource(Source):
     """An RDD of tuples.
 
     Args:
         rdd: the RDD.
-        names: what errors call the parts of a tuple.
+        counts: how many arrays the model takes for x and for y; one count for rows of x alone.
     """
 
-    def __init__(self, rdd: RDD[Any], names: tuple[str, ...] = ("x", "y")) -> None:
-        self.rdd, self.names = rdd, names
+    def __init__(self, rdd: RDD[Any], counts: Counts = (None, None)) -> None:
+        self.rdd, self.counts = rdd, counts
 
-    def peek(self) -> Row:
-        """Return the first row, which is computed by a small job, once for each RDD.
-
-        Such a job leaves its partition unread, and Spark ends a Python worker that does, keras and all.
-        """
-        if self.rdd not in _first_rows:
-            rows = launch.run(lambda: self.rdd.take(1), Cluster())
-            if not rows:
-                raise DataError("There are no rows to train on: the RDD is empty.")
-            _first_rows[self.rdd] = rows[0]
-        row = _first_rows[self.rdd]
-        if not isinstance(row, tuple | list) or len(row) != len(self.names):
-            raise DataError(
-                f"Expected an RDD of tuples ({', '.join(self.names)}); the first row is {str(row)[:80]!r}."
-            )
-        return tuple(np.asarray(part.toArray() if hasattr(part, "toArray") else part) for part in row)
+    def peek(self) -> Sample:
+        """Return the first row, which is computed by a small job."""
+        return sample_of(first_row(self.rdd), self.counts)
 
     def training(
-        self, cluster: Cluster, columns: tuple[Column, ...], num_workers: int, *, seed: int | None,
-        validation: Source | None, split: float,
+        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the RDD, shuffled only when it must be."""
-        common = {"columns": columns, "split": split, "split_seed": seed or 0}
+        common = {"split": split, "split_seed": seed or 0}
         as_it_is = seed is None and validation is None and self.rdd.getNumPartitions() == num_workers
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             if as_it_is:
-                return launch.run_rdd(self.rdd, stage("train", encoding="rows", **common), barrier=barrier)
-            deal = stage("deal", num_workers=num_workers, seed=seed, **common)
-            blocks = self.rdd.mapPartitions(deal.function)
-            if validation is not None:
-                blocks = blocks.union(self._held(cluster, validation, columns, num_workers, stage))
+                train = stage("train", encoding="rows", schema=self.schema, **common)
+                return launch.run_rdd(self.rdd, train, barrier=barrier)
+            blocks = self.dealt(num_workers, seed, stage, **common)
+            if isinstance(validation, RddSource):
+                blocks = blocks.union(validation.dealt(num_workers, None, stage, part=VALIDATION))
+            elif isinstance(validation, ArraySource):
+                held = list(validation.dealt(num_workers, None, VALIDATION))
+                blocks = blocks.union(cluster.context.parallelize(held, num_workers))
             return launch.run_rdd(
                 blocks.partitionBy(num_workers, int), stage("train", encoding="dealt"), barrier=barrier
             )
 
         return make
 
-    def evaluation(
-        self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
-    ) -> list[tuple[bytes, int]]:
+    def dealt(self, num_workers: int, seed: int | None, stage: Callable[..., Stage], **options: Any) -> Any:
+        """Return the RDD of (worker, block) that deals the rows, in their own order unless seeded."""
+        deal = stage("deal", schema=self.schema, num_workers=num_workers, seed=seed, **options)
+        return self.rdd.mapPartitions(deal.function)
+
+    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        run = stage("evaluate", encoding="rows", columns=columns)
+        run = stage("evaluate", encoding="rows", schema=self.schema)
         action = launch.run_rdd(self.rdd, run, barrier=False)
         return launch.run(action, cluster)  # type: ignore[no-any-return]
-
-    def _held(
-        self, cluster: Cluster, validation: Source, columns: tuple[Column, ...], num_workers: int,
-        stage: Callable[..., Stage],
-    ) -> Any:  # fmt: skip
-        if isinstance(validation, ArraySource):
-            dealt = list(validation.dealt(columns, num_workers, None, VALIDATION))
-            return cluster.context.parallelize(dealt, num_workers)
-        assert isinstance(validation, RddSource)  # noqa: S101 - require_partner saw to it
-        options = {"columns": columns, "num_workers": num_workers, "seed": None}
-        deal = stage("deal", part=VALIDATION, **options)
-        return validation.rdd.mapPartitions(deal.function)
 
 
 class FrameSource(Source):
@@ -278,44 +276,51 @@ class FrameSource(Source):
 
     Args:
         frame: the DataFrame.
-        columns: the names of the features column and the label column.
+        sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
+            names is an array of what these columns hold.
 
     Raises:
         ConfigError: a column is missing, or of a type that is not numbers.
     """
 
-    def __init__(self, frame: DataFrame, columns: tuple[str, ...]) -> None:
-        self.frame, self.names = frame, columns
-        for name in columns:
-            if name not in frame.columns:
-                present = ", ".join(frame.columns)
-                raise ConfigError(f"Expected a column {name!r}; the DataFrame has {present}.")
-        self.selected = [_numeric(frame, name).alias(f"c{i}") for i, name in enumerate(columns)]
+    def __init__(self, frame: DataFrame, sample: Sample) -> None:
+        self.frame = frame
+        labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
+        self.sample = sample._replace(names=tuple(labels))
+        self.selected = [_column(frame, value).alias(f"c{i}") for i, value in enumerate(sample.values)]
 
-    def peek(self) -> Row:
+    def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
         rows = launch.run(lambda: self.frame.select(*self.selected).take(1), Cluster())
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
-        for name, value in zip(self.names, rows[0], strict=True):
+        for name, value in zip(self.sample.names, rows[0], strict=True):
             if value is None:
                 raise DataError(
                     f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
                 )
         fields = self.frame.select(*self.selected).schema.fields
-        return tuple(
+        arrays = (
             np.asarray(value, _numpy_type(field.dataType))
             for value, field in zip(rows[0], fields, strict=True)
         )
+        return self.sample._replace(values=tuple(arrays))
+
+    def _rows(self, width: int) -> DataFrame:
+        """Return the columns and a key; weights that are missing are 1."""
+        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
+        key = functions.monotonically_increasing_id().alias(frames.KEY)
+        return self.frame.select(*self.selected, *ones, key)
 
     def training(
-        self, cluster: Cluster, columns: tuple[Column, ...], num_workers: int, *, seed: int | None,
-        validation: Source | None, split: float,
+        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the DataFrame's Arrow batches."""
+        schemas = [self.schema, *([validation.schema] if validation is not None else [])]
+        schema = max(schemas, key=lambda each: len(each.columns))
         part = functions.lit(TRAINING)
-        key = functions.monotonically_increasing_id().alias(frames.KEY)
-        frame = self.frame.select(*self.selected, key)
+        frame = self._rows(len(schema.columns))
         if split:
             drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
             part = functions.when(
@@ -324,38 +329,38 @@ class FrameSource(Source):
         frame = frame.withColumn(frames.PART, part.cast("int"))
         if validation is not None:
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
-            held = validation.frame.select(*validation.selected, key)
+            held = validation._rows(len(schema.columns))
             frame = frame.unionByName(held.withColumn(frames.PART, functions.lit(VALIDATION).cast("int")))
         placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
         frame = frame.repartition(num_workers, placed)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage("train", encoding="arrow", columns=columns, seed=seed)
+            train = stage("train", encoding="arrow", schema=schema, seed=seed)
             return launch.run_frame(frame, train, "nothing int", barrier=barrier)
 
         return make
 
-    def evaluation(
-        self, cluster: Cluster, columns: tuple[Column, ...], stage: Callable[..., Stage]
-    ) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        key = functions.monotonically_increasing_id().alias(frames.KEY)
-        part = functions.lit(TRAINING).cast("int").alias(frames.PART)
-        run = stage("evaluate", encoding="arrow", columns=columns, seed=None)
-        frame = self.frame.select(*self.selected, key, part)
+        part = functions.lit(TRAINING).cast("int")
+        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None)
+        frame = self._rows(len(self.schema.columns)).withColumn(frames.PART, part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
         return [tuple(row) for row in launch.run(action, cluster)]
 
 
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several
+
+
 def with_predictions(
-    source: FrameSource, stage: Callable[..., Stage], output: tuple[int, ...], output_col: str
+    source: FrameSource, stage: Callable[..., Stage], output: Shapes, output_col: str
 ) -> DataFrame:
     """Return the source's DataFrame with a column of predictions, lazily.
 
     Args:
-        source: the DataFrame and its features column.
+        source: the DataFrame and its features columns.
         stage: what makes stages.
-        output: the shape of one row's prediction.
+        output: the shape of one row's prediction, or a dict of them.
         output_col: the name of the new column.
 
     Raises:
@@ -364,16 +369,37 @@ def with_predictions(
     frame = source.frame
     if output_col in frame.columns:
         raise ConfigError(f"The DataFrame has a column {output_col!r} already; pass another output_col.")
-    kind: Any = types.FloatType()
-    for _ in () if output in ((), (1,)) else output:
-        kind = types.ArrayType(kind)
+    kind: Any
+    if isinstance(output, dict):
+        kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
+    else:
+        kind = _nested(output)
     schema = types.StructType([*frame.schema.fields, types.StructField(output_col, kind)])
-    run = stage("predict", encoding="arrow", output=output, output_col=output_col)
+    run = stage(
+        "predict", encoding="arrow", schema=source.schema, output=output, output_col=output_col
+    )  # fmt: skip
     return frame.select("*", *source.selected).mapInArrow(run.function, schema)
+
+
+def _nested(shape: tuple[int, ...]) -> Any:
+    """Return the type of a value of some shape: a float, or an array of such."""
+    kind: Any = types.FloatType()
+    for _ in () if shape in ((), (1,)) else shape:
+        kind = types.ArrayType(kind)
+    return kind
+
+
+def _column(frame: DataFrame, name: str | list[str]) -> Any:
+    """Return a column, or several that hold a number each as one of arrays."""
+    if isinstance(name, str):
+        return _numeric(frame, name)
+    return functions.array(*(_numeric(frame, each).cast("double") for each in name))
 
 
 def _numeric(frame: DataFrame, name: str) -> Any:
     """Return a column as numbers or arrays of numbers, vectors as arrays."""
+    if name not in frame.columns:
+        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
     kind, column = frame.schema[name].dataType, functions.col(f"`{name}`")
     if kind.typeName() == "vectorudt" or type(kind).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
@@ -403,26 +429,34 @@ def _numpy_type(kind: Any) -> Any:
     return names[kind.simpleString()]
 
 
-def make_source(x: Any, y: Any, columns: tuple[str, ...], what: str = "x") -> Source:
+def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x") -> Source:
     """Return the source of what a user handed over.
 
     Args:
-        x: arrays, pandas, an RDD or a DataFrame.
-        y: labels that go with arrays.
-        columns: the features column of a DataFrame and, where rows have labels, the label column.
-        what: what errors call ``x``.
+        parts: x, y and sample weights, of which all but the first may be None or missing. x: an array or
+            pandas, or a structure of such; an RDD; or a DataFrame.
+        columns: the columns of a DataFrame for x and, where rows have labels, for y: a name, or a list or a
+            dict of names.
+        counts: how many arrays the model takes for x and, where rows have labels, for y.
+        what: what errors call x.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
-        DataError: x and y have different lengths.
+        DataError: the arrays have different lengths.
     """
-    labels = len(columns) > 1
+    x, y, weights = (*parts, None, None)[:3]
     if isinstance(x, RDD | DataFrame) or type(x).__module__.startswith("pyspark.sql"):
         if y is not None:
             raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
         if isinstance(x, RDD):
-            return RddSource(x, ("x", "y") if labels else ("x",))
-        return FrameSource(x, columns)
+            if weights is not None:
+                raise ConfigError(
+                    f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, "
+                    "sample_weight)."
+                )
+            return RddSource(x, counts)
+        names = (*columns, weights) if weights is not None else columns
+        return FrameSource(x, _name_columns(names, counts))
     kind = f"{type(x).__module__}.{type(x).__name__}"
     if kind.startswith(("tensorflow", "torch", "keras")) or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
@@ -430,16 +464,25 @@ def make_source(x: Any, y: Any, columns: tuple[str, ...], what: str = "x") -> So
             f"{kind}. tf.data, generators and torch loaders live in one process: pass the arrays behind "
             "them, or write the data to files and read these with Spark."
         )
-    if x is None or isinstance(x, dict | tuple | str):
+    if x is None or isinstance(x, str):
         raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}. "
-            "Models with several inputs are not supported yet."
+            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
-    if not labels:
-        return ArraySource((_array(x),), (what,))
+    if len(counts) == 1:
+        return ArraySource(Sample.of((x,), counts, (what,)))
     if y is None:
         raise ConfigError(f"y should be given with {what}={kind}; got None.")
-    return ArraySource((_array(x), _array(y)))
+    given = (x, y) if weights is None else (x, y, weights)
+    return ArraySource(Sample.of(given, counts))
+
+
+def _name_columns(columns: tuple[Any, ...], counts: Counts) -> Sample:
+    """Take apart the columns that a user named; a list of them for one input is an array."""
+    lengths = [
+        len(value) if isinstance(value, list | tuple) and count != 1 else 1
+        for value, count in zip(columns, (*counts, None), strict=False)
+    ]
+    return Sample.of(columns, tuple(lengths))
 
 
 def require_partner(source: Source, held: Source) -> None:
@@ -463,3 +506,12 @@ def _kind(source: Source) -> str:
 
 def _array(values: Any) -> Array:
     return values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+
+
+def share_weights(source: Source, held: Source | None) -> Schema:
+    """Return what the rows of a run are: weighted, if those for training or for validation are."""
+    schema = source.schema
+    if held is None:
+        return schema
+    held.schema = schema.held(held.schema)
+    return schema if schema.weights else schema.with_weights(held.schema) if held.schema.weights else schema

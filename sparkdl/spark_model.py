@@ -13,32 +13,30 @@ import keras
 import numpy as np
 from pyspark import RDD
 
-from sparkdl import files, launch, models, preflight
-from sparkdl.backends import require_supported
+from sparkdl import files, launch, losses, models, preflight
+from sparkdl.backends import require_distribution, require_supported
 from sparkdl.config import FitConfig, Mode, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.feed import Column
-from sparkdl.inference import InferenceJob
+from sparkdl.feed import Column, Sample, Schema
+from sparkdl.inference import InferenceJob, features_of
 from sparkdl.launch import Cluster, Stage
 from sparkdl.rules import choose_rule
 from sparkdl.sources import (
     ArraySource,
     FrameSource,
-    RddSource,
-    Row,
     Source,
-    columns_like,
+    first_row,
     make_source,
     require_partner,
+    sample_of,
+    share_weights,
     with_predictions,
 )
+from sparkdl.structure import leaves
 from sparkdl.training import Request, Run
 
-NOT_YET = {
-    "class_weight": None, "sample_weight": None, "initial_epoch": 0, "steps_per_epoch": None,
-    "validation_steps": None, "validation_batch_size": None, "validation_freq": 1,
-}  # fmt: skip
+NOT_YET = {"validation_steps": None}
 
 
 class SparkModel:
@@ -50,8 +48,8 @@ class SparkModel:
         mode: "synchronous", "asynchronous" or "hogwild".
         frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
         num_workers: how many workers; None takes the slots that there are.
-        merge: "average", "sum" or "dynsgd"; None is the mode's default: average in synchronous mode,
-            DynSGD elsewhere.
+        merge: "average", "sum" or "dynsgd"; None is the default of mode and frequency: average in
+            synchronous mode; elsewhere sum at "batch", and DynSGD.
         custom_objects: classes and functions that the model needs, by name; those that the live model
             uses are found without.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
@@ -61,6 +59,10 @@ class SparkModel:
             Spark setting: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
         start_timeout: seconds that a gang which has begun to form may take.
         max_restarts: how often in a row a run that lost a worker is taken up again.
+        share_gpus: whether two workers may be on one GPU, which is refused otherwise.
+        distribution: with Keras on JAX, a function that returns how a worker's model is spread over the
+            devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
+            keras.distribution.DataParallel where a task has several GPUs.
         parameter_server_mode: for code written for Elephas; only "http" is known.
 
     Raises:
@@ -86,6 +88,8 @@ class SparkModel:
         port: int | range | str = 0,
         start_timeout: float = 300,
         max_restarts: int = 3,
+        share_gpus: bool = False,
+        distribution: Callable[[], Any] | None = None,
         parameter_server_mode: str = "http",
     ) -> None:
         if parameter_server_mode != "http":
@@ -97,9 +101,9 @@ class SparkModel:
             mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
             batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
             advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
-            max_restarts=max_restarts,
+            max_restarts=max_restarts, share_gpus=share_gpus,
         )  # fmt: skip
-        choose_rule(merge, synchronous=self.config.mode is Mode.SYNCHRONOUS)
+        choose_rule(merge, synchronous=self.config.mode is Mode.SYNCHRONOUS, window=self.config.window)
         if self.config.joint and merge not in (None, "average"):
             raise ConfigError(
                 'merge is for weights that workers trained apart; mode="synchronous" with frequency="batch" '
@@ -108,12 +112,14 @@ class SparkModel:
         self._builder = None if isinstance(model, keras.Model) or not callable(model) else model
         self.model: keras.Model = self._builder() if self._builder else model
         models.require_compiled(self.model)
-        if self.config.joint and num_workers != 1:
-            models.require_mean_loss(self.model)
+        models.require_honoured(self.model)
         require_supported(keras.backend.backend())
+        require_distribution(keras.backend.backend(), distribution)
+        self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
-        self._sample: tuple[Any, Any] = None, None  # labels and predictions of the last first row
+        self._states: tuple[int, bytes, dict[int, Any]] | None = None
+        self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
     @property
@@ -138,17 +144,18 @@ class SparkModel:
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
-        validation_freq: int = 1,
+        validation_freq: Any = 1,
         *,
-        features_col: str = "features",
-        label_col: str = "label",
+        features_col: Any = "features",
+        label_col: Any = "label",
         seed: int | None = None,
     ) -> Any:
         """Train the model in place on the cluster.
 
         Args:
-            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y); or a DataFrame.
-            y: labels, one per row of arrays.
+            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y) or (x, y, sample_weight); or a
+                DataFrame. For a model of several inputs a tuple or a dict stands in the place of an array.
+            y: labels, one per row of arrays; for several outputs a tuple or a dict.
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" all workers together take so many rows per update, elsewhere each one.
             epochs: how many epochs.
@@ -158,15 +165,19 @@ class SparkModel:
                 the rows of RDDs and DataFrames, the same in every epoch.
             validation_data: (x, y) arrays, an RDD or a DataFrame, evaluated on the executors each epoch.
             shuffle: deal rows in a seeded random order, and reorder them every epoch.
-            class_weight: not supported yet.
-            sample_weight: not supported yet.
-            initial_epoch: not supported yet.
-            steps_per_epoch: not supported yet.
+            class_weight: the weight of a training row by the class of its label, a whole number or a
+                one-hot vector; as in Keras for models of one output, and not beside sample weights.
+            sample_weight: weights of the rows of arrays, shape (rows,) or one per time step; for several
+                outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
+            initial_epoch: the epoch at which training begins, to go on with an earlier fit.
+            steps_per_epoch: updates per epoch of one process; the next epoch goes on with the rows that are
+                left. Where workers step on their own each takes its part of them. Default: all rows.
             validation_steps: not supported yet.
-            validation_batch_size: not supported yet.
-            validation_freq: not supported yet.
-            features_col: the features column of a DataFrame.
-            label_col: the label column of a DataFrame.
+            validation_batch_size: rows per forward pass over validation rows; ``batch_size`` by default.
+            validation_freq: evaluate after every so many epochs, or after the epochs of a list.
+            features_col: the features column of a DataFrame; a list of columns that make one array; for
+                several inputs a list, or a dict by the names of the inputs.
+            label_col: the label column of a DataFrame, or several, in the same way.
             seed: what every random order is drawn from.
 
         Returns:
@@ -178,107 +189,123 @@ class SparkModel:
             ClusterError: too few slots, or an executor whose environment does not match.
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
-        refuse_unsupported(
-            {
-                "class_weight": class_weight, "sample_weight": sample_weight,
-                "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
-                "validation_steps": validation_steps, "validation_batch_size": validation_batch_size,
-                "validation_freq": validation_freq,
-            },
-            NOT_YET,
-        )  # fmt: skip
+        refuse_unsupported({"validation_steps": validation_steps}, NOT_YET)
         fit = FitConfig(
             batch_size=32 if batch_size is None else batch_size, epochs=epochs, verbose=verbose,
-            shuffle=shuffle, seed=seed, validation_split=validation_split,
+            shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
+            initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
+            validation_batch_size=validation_batch_size, validation_freq=validation_freq,
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col
-        source = make_source(x, y, names)
-        validation = self._validation(validation_data, names)
+        source = make_source((x, y, sample_weight), names, models.count_parts(self.model))
+        validation = self._validation(validation_data, (*names, sample_weight))
         if validation is not None and validation_split:
             raise ConfigError("validation_split should be left out where validation_data is given.")
         if validation is not None:
             require_partner(source, validation)
         cluster = Cluster()
-        columns = self._columns(source, source.peek())
+        source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         if validation is not None:
-            self._check_same_columns(columns, self._columns(validation, validation.peek()))
+            validation.schema, _ = self._settle(validation.peek(), frame=isinstance(validation, FrameSource))
+        schema = share_weights(source, validation)
+        if class_weight is not None:
+            schema = _with_class_weights(source.schema, schema)
         most = min(fit.batch_size, source.count() or fit.batch_size)
         num_workers, why = cluster.num_workers(
             self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
         )
         launch.logger.info("%d workers: %s.", num_workers, why)
+        if self.config.joint and num_workers > 1:
+            losses.check(self.model, *self._sample)
         self.history = keras.callbacks.History()
         request = Request(
-            self.model, self._builder, self.custom_objects, self.config, fit, source, validation, columns,
-            kept, self.history, Metrics(self.model, *self._sample),
+            self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
+            kept, self.history, self._metrics(), self._states_of(num_workers), self.distribution,
         )  # fmt: skip
+        run = Run(request, cluster, num_workers)
         try:
-            Run(request, cluster, num_workers).execute()
+            run.execute()
         finally:
             self.training_histories.append(getattr(self.history, "history", {}))
+        if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
+            self._states = num_workers, models.fingerprint(self.model), run.states
         return self.history
 
-    def _validation(self, data: Any, names: tuple[str, str]) -> Source | None:
+    def _metrics(self) -> Metrics:
+        _, y, _, predicted = self._sample
+        return Metrics(self.model, y, predicted)
+
+    def _states_of(self, num_workers: int) -> dict[int, Any] | None:
+        """Return the workers' own states after the last fit, if nothing was done to the model since."""
+        if self._states is None:
+            return None
+        workers, fingerprint, states = self._states
+        same = workers == num_workers and fingerprint == models.fingerprint(self.model)
+        return states if same else None
+
+    def _validation(self, data: Any, names: tuple[Any, ...]) -> Source | None:
         if data is None:
             return None
-        if isinstance(data, tuple | list):
-            if len(data) != 2:
-                raise ConfigError(
-                    f"validation_data should be (x, y), an RDD or a DataFrame; got {len(data)} parts. Sample "
-                    "weights are not supported yet."
-                )
-            return make_source(data[0], data[1], names, what="validation_data")
-        return make_source(data, None, names, what="validation_data")
+        counts = models.count_parts(self.model)
+        if not isinstance(data, tuple | list):
+            weights = names[2] if set(leaves(names[2])) <= set(getattr(data, "columns", ())) else None
+            return make_source((data, None, weights), names[:2], counts, what="validation_data")
+        if len(data) not in (2, 3):
+            raise ConfigError(
+                "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
+                f"{len(data)} parts."
+            )
+        return make_source(tuple(data), names[:2], counts, what="validation_data")
 
-    def _columns(self, source: Source, row: Row) -> tuple[Column, ...]:
-        """Return what every row has to be, and build what the model leaves open until it sees one."""
-        first, *rest = columns_like(row, keras.config.floatx(), source.names)
-        columns = (
-            models.fit_features(self.model, first, reshape=isinstance(source, FrameSource)), *rest
-        )  # fmt: skip
-        batch = [
-            column.cast(np.reshape(part, (1, *column.shape)), "the data")
-            for column, part in zip(columns, row, strict=True)
-        ]
+    def _settle(self, sample: Sample, *, frame: bool = False) -> tuple[Schema, Any]:
+        """Settle what every row has to be, and build what the model leaves open until it sees one.
+
+        Args:
+            sample: the first row.
+            frame: whether it is of a DataFrame, whose vectors take the shape of the model's input.
+
+        Returns:
+            What every row has to be, and what the model predicts for the first one.
+        """
+        schema = models.fit_features(self.model, sample.schema(keras.config.floatx()), reshape=frame)
+        first = schema.batch(
+            [
+                column.cast(np.reshape(part, (1, *column.shape)), "the data")
+                for column, part in zip(schema.columns, sample.values, strict=True)
+            ]
+        )
         try:
-            if len(batch) > 1:
-                self._sample = batch[1], models.build_metrics(self.model, *batch)
-            else:
-                self.model(batch[0], training=False)
-        except (ValueError, TypeError, ArithmeticError) as error:
+            if first.y is None:
+                return schema, self.model(first.x, training=False)
+            predicted = models.build_metrics(self.model, *first)
+            self._sample = *first, predicted
+            return schema, predicted
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
             raise DataError(f"The model cannot be computed on the first row: {error}") from error
-        return columns
 
-    @staticmethod
-    def _check_same_columns(training: tuple[Column, ...], held: tuple[Column, ...]) -> None:
-        for ours, theirs in zip(training, held, strict=True):
-            if ours.shape != theirs.shape:
-                raise DataError(
-                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
-                    f"{theirs.shape}."
-                )
-
-    def _stage(self, cluster: Cluster, columns: tuple[Column, ...], batch_size: int) -> tuple[Any, Any]:
+    def _stage(self, cluster: Cluster, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
         """Return what makes inference stages, and the broadcast behind them."""
+        size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
         spec, objects = models.freeze(self.model, self._builder, self.custom_objects)
-        shared = cluster.context.broadcast(InferenceJob(spec, batch_size, columns))
+        shared = cluster.context.broadcast(InferenceJob(spec, size, schema))
         stage = functools.partial(
-            Stage, expected=preflight.expectations(spec.backend), shared=shared, objects=objects,
-            builder=self._builder,
+            Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
+            objects=objects, builder=self._builder,
         )  # fmt: skip
         return stage, shared
 
-    def evaluate(
+    def evaluate(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
         y: Any = None,
         batch_size: int | None = None,
         verbose: str | int = 0,
+        sample_weight: Any = None,
         *,
         return_dict: bool = False,
-        features_col: str = "features",
-        label_col: str = "label",
+        features_col: Any = "features",
+        label_col: Any = "label",
     ) -> Any:
         """Return the loss and the metrics over all rows, computed on the executors.
 
@@ -287,9 +314,10 @@ class SparkModel:
             y: as in ``fit``.
             batch_size: rows per forward pass; 32 by default.
             verbose: taken for Keras's sake; nothing is shown.
+            sample_weight: as in ``fit``.
             return_dict: whether to return a dict by metric name.
-            features_col: the features column of a DataFrame.
-            label_col: the label column of a DataFrame.
+            features_col: as in ``fit``.
+            label_col: as in ``fit``.
 
         Returns:
             What ``keras.Model.evaluate`` returns: a number, a list of the loss and the metrics, or a dict.
@@ -298,16 +326,16 @@ class SparkModel:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model.
         """
-        fit = FitConfig(batch_size=32 if batch_size is None else batch_size)
-        source = make_source(x, y, (features_col, label_col))
+        counts = models.count_parts(self.model)
+        source = make_source((x, y, sample_weight), (features_col, label_col), counts)
         cluster = Cluster()
-        columns = self._columns(source, source.peek())
-        stage, shared = self._stage(cluster, columns, fit.batch_size)
+        source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
+        stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
-            results = source.evaluation(cluster, columns, stage)
+            results = source.evaluation(cluster, stage)
         finally:
             shared.destroy()
-        logs = Metrics(self.model, *self._sample).merge([bytes(states) for states, _ in results])
+        logs = self._metrics().merge([bytes(states) for states, _ in results])
         if return_dict:
             return logs
         values = list(logs.values())
@@ -319,7 +347,7 @@ class SparkModel:
         batch_size: int | None = None,
         verbose: str | int = 0,
         *,
-        features_col: str = "features",
+        features_col: Any = "features",
         output_col: str = "prediction",
     ) -> Any:
         """Return the model's predictions, computed on the executors.
@@ -328,38 +356,42 @@ class SparkModel:
             x: arrays; an RDD of x or of (x, y); or a DataFrame.
             batch_size: rows per forward pass; 32 by default.
             verbose: taken for Keras's sake; nothing is shown.
-            features_col: the features column of a DataFrame.
+            features_col: as in ``fit``.
             output_col: the name of the column that a DataFrame gets.
 
         Returns:
-            For arrays an array; for an RDD a lazy RDD in the same order and partitioning; for a
-            DataFrame the same DataFrame with a column more: a float, or an array of floats.
+            For arrays what ``keras.Model.predict`` returns; for an RDD a lazy RDD of a row's prediction, in
+            the same order and partitioning; for a DataFrame the same DataFrame with a column more: a float,
+            or an array of floats, or for several outputs a struct of these by their names.
 
         Raises:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model.
         """
-        fit = FitConfig(batch_size=32 if batch_size is None else batch_size)
         cluster = Cluster()
+        count = models.count_parts(self.model)[0]
         if isinstance(x, RDD):
-            column = models.known_features(self.model)
-            column = column or self._columns(RddSource(x.map(_features), ("x",)), _first(x))[0]
+            stage, _ = self._stage(cluster, self._features(x, count), batch_size)
             self._ship(cluster)
-            stage, _ = self._stage(cluster, (column,), fit.batch_size)
             return x.mapPartitions(stage("predict", encoding="rows").function)
-        source = make_source(x, None, (features_col,))
-        columns = self._columns(source, source.peek())
-        stage, shared = self._stage(cluster, columns, fit.batch_size)
-        output = tuple(self.model.compute_output_shape((1, *columns[0].shape))[1:])
+        source = make_source((x,), (features_col,), (count,))
+        source.schema, predicted = self._settle(source.peek(), frame=isinstance(source, FrameSource))
+        stage, shared = self._stage(cluster, source.schema, batch_size)
         if isinstance(source, FrameSource):
             self._ship(cluster)
-            return with_predictions(source, stage, output, output_col)
+            return with_predictions(source, stage, models.output_shapes(self.model, predicted), output_col)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
-            parts = source.predictions(cluster, columns, stage)
+            return models.concatenate(source.predictions(cluster, stage))
         finally:
             shared.destroy()
-        return np.stack(parts)
+
+    def _features(self, rdd: RDD[Any], count: int | None) -> Schema:
+        """Return what x of each row of an RDD has to be, by its first row if the model does not tell."""
+        known = models.known_features(self.model)
+        if known is not None:
+            return known
+        return self._settle(sample_of((features_of(first_row(rdd), count),), (count,)))[0]
 
     @staticmethod
     def _ship(cluster: Cluster) -> None:
@@ -430,15 +462,21 @@ def _settings_path(path: str) -> str:
     return path[: -len(".keras")] + ".json"
 
 
-def _features(row: Any) -> tuple[Any]:
-    return (row[0] if isinstance(row, tuple) else row,)
+def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
+    """Return the schema of rows that are weighed by the class of their label.
 
-
-def _first(rdd: RDD[Any]) -> Row:
-    rows = launch.run(lambda: rdd.take(1), Cluster())
-    if not rows:
-        raise DataError("There are no rows to predict: the RDD is empty.")
-    return tuple(np.asarray(part) for part in _features(rows[0]))
+    Raises:
+        ConfigError: they have weights already, or there are several outputs.
+    """
+    if rows.weights:
+        raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
+    if not isinstance(schema.template[1], int):
+        raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
+    if schema.weights:
+        return schema
+    place = len(schema.columns)
+    column = Column("class_weight", (), keras.config.floatx())
+    return Schema((*schema.columns, column), (*schema.template, place), (*schema.form, place))
 
 
 def load_spark_model(
@@ -459,5 +497,5 @@ def to_simple_rdd(context: Any, features: Any, labels: Any) -> Any:
     Raises:
         DataError: they have different lengths.
     """
-    source = ArraySource((features, labels))
+    source = ArraySource(Sample.of((np.asarray(features), np.asarray(labels)), (1, 1)))
     return context.parallelize(list(zip(*source.arrays, strict=True)))

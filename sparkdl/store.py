@@ -43,7 +43,7 @@ class RunShape:
         num_workers: how many workers the gang has.
         plan: a plan whose row counts are not known yet.
         epochs: the epoch at which training ends.
-        validating: whether every epoch ends with an evaluation of the validation rows.
+        evaluated: the epochs that end with an evaluation of the validation rows.
         metrics: bytes of one worker's metric states.
         optimizer: bytes of the optimizer's variables.
         generators: bytes of the random generators' states.
@@ -55,7 +55,7 @@ class RunShape:
     num_workers: int
     plan: Plan
     epochs: int
-    validating: bool = False
+    evaluated: frozenset[int] = frozenset()
     metrics: int = 0
     optimizer: int = 0
     generators: int = 0
@@ -130,9 +130,12 @@ class ParameterStore:
     Args:
         shape: what is to be known of the run.
         merging: the center and how updates reach it.
+        states: the workers' states, if they go on from those of an earlier run.
     """
 
-    def __init__(self, shape: RunShape, merging: Merging) -> None:
+    def __init__(
+        self, shape: RunShape, merging: Merging, states: dict[int, bytes | mmap] | None = None
+    ) -> None:
         self.shape, self.merging = shape, merging
         self.changed = threading.Condition(merging.lock)
         self.generation = 1
@@ -149,7 +152,8 @@ class ParameterStore:
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded"), 0)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.cut = Cut(0, *merging.snapshot(), progress=shape.first_step)
+        first = shape.plan.first_epoch
+        self.cut = Cut(first, *merging.snapshot(), progress=shape.first_step, states=states or {})
 
     # Requests of workers.
 
@@ -187,6 +191,8 @@ class ParameterStore:
         with self.changed:
             member = self._member(worker, generation, attempt)
             member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
+            if not self.plans and self._all_ready():
+                self._make_plans()
             self.changed.notify_all()
             go = self.changed.wait_for(
                 lambda: self._moved_on(generation) or self._all_ready() and self._may_train(self.cut.epoch),
@@ -195,10 +201,6 @@ class ParameterStore:
             self._member(worker, generation, attempt)
             if not go:
                 return None
-            if not self.plans:
-                held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
-                plan = replace(self.shape.plan, rows=held)
-                self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             self._refuse_other_rows(worker, rows)
             sequence, epoch = self.merging.next_sequence(worker), self.cut.epoch
             while epoch in self.books and worker in self.books[epoch].metrics:
@@ -207,11 +209,16 @@ class ParameterStore:
                 "rows": self.plans[0].rows,
                 "epoch": epoch,
                 "sequence": sequence,
-                "restore": bool(sequence) or epoch > 0,
+                "restore": bool(sequence or self.cut.states) or epoch > self.shape.plan.first_epoch,
                 "learning_rate": self.learning_rate if isfinite(self.learning_rate) else None,
                 "progress": self.progress,
                 "stop": self.stopping,
             }
+
+    def _make_plans(self) -> None:
+        held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
+        plan = replace(self.shape.plan, rows=held)
+        self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
 
     def _refuse_other_rows(self, worker: int, rows: int) -> None:
         if rows != self.plans[worker].rows[worker]:
@@ -243,15 +250,13 @@ class ParameterStore:
             raise RefusedError(422, "The update is of a model with another layout of variables.")
         parameters, statistics = len(self.merging.parameters), len(self.merging.statistics)
         shape, expected = self.shape, _allowed(update)
-        choices = {
-            "count": (0, parameters),
-            "statistics": (0, statistics),
-            "metrics": (0, shape.metrics),
-            "state": (0, shape.generators, shape.optimizer + shape.generators),
-        }
-        for name, values in choices.items():
-            length = getattr(lengths, name)
-            if length not in values or (length and name not in expected):
+        for name, length, values in (
+            ("count", lengths.count, (parameters,)),
+            ("statistics", lengths.statistics, (statistics,)),
+            ("metrics", lengths.metrics, (shape.metrics,)),
+            ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators)),
+        ):
+            if length and (length not in values or name not in expected):
                 raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
             self._admit_move(update, lengths)
@@ -271,15 +276,19 @@ class ParameterStore:
             raise RefusedError(
                 400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
             )
+        if not (isfinite(update.normalizer) and update.normalizer >= 0):
+            raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
         size = len(self.merging.parameters), len(self.merging.statistics)
         if (lengths.count, lengths.statistics) != (size if update.rows else (0, 0)):
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
         """Answer one update of any kind; ``read`` returns it with its sections."""
+        if update.kind in (Kind.GRADIENT, Kind.DELTA):
+            return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
-            Kind.GRADIENT: self._push, Kind.DELTA: self._push, Kind.REPORT: self._report,
-            Kind.VALIDATION: self._validated, Kind.PULL: self._pull, Kind.RESTORE: self._restore,
+            Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
+            Kind.RESTORE: self._restore,
         }  # fmt: skip
         return answer[update.kind](update, read)
 
@@ -403,9 +412,11 @@ class ParameterStore:
 
     def _to_evaluate(self, worker: int) -> int:
         """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
-        if not self.shape.validating:
-            return -1
-        waiting = (epoch for epoch, book in self.books.items() if book.cut and worker not in book.validation)
+        waiting = (
+            epoch
+            for epoch, book in self.books.items()
+            if epoch in self.shape.evaluated and book.cut and worker not in book.validation
+        )
         return min(waiting, default=-1)
 
     def _pull(self, update: Update, read: Read) -> Reply:
@@ -445,12 +456,17 @@ class ParameterStore:
         """Wait until every worker has reported an epoch, and evaluated it where that is asked.
 
         Returns:
-            What they reported; None after ``timeout`` seconds, or when the run has failed or closed.
+            What they reported; None after ``timeout`` seconds, when the run has failed or closed, or when
+            all workers are ready for an epoch that is not released yet.
         """
         with self.changed:
             self.changed.wait_for(
-                lambda: self._complete(epoch) or self.failure is not None or self.closed, timeout
-            )
+                lambda: (
+                    self._complete(epoch) or self.failure is not None or self.closed
+                    or (self.plans and self.released <= epoch)
+                ),
+                timeout,
+            )  # fmt: skip
             if not self._complete(epoch):
                 return None
             book = self.books[epoch]
@@ -506,8 +522,7 @@ class ParameterStore:
         self.progress = cut.progress
         self.books.clear()
         merging.losses.clear()
-        windows = self.plans[0].windows if self.plans else 0
-        merging.begin(cut.epoch * windows)
+        merging.begin(self.plans[0].sequence(cut.epoch) if self.plans else 0)
 
     def close(self) -> None:
         """Refuse every request from now on, those that wait included."""
@@ -570,18 +585,19 @@ class ParameterStore:
         book = self.books.get(epoch)
         if book is None or book.cut is None:
             return False
-        return not self.shape.validating or len(book.validation) == self.shape.num_workers
+        return epoch not in self.shape.evaluated or len(book.validation) == self.shape.num_workers
+
+
+SECTIONS = {
+    Kind.GRADIENT: ("count", "statistics"),
+    Kind.DELTA: ("count", "statistics"),
+    Kind.REPORT: ("count", "statistics", "metrics", "state"),
+    Kind.VALIDATION: ("metrics",),
+}
 
 
 def _allowed(update: Update) -> tuple[str, ...]:
-    if update.flags & Flag.AWAIT:
-        return ()
-    return {
-        Kind.GRADIENT: ("count", "statistics"),
-        Kind.DELTA: ("count", "statistics"),
-        Kind.REPORT: ("count", "statistics", "metrics", "state"),
-        Kind.VALIDATION: ("metrics",),
-    }.get(update.kind, ())
+    return () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
 
 
 def _spool(state: bytes) -> bytes | mmap:

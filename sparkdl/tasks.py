@@ -54,14 +54,14 @@ def blocks_of(
         iterator: tuples of an RDD ("rows"), dealt blocks ("dealt"), or Arrow batches ("arrow").
         encoding: which of these they are.
         partition: the index of the partition.
-        options: "columns", and what the encoding takes besides.
+        options: "schema", and what the encoding takes besides.
     """
     if encoding == "dealt":
         return (block for _, block in iterator)
-    columns = options["columns"]
+    schema = options["schema"]
     if encoding == "arrow":
-        return frames.blocks_of_batches(iterator, columns, options["seed"])
-    blocks = feed.blocks_of_rows(iterator, columns, partition, options.get("part", feed.TRAINING))
+        return frames.blocks_of_batches(iterator, schema.columns, options["seed"])
+    blocks = feed.blocks_of_rows(iterator, schema, partition, options.get("part", feed.TRAINING))
     if options.get("split"):
         blocks = feed.hold_out(blocks, options["split"], options["split_seed"])
     return blocks
@@ -89,7 +89,8 @@ def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
         context.partitionId(), context.taskAttemptId(), max(1, context.cpus()), call.generation, endpoint
     )
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
-    worker.train_task(call.shared.value, task, blocks, call.objects or {}, call.builder)
+    code = worker.Code(call.objects or {}, call.builder, call.options.get("distribution"))
+    worker.train_task(call.shared.value, task, blocks, code)
     for _ in iterator:
         pass
     return iter(())

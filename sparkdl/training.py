@@ -21,9 +21,9 @@ from sparkdl import launch, models, preflight
 from sparkdl.batches import Plan
 from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
-from sparkdl.errors import ClusterError, SparkDLError, WorkerLostError
+from sparkdl.errors import ClusterError, ConfigError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
-from sparkdl.feed import Column
+from sparkdl.feed import Schema
 from sparkdl.launch import Cluster, Job, Stage
 from sparkdl.merging import make_merging
 from sparkdl.progress import Display, choose_display
@@ -52,10 +52,12 @@ class Request:
         fit: the settings of this fit.
         source: the training rows.
         validation: the validation rows, if there are any of their own.
-        columns: what every row has to be.
+        schema: what every row has to be.
         callbacks: the user's callbacks.
         history: where results go.
         metrics: the model's metrics.
+        states: the workers' states, if they go on from those of the fit before.
+        distribution: makes the distribution over a worker's devices, if one was asked for.
     """
 
     model: Model
@@ -65,10 +67,12 @@ class Request:
     fit: FitConfig
     source: Source
     validation: Source | None
-    columns: tuple[Column, ...]
+    schema: Schema
     callbacks: list[Any]
     history: Any
     metrics: Metrics
+    states: dict[int, Any] | None = None
+    distribution: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -94,10 +98,16 @@ class Gang:
     lost: int = 0
     failures: int = 0
     shipped: bool = False
+    stale: int = 0
     started: float = field(default_factory=time.monotonic)
     noticed: float = field(default_factory=time.monotonic)
     forming: float | None = None
     formed: bool = False
+
+    @property
+    def most_stale(self) -> int:
+        """How many processes that are bound to something else may be met before it is an error."""
+        return 3 * self.store.shape.num_workers
 
     def start(self) -> None:
         """Submit the job of the present generation."""
@@ -142,6 +152,10 @@ class Gang:
             self.cancel()
             self.cluster.ship_package()
             self.shipped = True
+        elif isinstance(error, StaleWorkerError) and self.stale < self.most_stale:
+            logger.info("%s A fresh one takes its place.", error)
+            self.stale += 1
+            self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
             self.failures += 1
             self.lost += 1
@@ -202,16 +216,22 @@ class Run:
         self.request, self.cluster, self.num_workers = request, cluster, num_workers
         config, fit = request.config, request.fit
         self.joint = config.joint
-        self.rule = choose_rule(config.merge, synchronous=config.mode is Mode.SYNCHRONOUS)
+        self.rule = choose_rule(
+            config.merge, synchronous=config.mode is Mode.SYNCHRONOUS, window=config.window
+        )  # fmt: skip
         self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
         batch_size = fit.batch_size
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
-        self.plan = Plan((), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed)
+        self.plan = Plan(
+            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, fit.initial_epoch,
+            fit.steps_per_epoch,
+        )  # fmt: skip
         self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
         self.driver = DriverModel(request.model, joint=self.joint)
         self.metrics = request.metrics
         self.traffic = Traffic()
+        self.states: dict[int, Any] = {}
         self.training: dict[str, Any] = {
             "workers": num_workers, "merge": None if self.joint else self.rule.name, "rows": 0,
             "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
@@ -222,13 +242,13 @@ class Run:
         """Train, and leave the model with what was merged last, whatever happens."""
         request = self.request
         self.callbacks.begin()
-        self.callbacks.begin_epoch(0)
+        self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
             store, gang, display = self._start(stack)
             logs: dict[str, Any] = {}
             try:
                 gang.start()
-                for epoch in range(request.fit.epochs):
+                for epoch in range(request.fit.initial_epoch, request.fit.epochs):
                     result = self._epoch(epoch, store, gang, display)
                     logs = self._end_epoch(epoch, result, store, display)
                     gang.failures = 0
@@ -242,6 +262,8 @@ class Run:
                 self.driver.load(cut, self._rows(store))
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
+        models.finalize(request.model)
+        self.states = store.cut.states
         self._record(store, gang)
         self.callbacks.end(logs)
 
@@ -250,15 +272,18 @@ class Run:
         spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
         store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
-        settings = TrainSettings(self.plan, request.fit.epochs, rounds, self.rule)
-        job = TrainJob(spec, settings, request.columns, self.driver.layouts.trainable.digest)
+        held = request.fit.validation_batch_size or self.plan.batch_size
+        settings = TrainSettings(self.plan, request.fit.epochs, rounds, self.rule, held)
+        job = TrainJob(
+            spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight
+        )  # fmt: skip
         shared = self.cluster.context.broadcast(job)
         stack.callback(shared.destroy)
         endpoint = self._serve(stack, store)
         stack.callback(store.close)  # first of all, so that no request waits while the server stops
-        expected = preflight.expectations(spec.backend)
+        expected = preflight.expectations(spec.backend, local=self.cluster.local)
         partitions = request.source.training(
-            self.cluster, request.columns, self.num_workers, validation=request.validation,
+            self.cluster, self.num_workers, validation=request.validation,
             seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
         )  # fmt: skip
         barrier = rounds and not self.cluster.dynamic
@@ -266,7 +291,7 @@ class Run:
         def submit(generation: int) -> Job:
             stage = functools.partial(
                 Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
-                objects=objects, builder=request.builder,
+                objects=objects, builder=request.builder, distribution=request.distribution,
             )  # fmt: skip
             return Job(self.cluster.context, partitions(stage, barrier))
 
@@ -274,15 +299,14 @@ class Run:
         stack.callback(gang.cancel)
         display = choose_display(request.fit.verbose, request.fit.epochs)
         stack.callback(display.close)
-        store.release(0, models.learning_rate(request.model))
         return store, gang, display
 
     def _make_store(self) -> ParameterStore:
-        config, layouts = self.request.config, self.driver.layouts
+        config, fit, layouts = self.request.config, self.request.fit, self.driver.layouts
+        validating = self.request.validation is not None or fit.validation_split > 0
         shape = RunShape(
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
-            plan=self.plan, epochs=self.request.fit.epochs,
-            validating=self.request.validation is not None or self.request.fit.validation_split > 0,
+            plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, first_step=float(self.request.model.optimizer.iterations),
         )  # fmt: skip
@@ -290,7 +314,7 @@ class Run:
             self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),
             self.num_workers, self.rule,
         )  # fmt: skip
-        return ParameterStore(shape, merging)
+        return ParameterStore(shape, merging, self.request.states)
 
     def _serve(self, stack: ExitStack, store: ParameterStore) -> Endpoint:
         config, token = self.request.config, secrets.token_urlsafe(32)
@@ -303,7 +327,7 @@ class Run:
         return Endpoint(host, bound, token, store.shape.run)
 
     def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:
-        if epoch:
+        if epoch > self.request.fit.initial_epoch:
             self.callbacks.begin_epoch(epoch)
             store.release(epoch, models.learning_rate(self.request.model))
         rows = sum(self._rows(store))
@@ -317,6 +341,7 @@ class Run:
             gang.check()
             if not self.said and store.plans:
                 self._say_workers(store)
+                store.release(epoch, models.learning_rate(self.request.model))
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
             display.update(
@@ -325,8 +350,13 @@ class Run:
             )
 
     def _say_workers(self, store: ParameterStore) -> None:
-        """Say once how the work is divided, and what may be wrong with it."""
+        """Say once how the work is divided, and what may be wrong with it.
+
+        Raises:
+            ConfigError: two workers are on one GPU, which was not asked for.
+        """
         self.said = True
+        self.training["gpus"] = _gpus_of(store, shared=self.request.config.share_gpus)
         plan = store.plans[0]
         rows = plan.rows
         self.training["rows"] = sum(rows)
@@ -378,3 +408,23 @@ class Run:
             version=store.merging.version, **store.counters,
         )  # fmt: skip
         self.request.history.training = self.training
+
+
+def _gpus_of(store: ParameterStore, *, shared: bool) -> list[list[str]]:
+    """Return the GPUs of each worker.
+
+    Raises:
+        ConfigError: two workers have the same, and they may not be ``shared``.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    gpus = []
+    for worker, member in sorted(store.members.items()):
+        gpus.append(list(member.notes.get("gpus", ())))
+        for gpu in gpus[-1]:
+            other = taken.setdefault((member.host, gpu), worker)
+            if other != worker and not shared:
+                raise ConfigError(
+                    f"Workers {other} and {worker} are both on GPU {gpu} of {member.host}. Give each its own "
+                    "(spark.task.resource.gpu.amount=1, or fewer workers), or pass share_gpus=True."
+                )
+    return gpus

@@ -7,11 +7,11 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype;
 * state: ``state`` bytes, optimizer variables, then the states of random generators.
 
-An update's header (worker to endpoint, ``UPDATE``, 136 bytes)::
+An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
     4s magic "SDLU"     H kind      H flags      I generation  I worker     I epoch     I steps
-    Q attempt  Q sequence  Q base_version  Q rows  d loss  Q offset  Q count  Q statistics  Q metrics
-    Q state    16s run   16s layout
+    Q attempt  Q sequence  Q base_version  Q rows  d loss  d normalizer  Q offset  Q count  Q statistics
+    Q metrics  Q state     16s run   16s layout
 
 A reply's header (endpoint to worker, ``REPLY``, 80 bytes)::
 
@@ -36,7 +36,7 @@ import numpy as np
 from sparkdl.errors import WireError
 from sparkdl.weights import EMPTY, Vector
 
-UPDATE = struct.Struct("<4sHHIIIIQQQQdQQQQQ16s16s")
+UPDATE = struct.Struct("<4sHHIIIIQQQQddQQQQQ16s16s")
 REPLY = struct.Struct("<4sHHqQddQQQQQ")
 MAGIC_UPDATE, MAGIC_REPLY = b"SDLU", b"SDLR"
 NO_ID = bytes(16)
@@ -73,7 +73,10 @@ class Flag(IntFlag, boundary=STRICT):
 
 @dataclass
 class Update:
-    """What a worker sends. Arrays are float32 vectors; empty ones are absent sections."""
+    """What a worker sends. Arrays are float32 vectors; empty ones are absent sections.
+
+    A gradient weighs by ``normalizer`` in the mean of a round, what its loss was divided by; 0: by its rows.
+    """
 
     kind: Kind
     worker: int = 0
@@ -83,6 +86,7 @@ class Update:
     base_version: int = 0
     rows: int = 0
     loss: float = nan
+    normalizer: float = 0.0
     flags: Flag = Flag.NONE
     offset: int = 0
     parameters: Vector = field(default_factory=lambda: EMPTY)
@@ -133,7 +137,7 @@ class Sections:
 def sections(message: Update | Reply) -> tuple[Any, ...]:
     """Return the non-empty sections of a message as buffers, to be sent after its header."""
     parts = (message.parameters, message.statistics, message.metrics, message.state)
-    return tuple(as_bytes(part) for part in parts if len(part))
+    return tuple([as_bytes(part) for part in parts if len(part)])
 
 
 def as_bytes(part: Any) -> memoryview:
@@ -155,7 +159,7 @@ def encode_update(update: Update) -> bytes:
     return UPDATE.pack(
         MAGIC_UPDATE, update.kind, update.flags, update.generation, update.worker, update.epoch,
         update.steps, update.attempt, update.sequence, update.base_version, update.rows, update.loss,
-        update.offset, *_lengths(update), update.run, update.layout,
+        update.normalizer, update.offset, *_lengths(update), update.run, update.layout,
     )  # fmt: skip
 
 
@@ -177,9 +181,10 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
     update = Update(
         kind=kind, flags=flags, generation=fields[3], worker=fields[4], epoch=fields[5],
         steps=fields[6], attempt=fields[7], sequence=fields[8], base_version=fields[9],
-        rows=fields[10], loss=fields[11], offset=fields[12], run=fields[17], layout=fields[18],
+        rows=fields[10], loss=fields[11], normalizer=fields[12], offset=fields[13], run=fields[18],
+        layout=fields[19],
     )  # fmt: skip
-    return update, Sections(*fields[13:17])
+    return update, Sections(*fields[14:18])
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -190,7 +195,7 @@ def encode_reply(reply: Reply) -> bytes:
     )  # fmt: skip
 
 
-def decode_reply(header: bytes) -> tuple[Reply, Sections]:
+def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
     """Return a reply without its sections, and how long these are.
 
     Raises:
@@ -230,10 +235,10 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     return message
 
 
-def send(connection: socket.socket, parts: list[Any], flags: int = 0) -> None:
-    """Send buffers one after the other, as few packets as they fit in."""
+def send(connection: socket.socket, parts: list[Any]) -> None:
+    """Send buffers one after the other, in as few packets as they fit in."""
     while parts:
-        sent = connection.sendmsg(parts, [], flags)
+        sent = connection.sendmsg(parts)
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
         if sent:

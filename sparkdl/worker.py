@@ -15,18 +15,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import client, feed, models
-from sparkdl.backends import make_replica, prepare_backend
+from sparkdl import client, devices, feed, models
+from sparkdl.backends import distributed, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
-from sparkdl.batches import Plan
+from sparkdl.batches import Integers, Plan
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint, Exchange
-from sparkdl.feed import Block, Column, Rows
+from sparkdl.feed import Block, Rows, Schema
 from sparkdl.rules import Rule
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
@@ -40,12 +40,14 @@ class TrainSettings:
         epochs: the epoch at which training ends.
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
         rule: the rule; its worker half decides what becomes of a replica's weights.
+        validation_batch_size: rows per forward pass over validation rows.
     """
 
     plan: Plan
     epochs: int
     rounds: bool
     rule: Rule
+    validation_batch_size: int
 
 
 class Stepper(ABC):
@@ -57,8 +59,14 @@ class Stepper(ABC):
         self.loss = (0.0, 0.0)
 
     @abstractmethod
-    def take(self, batch: Batch, *, last: bool) -> None:
-        """Do with one batch, maybe the last of its window, what there is to do before the exchange."""
+    def take(self, batch: Batch, whole: int, *, last: bool) -> None:
+        """Do with this worker's share of a batch what there is to do before the exchange.
+
+        Args:
+            batch: the share, which may be empty.
+            whole: the rows of the batch.
+            last: whether it is the last of its window.
+        """
 
     @abstractmethod
     def update(self) -> Update:
@@ -80,6 +88,7 @@ class Stepper(ABC):
             weight = self.loss[1] - before[1]
             update.loss = (self.loss[0] - before[0]) / weight if weight else 0.0
             update.parameters, update.statistics = reading.vector, reading.statistics
+            update.normalizer = reading.denominator
         self.rows, self.steps = 0, 0
         return update
 
@@ -99,12 +108,12 @@ class JointSteps(Stepper):
         super().__init__(replica, rule)
         self.mean: Mean | None = None
 
-    def take(self, batch: Batch, *, last: bool) -> None:
+    def take(self, batch: Batch, whole: int, *, last: bool) -> None:
         """Take the gradient of this worker's share of the batch."""
-        if batch.rows:
-            self.gradient = self.replica.gradient(batch, self.mean)
+        if rows := batch.rows:
+            self.gradient = self.replica.gradient(batch, self.mean, whole / rows)
             self.mean = None
-            self.rows = batch.rows
+            self.rows = rows
 
     def settle(self) -> None:
         """Apply the mean gradient that is still to be applied."""
@@ -142,7 +151,7 @@ class LocalSteps(Stepper):
         self.center: Center | None = None
         self.after: Reading | None = None
 
-    def take(self, batch: Batch, *, last: bool) -> None:
+    def take(self, batch: Batch, whole: int, *, last: bool) -> None:
         """Take one step with the replica's own optimizer."""
         self.after = self.replica.step(batch, self.center, read=last)
         self.center = None
@@ -160,7 +169,7 @@ class LocalSteps(Stepper):
         after, self.after = self.after, None
         if after is None:
             return self.sent(Kind.DELTA, None)
-        return self.sent(Kind.DELTA, after._replace(vector=after.vector - self.before))
+        return self.sent(Kind.DELTA, after._replace(vector=after.vector - self.before, denominator=0.0))
 
     def adopt(self, reply: Reply) -> None:
         """Go on from what the rule makes of the center."""
@@ -201,6 +210,7 @@ class Loop:
         self.exchange = exchange
         self.stopped = False
         self.epoch, self.seen_rows = 0, 0
+        self.order: tuple[int, Integers] = -1, np.zeros(0, np.int64)
         self.evaluated = -1
         self.learning_rate = float("nan")
         kind = JointSteps if settings.plan.joint else LocalSteps
@@ -220,15 +230,15 @@ class Loop:
         self._follow(begin["progress"])
         self.stopped = begin["stop"]
         first = begin["epoch"]
-        sequence = max(begin["sequence"], self._sequence(first))
-        if first > self.evaluated + 1 and not self.stopped and begin["restore"]:
+        sequence = max(begin["sequence"], self.plan.sequence(first))
+        if first > max(self.plan.first_epoch, self.evaluated + 1) and not self.stopped:
             self._settle(first - 1)
         for epoch in range(first, self.settings.epochs):
             if self.stopped:
                 return
             self.epoch = epoch
             self._train_epoch(sequence)
-            sequence = self._sequence(self.epoch + 1)
+            sequence = self.plan.sequence(self.epoch + 1)
         while not self.stopped:  # an evaluation may still be to come
             self._settle(self.settings.epochs - 1)
 
@@ -240,27 +250,29 @@ class Loop:
         """End after the batch under way; where there are rounds, their replies say when to end."""
         self.stopped = self.stopped or not self.settings.rounds
 
-    def _sequence(self, epoch: int) -> int:
-        return epoch * self.plan.windows
-
     def _train_epoch(self, sequence: int) -> None:
         self.seen_rows = 0
-        order = self.plan.order(self.epoch)
-        first = sequence - self._sequence(self.epoch)
-        for window in range(first, self.plan.windows):
-            spans = list(self.plan.spans(window))
-            for start, stop in spans:
+        start = self.plan.sequence(self.epoch)
+        for window in range(sequence - start, self.plan.windows):
+            spans = list(self.plan.spans(self.epoch, window))
+            for span in spans:
                 if self.stopped:
                     break
-                last = stop == spans[-1][1]
-                self.stepper.take(self.rows.batch(order, start, stop), last=last)
-                self.seen_rows += stop - start
+                batch = self.rows.batch(self._order(span.turn), span.start, span.stop)
+                self.stepper.take(batch, span.rows, last=span is spans[-1])
+                self.seen_rows += span.stop - span.start
             if (self.stepper.rows or self.settings.rounds) and not self.stopped:
-                self._exchange(self._sequence(self.epoch) + window)
+                self._exchange(start + window)
             if self.stopped:
                 self._finish(Flag.STOP)
                 return
         self._finish(Flag.NONE)
+
+    def _order(self, turn: int) -> Integers:
+        """Return the order of a pass over the rows, which is drawn once."""
+        if self.order[0] != turn:
+            self.order = turn, self.plan.order(turn)
+        return self.order[1]
 
     def _exchange(self, sequence: int) -> None:
         update = self.stepper.update()
@@ -280,7 +292,8 @@ class Loop:
             base_version=self.stepper.version, metrics=states, state=self._state(),
         )  # fmt: skip
         if self.plan.joint and self.worker == 0:
-            report.parameters, report.statistics, _ = self.replica.read()
+            own = self.replica.read()
+            report.parameters, report.statistics = own.vector, own.statistics
         self._settled(self.exchange(report))
 
     def _settle(self, epoch: int) -> None:
@@ -322,7 +335,7 @@ class Loop:
             own = replica.read()
             replica.write(Center(center.parameters, center.statistics))
         model.reset_metrics()
-        evaluate(replica, self.validation, self.settings.plan.batch_size)
+        evaluate(replica, self.validation, self.settings.validation_batch_size)
         states = self._metric_states() if self.validation.count else b""
         if center.kind is Answer.CENTER:
             replica.write(Center(own.vector, own.statistics))
@@ -375,14 +388,16 @@ class TrainJob:
     Attributes:
         spec: the model.
         settings: the loop's settings.
-        columns: what every row has to be.
+        schema: what every row has to be.
         layout: the digest of the trainable variables' layout.
+        class_weight: the weight of a training row by the class of its label, where rows have no weights.
     """
 
     spec: models.ModelSpec
     settings: TrainSettings
-    columns: tuple[Column, ...]
+    schema: Schema
     layout: bytes
+    class_weight: dict[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -404,10 +419,21 @@ class Task:
     endpoint: Endpoint
 
 
-def train_task(
-    job: TrainJob, task: Task, blocks: Iterable[Block], objects: models.Objects,
-    builder: Callable[[], Any] | None,
-) -> None:  # fmt: skip
+class Code(NamedTuple):
+    """What of a run is code: it travels inside Spark's closure.
+
+    Attributes:
+        objects: the custom objects of the model.
+        builder: the function that builds the model, where there is one.
+        distribution: the function that makes the distribution over a worker's devices, where there is one.
+    """
+
+    objects: models.Objects
+    builder: Callable[[], Any] | None = None
+    distribution: Callable[[], Any] | None = None
+
+
+def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
     """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
     exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, job.layout)
     logger, log = logging.getLogger("sparkdl"), LogBuffer()
@@ -416,7 +442,7 @@ def train_task(
     logger.setLevel(logging.INFO)
     try:
         exchange.join(socket.gethostname(), os.getpid())
-        _train(job, task, blocks, exchange, objects, builder, log)
+        _train(job, task, blocks, exchange, code, log)
     except RefusedError as error:
         if error.status not in (409, 410):
             tell_failure(task, error)
@@ -431,19 +457,24 @@ def train_task(
 
 
 def _train(
-    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: HttpExchange,
-    objects: models.Objects, builder: Callable[[], Any] | None, log: LogBuffer,
-) -> None:  # fmt: skip
-    spool = feed.Spool(job.columns, feed.local_directory())
-    spool.extend(blocks)
+    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: HttpExchange, code: Code, log: LogBuffer
+) -> None:
+    spool = feed.Spool(job.schema, feed.local_directory())
+    spool.extend(feed.weigh(blocks, job.schema, job.class_weight))
     rows, validation = spool.rows(feed.TRAINING), spool.rows(feed.VALIDATION)
     prepare_backend(task.threads)
-    replica = take_replica(job.spec, objects, builder, joint=job.settings.plan.joint)
-    models.set_generators(models.generators(replica.model), job.spec.generators, task.worker)
-    loop = Loop(job.settings, task.worker, replica, rows, validation, exchange)
-    notes = {"one_class": rows.one_class(), "threads": task.threads}
-    with Heartbeat(exchange, loop.position, loop.stop, log):
-        loop.run(notes)
+    gpus = devices.held()
+    notes = {"one_class": rows.one_class(), "threads": task.threads, "gpus": list(gpus)}
+    with distributed(code.distribution, len(gpus)) as spread:
+        if spread:
+            _kept.clear()
+        replica = take_replica(job.spec, code.objects, code.builder, joint=job.settings.plan.joint)
+        models.set_generators(models.generators(replica.model), job.spec.generators, task.worker)
+        loop = Loop(job.settings, task.worker, replica, rows, validation, exchange)
+        with Heartbeat(exchange, loop.position, loop.stop, log):
+            loop.run(notes)
+        if spread:
+            _kept.clear()  # its variables lie on the devices of this task
 
 
 _kept: dict[tuple[str, bool], Replica] = {}  # the newest model of this process, compiled functions and all

@@ -6,6 +6,7 @@ two workers that Spark takes for two hosts). With ``--all`` every one of them ru
 """
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -18,6 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 KINDS = ("local", "local-cluster", "standalone")
 
@@ -55,7 +59,8 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     counts = [f"{len(terminalreporter.getreports(kind))} {kind}" for kind in ("passed", "failed", "error")]
     counts.append(f"{len(terminalreporter.getreports('skipped'))} skipped")
-    versions = [f"{each} {version(each)}" for each in ("pyspark", "keras", "tensorflow-cpu", "numpy")]
+    names = ("pyspark", "keras", "tensorflow-cpu", "jax", "torch", "numpy")
+    versions = [f"{each} {version(each)}" for each in names if importlib.util.find_spec(each.split("-")[0])]
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     minutes = (time.time() - terminalreporter._session_start.time) / 60
     python = ".".join(map(str, sys.version_info[:3]))

@@ -2,31 +2,38 @@
 
 import threading
 
+import keras
 import numpy as np
 
 from sparkdl import models
-from sparkdl.backends import make_replica
+from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.exchange import LocalExchange
-from sparkdl.feed import Rows
+from sparkdl.feed import Rows, Sample
 from sparkdl.merging import make_merging
 from sparkdl.rules import choose_rule
 from sparkdl.store import ParameterStore, RunShape
 from sparkdl.worker import Loop, TrainSettings
 
 
-def train(model, x, y, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop, merging=None):
+def train(
+    model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
+    merging=None, steps_per_epoch=None, distribution=None,
+):  # fmt: skip
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
     Returns:
         The loss of each update, or round.
     """
     joint = mode == "synchronous" and window == 1
-    models.build_metrics(model, x[:2], y[:2])
+    parts = (x, y) if sample_weight is None else (x, y, sample_weight)
+    sample = Sample.of(parts, models.count_parts(model))
+    schema = sample._replace(values=tuple(array[0] for array in sample.values)).schema("float32")
+    models.build_metrics(model, *schema.batch([array[:2] for array in sample.values]))
     spec, objects = models.freeze(model)
     layouts = models.Layouts.of(model)
-    plan = Plan((), 0, batch_size, window, joint, shuffle=False, seed=0)
-    rule = choose_rule(None, synchronous=mode == "synchronous")
+    plan = Plan((), 0, batch_size, window, joint, shuffle=False, seed=0, steps_per_epoch=steps_per_epoch)
+    rule = choose_rule(None, synchronous=mode == "synchronous", window=window)
     shape = RunShape(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
@@ -37,16 +44,20 @@ def train(model, x, y, *, mode="synchronous", window=1, rows, batch_size, epochs
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     make = merging or make_merging
     store = ParameterStore(shape, make(joint, mode, center, held, len(rows), rule))
-    settings = TrainSettings(plan, epochs, mode == "synchronous", rule)
+    settings = TrainSettings(plan, epochs, mode == "synchronous", rule, batch_size)
     errors = []
+
+    def rows_of(places):
+        return Rows(
+            tuple(array[places] for array in sample.values), np.arange(len(places), dtype=np.uint64), schema
+        )
 
     def work(worker):
         try:
-            replica = make_replica(models.thaw(spec, objects), joint=joint)
-            places = ranks(rows, worker)
-            mine = Rows((x[places], y[places]), np.arange(len(places), dtype=np.uint64))
-            none = Rows((x[:0], y[:0]), np.zeros(0, np.uint64))
-            loop(settings, worker, replica, mine, none, LocalExchange(store, worker)).run({})
+            mine, none = rows_of(ranks(rows, worker)), rows_of(np.zeros(0, np.int64))
+            with distributed(distribution, 0):
+                replica = make_replica(models.thaw(spec, objects), joint=joint)
+                loop(settings, worker, replica, mine, none, LocalExchange(store, worker)).run({})
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the test
             errors.append(error)
             store.close()
@@ -76,4 +87,9 @@ def train(model, x, y, *, mode="synchronous", window=1, rows, batch_size, epochs
     return losses
 
 
-__all__ = ["even_split", "train"]
+def take(data, places):
+    """Return some rows of an array, or of each array of a structure."""
+    return keras.tree.map_structure(lambda array: array[places], data)
+
+
+__all__ = ["even_split", "take", "train"]

@@ -31,7 +31,7 @@ def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, s
     run = RunShape(
         **{"run": RUN, "layout": LAYOUT, "num_workers": workers, "plan": plan, "epochs": 2, **shape}
     )
-    rule = choose_rule(merge, synchronous=mode == "synchronous")
+    rule = choose_rule(merge, synchronous=mode == "synchronous", window=None)
     center = np.zeros(size, np.float32), np.zeros(statistics, np.float32)
     return ParameterStore(run, make_merging(joint, mode, *center, workers, rule))
 

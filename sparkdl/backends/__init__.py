@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
     from sparkdl.backends.base import Replica
 
-SUPPORTED = ("tensorflow",)
+SUPPORTED = ("tensorflow", "jax", "torch")
 
 
 def require_supported(backend: str) -> None:
@@ -22,23 +24,78 @@ def require_supported(backend: str) -> None:
     """
     if backend not in SUPPORTED:
         raise ConfigError(
-            f"Keras runs on the {backend} backend here, and sparkdl trains on {', '.join(SUPPORTED)} "
-            "so far. Set KERAS_BACKEND=tensorflow before keras is imported."
+            f"Keras runs on the {backend} backend here, and sparkdl trains on {', '.join(SUPPORTED)}. Set "
+            "KERAS_BACKEND to one of them before keras is imported."
         )
 
 
 def make_replica(model: keras.Model, *, joint: bool) -> Replica:
     """Return the replica of a compiled model on the backend that Keras runs on."""
-    import keras
+    backend = _backend()
+    if backend == "jax":
+        from sparkdl.backends.jax import JaxReplica
 
-    require_supported(keras.backend.backend())
+        return JaxReplica(model, joint=joint)
+    if backend == "torch":
+        from sparkdl.backends.torch import TorchReplica
+
+        return TorchReplica(model, joint=joint)
     from sparkdl.backends.tensorflow import TensorFlowReplica
 
     return TensorFlowReplica(model, joint=joint)
 
 
-def prepare_backend(threads: int) -> None:
-    """Bound the backend's threads in a process that has not used it yet."""
-    from sparkdl.backends import tensorflow
+def _backend() -> str:
+    import keras
 
-    tensorflow.set_threads(threads)
+    name = str(keras.backend.backend())
+    require_supported(name)
+    return name
+
+
+def prepare_backend(threads: int) -> None:
+    """Bound the backend's threads; JAX has taken them from the environment when it was imported."""
+    backend = _backend()
+    if backend == "torch":
+        from sparkdl.backends import torch
+
+        torch.set_threads(threads)
+    elif backend == "tensorflow":
+        from sparkdl.backends import tensorflow
+
+        tensorflow.set_threads(threads)
+
+
+def require_distribution(backend: str, distribution: object) -> None:
+    """Check that a worker may use several devices on this backend in the way that was asked for.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if distribution is not None and (backend != "jax" or not callable(distribution)):
+        raise ConfigError(
+            "distribution should be a function without arguments that returns a keras.distribution object, "
+            f"with Keras on JAX; got {distribution!r} on {backend}."
+        )
+
+
+@contextmanager
+def distributed(make: Callable[[], Any] | None, num_gpus: int) -> Iterator[bool]:
+    """Spread models that are made in a ``with`` block over the devices of this task; yields whether they are.
+
+    Args:
+        make: returns the distribution; None is keras.distribution.DataParallel over several GPUs.
+        num_gpus: how many GPUs the task has.
+    """
+    import keras
+
+    if make is None and num_gpus > 1 and _backend() == "jax":
+        make = keras.distribution.DataParallel
+    if make is None:
+        yield False
+        return
+    keras.distribution.set_distribution(make())
+    try:
+        yield True
+    finally:
+        keras.distribution.set_distribution(None)

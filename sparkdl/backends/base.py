@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from sparkdl.weights import Array, Vector
+from sparkdl.structure import leaves
+from sparkdl.weights import Vector
 
 
 class Batch(NamedTuple):
-    """Rows as Keras takes them: arrays of equal length; ``sample_weight`` None where there is none."""
+    """Rows as Keras takes them: arrays of equal length, or structures of such.
 
-    x: Array
-    y: Array
-    sample_weight: Array | None = None
+    ``y`` is None where there are no labels, ``sample_weight`` where there are no weights.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return len(self.x)
+        return len(next(leaves(self.x)))
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Return what Keras's ``train_step`` takes in ``fit``: (x, y) or (x, y, sample_weight)."""
@@ -31,11 +35,13 @@ class Reading(NamedTuple):
         vector: the trainable variables, or a gradient of them.
         statistics: the moving statistics.
         loss: the sum of losses and of weights that the loss metric has taken in.
+        denominator: what a gradient weighs by in the mean of all workers; 0: the rows it was taken over.
     """
 
     vector: Vector
     statistics: Vector
     loss: tuple[float, float]
+    denominator: float = 0.0
 
 
 class Mean(NamedTuple):
@@ -56,15 +62,23 @@ class Replica(Protocol):
     """One worker's model, moved in and out as flat float32 vectors.
 
     Attributes:
-        model: the Keras model.
         exact: whether every trainable variable holds just what it is set to.
     """
 
-    model: Any
     exact: bool
 
-    def gradient(self, batch: Batch, last: Mean | None = None) -> Reading:
-        """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
+    @property
+    def model(self) -> Any:
+        """The Keras model, its variables up to date."""
+
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+        """Apply the last mean gradient, if given, then return the gradient of the batch's loss.
+
+        Args:
+            batch: this worker's share of a batch.
+            last: the mean of the gradients of the batch before.
+            scale: rows of the whole batch per row of this share, which multiplies losses that are sums.
+        """
 
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""

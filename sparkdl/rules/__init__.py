@@ -17,14 +17,24 @@ __all__ = ["Average", "DynSGD", "Merge", "Rule", "Sum", "choose_rule"]
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Sum, DynSGD)}
 
 
-def choose_rule(name: str | None, *, synchronous: bool) -> Rule:
-    """Return the rule of that name, or the default of the mode: average, and DynSGD without rounds.
+def choose_rule(name: str | None, *, synchronous: bool, window: int | None) -> Rule:
+    """Return the rule of that name, or the default of the mode and frequency.
+
+    Rounds average. Without rounds the step of a single batch is taken whole, as in DOWNPOUR and Hogwild,
+    and a longer window is divided by its staleness, because a sum of those may diverge.
+
+    Args:
+        name: the rule, or None.
+        synchronous: whether updates are merged in rounds.
+        window: local batches per exchange; None is an epoch.
 
     Raises:
         ConfigError: no rule has that name, or it means nothing in this mode.
     """
+    if name is None and synchronous:
+        return Average()
     if name is None:
-        return Average() if synchronous else DynSGD()
+        return Sum() if window == 1 else DynSGD()
     if name not in RULES:
         names = ", ".join(repr(known) for known in RULES)
         raise ConfigError(f"merge should be one of {names}; got {name!r}.")

@@ -27,16 +27,20 @@ builder = SparkSession.builder.master(sys.argv[1])
 for setting in sys.argv[3:]:
     builder = builder.config(*setting.split("=", 1))
 context = builder.getOrCreate().sparkContext
+context.setLogLevel("OFF")  # an error of the fit is then the last that is printed
 mode = sys.argv[2]
 x = np.random.default_rng(0).normal(size=(90, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
 
 model, reference = build(), build()
-history = SparkModel(model, mode=mode, num_workers=2).fit(x, y, epochs=3, shuffle=False, verbose=0)
+share = context.getConf().get("spark.shareGpus") == "true"
+spark_model = SparkModel(model, mode=mode, num_workers=2, share_gpus=share)
+history = spark_model.fit(x, y, epochs=3, shuffle=False, verbose=0)
 
 reference.fit(x, y, epochs=3, shuffle=False, verbose=0)
 away = max(np.abs(a - b).max() for a, b in zip(model.get_weights(), reference.get_weights(), strict=True))
 report = {
+    "gpus": history.training["gpus"],
     "workers": history.training["workers"],
     "worker_rows": history.training["worker_rows"],
     "restarts": history.training["restarts"],

@@ -17,20 +17,20 @@ EXAMPLES = HERE.parents[1] / "examples"
 pytestmark = pytest.mark.cluster
 
 
-def run(*command):
+def run(*command, **variables):
     """Return what a process prints, which has to end well within two minutes."""
     paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)), **variables)
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
     return process.stdout
 
 
-def first_statement(master, mode, **settings):
+def first_statement(master, mode, *, variables=(), **settings):
     """Return the report of tests/cluster/first_statement.py."""
     common = {"ui.enabled": "false", "executor.memory": "1g", "driver.host": "127.0.0.1"}
     pairs = [f"spark.{name}={value}" for name, value in {**common, **settings}.items()]
-    out = run(sys.executable, HERE / "first_statement.py", master, mode, *pairs)
+    out = run(sys.executable, HERE / "first_statement.py", master, mode, *pairs, **dict(variables))
     return json.loads(re.search(r"REPORT (.*)", out)[1])
 
 
@@ -60,6 +60,38 @@ def test_executors_may_come_and_go(standalone, mode):
     assert report["worker_rows"] == [45, 45]
     assert report["loss"][-1] < report["loss"][0]
     assert report["away"] < 1e-5 or mode == "asynchronous"
+
+
+def gpus(folder):
+    """Return the settings of a cluster whose workers find three GPUs each and give a task one."""
+    script = folder / "find_gpus.sh"
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1", "2"]}'\n""")
+    script.chmod(0o755)
+    return {
+        "worker.resource.gpu.amount": "3",
+        "worker.resource.gpu.discoveryScript": str(script),
+        "executor.resource.gpu.amount": "1",
+        "task.resource.gpu.amount": "1",
+    }
+
+
+def test_tasks_take_the_gpus_that_spark_gave_them(tmp_path):
+    """Addresses count within CUDA_VISIBLE_DEVICES; one GPU of a host is not given to two workers unasked."""
+    settings, variables = gpus(tmp_path), {"CUDA_VISIBLE_DEVICES": "5,6,7"}.items()
+    report = first_statement(
+        "local-cluster[2,1,1024]", "synchronous", variables=variables, shareGpus="true", **settings
+    )
+
+    assert report["gpus"] == [["5"], ["5"]]  # Spark takes the two for two hosts
+    with pytest.raises(AssertionError, match="Workers 0 and 1 are both on GPU 5 of .* pass share_gpus=True"):
+        first_statement("local-cluster[2,1,1024]", "synchronous", variables=variables, **settings)
+
+
+def test_tasks_take_turns_on_the_gpus_of_a_machine():
+    """In local mode, where Spark gives no GPUs, each task gets one of those that are visible."""
+    variables = {"CUDA_VISIBLE_DEVICES": "3,1"}.items()
+
+    assert first_statement("local[2]", "asynchronous", variables=variables)["gpus"] == [["3"], ["1"]]
 
 
 def test_the_example_is_submitted(standalone, tmp_path):

@@ -14,13 +14,6 @@ def compiled(loss="mse"):
     return model
 
 
-def test_a_loss_that_is_no_mean_is_refused_by_name():
-    """A mean of workers' gradients is not the gradient of a sum of losses."""
-    models.require_mean_loss(compiled(keras.losses.MeanSquaredError()))
-    with pytest.raises(ModelError, match="mean_squared_error.*reduction='sum'"):
-        models.require_mean_loss(compiled(keras.losses.MeanSquaredError(reduction="sum")))
-
-
 def test_a_model_comes_back_with_its_values_and_its_compile_arguments():
     """Weights, optimizer state, loss and metrics survive the journey."""
     model = compiled()

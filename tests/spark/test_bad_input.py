@@ -45,8 +45,7 @@ ARGUMENTS = [
     ({"epochs": 0}, ConfigError, "epochs should be"),
     ({"verbose": 3}, ConfigError, "verbose should be"),
     ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
-    ({"class_weight": {0: 2.0}}, ConfigError, "fit does not support class_weight yet"),
-    ({"steps_per_epoch": 3}, ConfigError, "fit does not support steps_per_epoch yet"),
+    ({"validation_steps": 3}, ConfigError, "fit does not support validation_steps yet"),
     ({"callbacks": [EveryBatch()]}, ConfigError, "EveryBatch overrides on_train_batch_end"),
     ({"callbacks": ["early"]}, ConfigError, "callbacks should be keras.callbacks.Callback objects; got str."),
     ({"colour": "red"}, TypeError, "colour"),
@@ -117,7 +116,7 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
     frame = spark.createDataFrame([([1.0] * 6, 1)], ["features", "label"])
     cases = [
         ({"validation_data": frame}, ConfigError, "should be arrays .* or an RDD .* got a DataFrame"),
-        ({"validation_data": (x, y, y)}, ConfigError, "validation_data should be .*; got 3 parts"),
+        ({"validation_data": (x, y, y, y)}, ConfigError, "validation_data should be .*; got 4 parts"),
         ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "should be left out"),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
         ({"validation_split": 0.999}, DataError, "both parts need rows"),

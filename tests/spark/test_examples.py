@@ -59,3 +59,13 @@ def test_a_regression_is_trained_saved_and_loaded():
     output = run("regression.py")
 
     assert float(output.rsplit("Mean absolute error:", 1)[1]) < 0.5
+
+
+@pytest.mark.spark
+@pytest.mark.whole
+def test_a_frozen_base_serves_a_new_head():
+    """A head on features of other classes tells five new ones apart, and the base does not move."""
+    output = run("transfer_learning.py")
+
+    assert "The base is as it was: True" in output
+    assert float(output.rsplit("Accuracy on new garments:", 1)[1]) > 0.5

@@ -11,16 +11,29 @@ import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
-    "errors", "config", "weights", "batches", "wire", "rules", "merging", "store", "exchange",
-    "backends.base", "feed", "frames", "models", "backends.tensorflow", "backends", "devices", "server",
-    "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources", "progress",
-    "epochs", "training", "spark_model", "",
+    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "store", "exchange",
+    "backends.base", "feed", "frames", "models", "losses", "backends.common", "backends.stateful",
+    "backends.tensorflow", "backends.torch", "backends.jax", "backends", "devices", "server", "client",
+    "files", "worker", "tasks", "inference", "preflight", "launch", "sources", "progress", "epochs",
+    "training", "spark_model", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
     "cheroot": {"server"},
-    "keras": {"models", "epochs", "spark_model", "backends", "backends.base", "backends.tensorflow"},
+    "keras": {
+        "models",
+        "losses",
+        "epochs",
+        "spark_model",
+        "backends",
+        "backends.common",
+        "backends.stateful",
+        "backends.jax",
+        "backends.torch",
+    },
     "tensorflow": {"backends.tensorflow"},
+    "jax": {"backends.jax"},
+    "torch": {"backends.torch"},
     "pyspark": {"launch", "sources", "spark_model", "preflight"},
     "pyarrow": {"frames"},
     "rich": {"progress"},

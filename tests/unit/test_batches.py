@@ -55,8 +55,8 @@ def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
     for batch in range(gang[0].steps):
         together = []
         for plan in gang:
-            for start, stop in plan.spans(batch):
-                together += ranks(rows, plan.worker)[plan.order(0)[start:stop]].tolist()
+            for span in plan.spans(0, batch):
+                together += ranks(rows, plan.worker)[plan.order(0)[span.start : span.stop]].tolist()
 
         assert list(range(sum(rows)))[batch * batch_size : (batch + 1) * batch_size] == sorted(together)
 
@@ -66,10 +66,10 @@ def test_windows_hold_each_local_batch_once(rows, batch_size, window):
     """A worker's windows cover its rows in their order; one that has fewer joins the rest without rows."""
     gang = plans(rows, batch_size, window=window)
     for plan, count in zip(gang, rows, strict=True):
-        spans = [span for index in range(plan.windows) for span in plan.spans(index)]
+        spans = [span for index in range(plan.windows) for span in plan.spans(0, index)]
 
-        assert [place for start, stop in spans for place in range(start, stop)] == list(range(count))
-        assert all(stop - start <= batch_size for start, stop in spans)
+        assert [place for span in spans for place in range(span.start, span.stop)] == list(range(count))
+        assert all(span.stop - span.start <= batch_size for span in spans)
         assert all(window is None or len(plan.window_batches(i)) <= window for i in range(plan.windows))
 
 

@@ -71,28 +71,33 @@ def test_workers_go_on_from_the_center(rule):
     assert "center" == rule().adopt("local", "center")
 
 
-@pytest.mark.parametrize(("synchronous", "kind"), [(True, Average), (False, DynSGD)])
-def test_every_mode_has_a_default_rule(synchronous, kind):
-    """Rounds average; updates one at a time are divided by their staleness."""
-    assert isinstance(choose_rule(None, synchronous=synchronous), kind)
+DEFAULTS = [
+    (True, 1, Average), (True, None, Average), (False, 1, Sum), (False, 4, DynSGD), (False, None, DynSGD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("synchronous", "window", "kind"), DEFAULTS)
+def test_every_mode_has_a_default_rule(synchronous, window, kind):
+    """Rounds average; single batches are added whole, longer windows divided by their staleness."""
+    assert isinstance(choose_rule(None, synchronous=synchronous, window=window), kind)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_chosen_by_its_name(name):
     """The name is the word that users write."""
-    assert isinstance(choose_rule(name, synchronous=False), RULES[name])
+    assert isinstance(choose_rule(name, synchronous=False, window=1), RULES[name])
 
 
 def test_a_rule_that_means_nothing_in_a_mode_is_refused():
     """DynSGD needs a staleness, which rounds have not."""
     with pytest.raises(ConfigError, match='merge="dynsgd" divides an update by its staleness'):
-        choose_rule("dynsgd", synchronous=True)
+        choose_rule("dynsgd", synchronous=True, window=None)
 
 
 def test_an_unknown_rule_is_refused_by_name():
     """The message says which there are."""
     with pytest.raises(ConfigError, match="one of 'average', 'sum', 'dynsgd'; got 'vote'."):
-        choose_rule("vote", synchronous=False)
+        choose_rule("vote", synchronous=False, window=None)
 
 
 def test_a_rule_without_an_update_is_not_one():

@@ -28,7 +28,8 @@ class FlaskClient:
 
     def request(self, method, path, body=b"", headers=TOKEN):
         answer = self.client.open(path, method=method, data=body, headers=headers)
-        return answer.status_code, answer.headers, answer.data
+        pieces = (piece if isinstance(piece, list) else [piece] for piece in answer.response)
+        return answer.status_code, answer.headers, b"".join(b"".join(piece) for piece in pieces)
 
 
 class Socket:

@@ -320,7 +320,7 @@ def test_the_last_epoch_ends_with_the_run():
 
 def test_a_validated_epoch_is_evaluated_by_everybody():
     """The gate asks for it, every worker once, over the weights of the epoch's end."""
-    store = begun(store_of("asynchronous", workers=2, size=1, validating=True, metrics=1))
+    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset({0, 1}), metrics=1))
     push(store, 0, [3.0])
     with impatient():
         early = give(store, report_of(store, 0, metrics=b"t", base_version=1))
@@ -357,7 +357,7 @@ def test_progress_is_that_of_the_updates_that_count(mode):
 
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
     """A push looks through the books under the lock that guards them."""
-    store = begun(store_of("asynchronous", workers=1, size=1, validating=True))
+    store = begun(store_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
     looked = []
     look = store._to_evaluate
     monkeypatch.setattr(

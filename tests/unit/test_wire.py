@@ -105,13 +105,14 @@ def test_the_bytes_of_an_update_are_these():
     """The format does not change unnoticed."""
     update = Update(
         Kind.REPORT, worker=2, sequence=3, epoch=4, steps=5, base_version=6, rows=7, loss=0.5,
-        flags=Flag.STOP, offset=8, parameters=np.array([1], np.float32),
+        normalizer=0.25, flags=Flag.STOP, offset=8, parameters=np.array([1], np.float32),
         statistics=np.array([2, 3], np.float32), metrics=b"m", state=b"st",
         generation=9, attempt=10, run=b"r" * 16, layout=b"l" * 16,
     )  # fmt: skip
     expected = (
         "53444c55 0300 0200 09000000 02000000 04000000 05000000"
         "0a00000000000000 0300000000000000 0600000000000000 0700000000000000 000000000000e03f"
+        "000000000000d03f"
         "0800000000000000 0100000000000000 0200000000000000 0100000000000000 0200000000000000"
     )
 

@@ -1,0 +1,62 @@
+"""What the backends share, above all an optimizer that keeps gradients.
+
+The gradient of a batch is taken by the model's own ``train_step``, whoever wrote it: while it is traced,
+or runs, the optimizer is one that keeps the gradients instead of applying them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sparkdl.backends.base import Reading
+from sparkdl.weights import Vector
+
+SCALARS = 3  # at the end of what is read: the loss metric's total and count, and a denominator
+
+
+class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """An optimizer that keeps the gradients of one step instead of applying them.
+
+    Args:
+        optimizer: the real optimizer, which scales the loss where it must.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(learning_rate=0.0)
+        self.real = optimizer
+        self.gradients: list[Any] = []
+
+    @property
+    def variables(self) -> list[Any]:
+        """The real optimizer's variables, among which a loss scale may be."""
+        return list(self.real.variables)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Scale the loss as the real optimizer does."""
+        return self.real.scale_loss(loss)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Keep the gradients; None stands for a variable that the loss does not depend on."""
+        self.gradients = list(grads)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Return the trainable variables, and the gradients in the place of the optimizer's variables."""
+        return trainable_variables, grads
+
+
+def reading(values: Vector, size: int) -> Reading:
+    """Return what was read at once: ``size`` elements of a vector, then statistics, then scalars."""
+    total, count, denominator = values[-SCALARS:].tolist()
+    return Reading(values[:size], values[size:-SCALARS], (total, count), denominator)
+
+
+def optional(vector: Vector) -> Vector | None:
+    """Return a vector, or None for an empty one."""
+    return vector if len(vector) else None
+
+
+def first_rows(part: Any) -> Any:
+    """Return the first row of an array, or of each array of a structure."""
+    return keras.tree.map_structure(lambda array: array[:1], part)

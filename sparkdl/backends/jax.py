@@ -1,0 +1,231 @@
+"""Keras on JAX: pure functions of all variables, compiled.
+
+The values live in the replica between steps, and in the model's variables as soon as somebody asks for
+the model. Nothing that came from outside is kept: each value is made anew by a compiled function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from sparkdl import models
+from sparkdl.backends.base import Batch, Center, Mean, Reading
+from sparkdl.backends.common import Capture, first_rows, optional, reading
+from sparkdl.losses import watched
+
+Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None
+State = tuple[list[Any], list[Any], list[Any], list[Any]]  # trainable, other, optimizer, metric variables
+
+
+class JaxReplica:
+    """A replica on JAX.
+
+    Args:
+        model: a compiled and built model.
+        joint: whether gradients are taken and applied apart, or steps taken whole.
+    """
+
+    def __init__(self, model: keras.Model, *, joint: bool) -> None:
+        self._model = model
+        self._held: State | None = None
+        self._optimizer = model.optimizer
+        models.optimizer_variables(model)
+        places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
+        self._statistics = [places[id(variable)] for variable in models.statistics(model)]
+        self._capture = Capture(model.optimizer) if joint else None
+        self._sums = models.sums_losses(model)
+        self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
+        self._size = models.layout_of(models.trainable(model)).size
+        self._measured = False
+        self._gradient = self._compiled(self._take_gradient)
+        self._step = self._compiled(self._take_step, static_argnames="read")
+        self._test = self._compiled(self._take_test)
+        self._apply = self._compiled(self._apply_gradient)
+        self._read = self._compiled(self._packed)
+        self._write = self._compiled(self._assigned)
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        if self._model.run_eagerly or not self._model.jit_compile:
+            return function
+        return jax.jit(function, **options)  # type: ignore[no-any-return]
+
+    @property
+    def model(self) -> keras.Model:
+        """The model, its variables up to date; what is done to them counts from the next step on."""
+        if self._held is not None:
+            for variables, values in zip(self._variables(), self._held, strict=True):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value)
+            self._held = None
+        return self._model
+
+    def _variables(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        model = self._model
+        return (
+            list(model.trainable_variables), list(model.non_trainable_variables),
+            list(self._optimizer.variables), list(model.metrics_variables),
+        )  # fmt: skip
+
+    def _state(self, batch: Batch | None = None) -> State:
+        """Return the values of all variables; the metrics make theirs by the first batch that comes."""
+        if batch is not None and not self._measured:
+            models.build_metrics(self.model, *(first_rows(part) for part in batch.to_tuple()))
+            self._measured = True
+        if self._held is None:
+            trainable, other, optimizer, metrics = self._variables()
+            self._held = _values(trainable), _values(other), _values(optimizer), _values(metrics)
+        return self._held
+
+    # Pure functions of arrays.
+
+    @contextmanager
+    def _following(self, progress: Sequence[Any]) -> Iterator[None]:
+        """Let a schedule's own variables have these values, which are traced."""
+        variables = models.followed_variables(self._model)
+        kept = [variable._value for variable in variables]
+        for variable, value in zip(variables, progress, strict=True):
+            variable._value = value
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                variable._value = value
+
+    def _progress(self) -> list[Any]:
+        return [variable.value for variable in models.followed_variables(self._model)]
+
+    def _take_gradient(
+        self, state: State, progress: Sequence[Any], mean: Pair | None, scale: Any, data: Any
+    ) -> tuple[Any, State]:
+        if mean is not None:
+            state = self._apply_gradient(state, progress, mean)
+        self._model.optimizer = self._capture
+        try:
+            with self._following(progress), watched(scale) as watch:
+                _, (_, other, gradients, metrics) = self._model.train_step(state, data)
+        finally:
+            self._model.optimizer = self._optimizer
+        after = state[0], other, state[2], metrics
+        return self._packed(after, gradients, watch.denominator()), after
+
+    def _apply_gradient(self, state: State, progress: Sequence[Any], mean: Pair) -> State:
+        trainable, other, optimizer, metrics = state
+        parts = self._cut(mean[0], trainable)
+        with self._following(progress):
+            trainable, optimizer = self._optimizer.stateless_apply(optimizer, parts, trainable)
+        return trainable, self._with_statistics(other, mean[1]), optimizer, metrics
+
+    def _take_step(
+        self, state: State, progress: Sequence[Any], center: Pair | None, data: Any, read: bool
+    ) -> tuple[Any, State]:
+        if center is not None:
+            state = self._assigned(state, center)
+        with self._following(progress):
+            _, state = self._model.train_step(state, data)
+        return self._packed(state) if read else None, state
+
+    def _take_test(self, state: State, data: Any) -> State:
+        trainable, other, optimizer, metrics = state
+        _, (trainable, other, metrics) = self._model.test_step((trainable, other, metrics), data)
+        return trainable, other, optimizer, metrics
+
+    def _packed(self, state: State, vectors: Any = None, denominator: Any = None) -> Any:
+        """Return vectors, statistics and scalars as one array: one copy to NumPy."""
+        trainable, other, _, metrics = state
+        names = [id(variable) for variable in self._model.metrics_variables]
+        loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
+        sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else []
+        scalars = [metrics[names.index(id(variable))] for variable in sums] or [0.0, 0.0]
+        parts = [
+            *(trainable if vectors is None else vectors), *(other[index] for index in self._statistics),
+            *scalars, 0.0 if denominator is None else denominator,
+        ]  # fmt: skip
+        return jnp.concatenate([jnp.reshape(part, -1).astype(jnp.float32) for part in parts])
+
+    def _assigned(self, state: State, center: Pair) -> State:
+        trainable, other, optimizer, metrics = state
+        parts = self._cut(center[0], trainable)
+        return parts, self._with_statistics(other, center[1]), optimizer, metrics
+
+    def _with_statistics(self, other: list[Any], flat: Any) -> list[Any]:
+        if flat is None:
+            return other
+        parts = self._cut(flat, [other[index] for index in self._statistics])
+        after = list(other)
+        for index, part in zip(self._statistics, parts, strict=True):
+            after[index] = part
+        return after
+
+    @staticmethod
+    def _cut(flat: Any, like: Sequence[Any]) -> list[Any]:
+        """Return the part of a flat array for each of some arrays, in its shape and dtype."""
+        ends = np.cumsum([int(np.prod(array.shape, dtype=int)) for array in like])
+        starts = [0, *ends[:-1]]
+        return [
+            jnp.reshape(flat[start:end], array.shape).astype(array.dtype)
+            for start, end, array in zip(starts, ends, like, strict=True)
+        ]
+
+    # What the loop asks for.
+
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+        """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
+        mean = None if last is None else (last.gradient, optional(last.statistics))
+        factor = np.array(scale, np.float32) if self._sums else None
+        packed, self._held = self._gradient(
+            self._state(batch), self._progress(), mean, factor, _placed(batch.to_tuple())
+        )
+        return self._reading(packed)
+
+    def apply(self, mean: Mean) -> None:
+        """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
+        parts = mean.gradient, optional(mean.statistics)
+        self._held = self._apply(self._state(), self._progress(), parts)
+
+    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
+        start = None if center is None else (center.parameters, optional(center.statistics))
+        packed, self._held = self._step(
+            self._state(batch), self._progress(), start, _placed(batch.to_tuple()), read=read
+        )
+        return self._reading(packed) if read else None
+
+    def test(self, batch: Batch) -> None:
+        """Let the metrics take in a batch without training on it."""
+        self._held = self._test(self._state(batch), _placed(batch.to_tuple()))
+
+    def read(self) -> Reading:
+        """Return the trainable variables."""
+        return self._reading(self._read(self._state()))
+
+    def write(self, center: Center) -> None:
+        """Set the trainable variables, and the statistics unless they are empty."""
+        self._held = self._write(self._state(), (center.parameters, optional(center.statistics)))
+
+    def _reading(self, packed: Any) -> Reading:
+        return reading(np.asarray(packed), self._size)
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [variable.value for variable in variables]
+
+
+def _placed(data: Any) -> Any:
+    """Return a batch spread over the devices of the distribution in force, if there is one."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return data
+
+    def place(array: Any) -> Any:
+        if len(array) % distribution.num_model_replicas:
+            return array  # every device computes all of a batch that cannot be divided
+        return jax.device_put(array, distribution.get_data_layout(array.shape).backend_layout)
+
+    return keras.tree.map_structure(place, data)

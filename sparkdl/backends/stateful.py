@@ -1,0 +1,139 @@
+"""Keras where variables hold their own values: what TensorFlow and torch have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl import models
+from sparkdl.backends.base import Batch, Center, Mean, Reading
+from sparkdl.backends.common import SCALARS, Capture, optional, reading
+from sparkdl.losses import watched
+from sparkdl.weights import Vector
+
+
+class StatefulReplica(ABC):
+    """A replica whose every move is one call of a function of arrays, compiled where the backend does that.
+
+    Args:
+        model: a compiled and built model.
+        joint: whether gradients are taken and applied apart, or steps taken whole.
+    """
+
+    def __init__(self, model: keras.Model, *, joint: bool) -> None:
+        self.model = model
+        self._trainable = models.trainable(model)
+        self._statistics = models.statistics(model)
+        self.exact = all(variable.dtype == "float32" for variable in self._trainable)
+        self._size = sum(int(np.prod(variable.shape, dtype=int)) for variable in self._trainable)
+        self._capture = Capture(model.optimizer) if joint else None
+        self._sums = models.sums_losses(model)
+        self._gradient = self.compiled(self._take_gradient, "train")
+        self._apply_and_take = self.compiled(self._apply_and_take_gradient, "train")
+        self._step = self.compiled(self._take_step, "train")
+        self._test = self.compiled(lambda data: _nothing(self.model.test_step(data)), "test")
+        self._apply = self.compiled(self._apply_gradient)
+        self._read = self.compiled(lambda: self._packed(self._trainable))
+        self._write = self.compiled(self._assign)
+
+    # What a backend does in its own way.
+
+    @abstractmethod
+    def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
+        """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+
+    @abstractmethod
+    def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
+        """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
+
+    @abstractmethod
+    def cut(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
+        """Return each variable's part of a flat tensor, in its shape and dtype."""
+
+    @abstractmethod
+    def array(self, packed: Any) -> Vector:
+        """Return a flat tensor as an array."""
+
+    # What is computed, in terms of the backend's tensors.
+
+    def _take_gradient(self, scale: Any, data: Any) -> Any:
+        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        real, self.model.optimizer = self.model.optimizer, self._capture
+        try:
+            with watched(scale) as watch:
+                self.model.train_step(data)
+        finally:
+            self.model.optimizer = real
+        return self._packed(self._capture.gradients, watch.denominator())
+
+    def _packed(self, vectors: Sequence[Any], denominator: Any = None) -> Any:
+        """Return vectors, statistics and scalars as one tensor: one copy to NumPy."""
+        loss = next((metric for metric in self.model.metrics if metric.name == "loss"), None)
+        sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else [None, None]
+        shapes = [tuple(v.shape) for v in (*self._trainable, *self._statistics)] + [()] * SCALARS
+        return self.pack([*vectors, *self._statistics, *sums, denominator], shapes)
+
+    def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
+        self.model.optimizer.apply(self.cut(gradient, self._trainable), self.model.trainable_variables)
+        self._set(statistics, self._statistics)
+
+    def _apply_and_take_gradient(self, gradient: Any, statistics: Any, scale: Any, data: Any) -> Any:
+        self._apply_gradient(gradient, statistics)
+        return self._take_gradient(scale, data)
+
+    def _take_step(self, parameters: Any, statistics: Any, data: Any, read: bool) -> Any:
+        if parameters is not None:
+            self._assign(parameters, statistics)
+        self.model.train_step(data)
+        return self._packed(self._trainable) if read else None
+
+    def _assign(self, parameters: Any, statistics: Any) -> None:
+        self._set(parameters, self._trainable)
+        self._set(statistics, self._statistics)
+
+    def _set(self, flat: Any, variables: list[Any]) -> None:
+        if flat is not None:
+            for variable, part in zip(variables, self.cut(flat, variables), strict=True):
+                variable.assign(part)
+
+    # What the loop asks for, in terms of arrays.
+
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+        """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
+        data = np.array(scale, np.float32) if self._sums else None, batch.to_tuple()
+        if last is None:
+            return self._reading(self._gradient(*data))
+        return self._reading(self._apply_and_take(last.gradient, optional(last.statistics), *data))
+
+    def apply(self, mean: Mean) -> None:
+        """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
+        self._apply(mean.gradient, optional(mean.statistics))
+
+    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
+        start = (None, None) if center is None else (center[0], optional(center[1]))
+        outcome = self._step(*start, batch.to_tuple(), read)
+        return self._reading(outcome) if read else None
+
+    def test(self, batch: Batch) -> None:
+        """Let the metrics take in a batch without training on it."""
+        self._test(batch.to_tuple())
+
+    def read(self) -> Reading:
+        """Return the trainable variables."""
+        return self._reading(self._read())
+
+    def write(self, center: Center) -> None:
+        """Set the trainable variables, and the statistics unless they are empty."""
+        self._write(center.parameters, optional(center.statistics))
+
+    def _reading(self, packed: Any) -> Reading:
+        return reading(self.array(packed), self._size)
+
+
+def _nothing(logs: Any) -> None:
+    """Drop what a step returns, so that a graph does not compute it."""

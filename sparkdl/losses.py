@@ -1,0 +1,188 @@
+"""What a model's losses are divided by, and whether gradients of parts of a batch make that of the whole.
+
+A worker's gradient weighs, in the mean of all, by the denominator of its loss: rows, or where a mask or
+weights decide it, what they add up to. So the reduction of losses is watched while a step is traced, or
+runs. What no weighing can mend is said on the driver, by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras.src.losses import loss as reductions
+
+from sparkdl import models
+from sparkdl.errors import ModelError
+
+logger = logging.getLogger(__name__)
+MEANS = ("sum_over_batch_size", "mean")
+
+
+class Reduction(NamedTuple):
+    """How one loss was reduced.
+
+    Attributes:
+        name: the name of the loss.
+        kind: "rows" (a mean over rows), "weights" (over something that differs between workers: the valid
+            entries of a mask, or the sum of weights), "sum", or "none".
+        denominator: what it was divided by, where that is not the number of rows.
+    """
+
+    name: str
+    kind: str
+    denominator: Any = None
+
+
+class Watch:
+    """The reductions of the losses that were computed in this thread while it was watched.
+
+    Args:
+        scale: what losses that are summed are multiplied by: rows of the whole batch per row of this share,
+            so that a mean over shares, weighed by rows, is the sum over all rows.
+    """
+
+    def __init__(self, scale: Any = None) -> None:
+        self.scale = scale
+        self.name = ""
+        self.reductions: list[Reduction] = []
+
+    def denominator(self) -> Any:
+        """Return what this worker's gradient weighs by; None for its rows."""
+        means = [each for each in self.reductions if each.kind != "sum"]
+        if not means or any(each.kind != "weights" for each in means):
+            return None
+        return means[0].denominator + 1e-6  # 0 would say that there is none
+
+    def note(self, loss: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
+        """Note a reduction; return the loss, scaled if it is a sum."""
+        kind, denominator = "rows", None
+        if reduction == "sum":
+            kind = "sum"
+            loss = loss if self.scale is None else loss * keras.ops.cast(self.scale, loss.dtype)
+        elif reduction in MEANS and mask is not None:
+            kind, denominator = "weights", keras.ops.sum(keras.ops.cast(mask, "float32"))
+        elif reduction == "mean_with_sample_weight" and weights is not None:
+            kind, denominator = "weights", keras.ops.sum(keras.ops.cast(weights, "float32"))
+        elif reduction in (None, "none"):
+            kind = "none"
+        self.reductions.append(Reduction(self.name, kind, denominator))
+        return loss
+
+
+_reduce, _call = reductions.reduce_weighted_values, reductions.Loss.__call__
+_watches: dict[int, Watch] = {}  # by thread
+_installing = threading.Lock()
+
+
+@contextmanager
+def watched(scale: Any = None) -> Iterator[Watch]:
+    """Watch how losses are reduced in a ``with`` block; ``scale`` is that of Watch."""
+    thread = threading.get_ident()
+    with _installing:
+        _watches[thread] = watch = Watch(scale)
+        reductions.reduce_weighted_values, reductions.Loss.__call__ = _watched_reduce, _watched_call
+    try:
+        yield watch
+    finally:
+        with _installing:
+            del _watches[thread]
+            if not _watches:
+                reductions.reduce_weighted_values, reductions.Loss.__call__ = _reduce, _call
+
+
+def _watched_call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    watch = _watches.get(threading.get_ident())
+    if watch is not None:
+        watch.name = self.name
+    return _call(self, y_true, y_pred, sample_weight)
+
+
+def _watched_reduce(
+    values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = MEANS[0], dtype: Any = None
+) -> Any:
+    weights = None
+    if reduction == "mean_with_sample_weight":  # on torch Keras multiplies the weights where they are
+        copy = None if sample_weight is None else keras.ops.copy(sample_weight)
+        weights = reductions.apply_mask(copy, mask, dtype="float32", reduction=reduction)
+    loss = _reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    watch = _watches.get(threading.get_ident())
+    return loss if watch is None else watch.note(loss, weights, mask, reduction)
+
+
+def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any) -> None:
+    """Warn of losses whose gradients over parts of a batch do not make that over the whole batch.
+
+    Args:
+        model: a compiled model.
+        x: some rows.
+        y: their labels.
+        sample_weight: their weights, or None.
+        predicted: what the model predicts for them.
+
+    Raises:
+        ModelError: a loss is not reduced at all.
+    """
+    with watched() as watch:
+        model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+    kinds = {each.name: each.kind for each in watch.reductions}
+    for name, kind in kinds.items():
+        if kind == "none":
+            raise ModelError(
+                f"The loss {name!r} is not reduced. Workers average gradients, which needs a number for each "
+                'batch: set its reduction to "sum_over_batch_size" or "sum".'
+            )
+    own = [name for name in ("train_step", "compute_loss") if _is_own(model, name)]
+    if own:
+        logger.warning(
+            "%s has its own %s: workers' gradients are averaged by rows, which is what one process computes "
+            "if its loss is a mean over rows.", type(model).__name__, " and ".join(own),
+        )  # fmt: skip
+    weighed = [name for name, kind in kinds.items() if kind == "weights"]
+    if weighed and len(watch.reductions) > 1:
+        logger.warning(
+            "%s: these losses are divided by what masks or weights add up to, beside others that are not or "
+            "by other ones. Workers' gradients are averaged by rows, so that a step differs a little from "
+            "that of one process.", ", ".join(weighed),
+        )  # fmt: skip
+    coupled = [name for name, loss in _own_losses(model) if _couples_rows(loss, y, predicted)]
+    if coupled:
+        logger.warning(
+            "%s: the loss of two rows together is not the mean of theirs. Workers' gradients are averaged by "
+            "rows, so that a step differs from that of one process.", ", ".join(coupled),
+        )  # fmt: skip
+
+
+def _is_own(model: keras.Model, name: str) -> bool:
+    return not getattr(type(model), name).__module__.startswith("keras.")
+
+
+def _own_losses(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each loss that is not Keras's, and what computes it."""
+    for loss in keras.tree.flatten(model.loss):
+        if isinstance(loss, keras.losses.Loss) and not models.from_keras(loss):
+            yield loss.name, loss
+        elif callable(loss) and not str(getattr(loss, "__module__", "")).startswith("keras."):
+            yield getattr(loss, "__name__", str(loss)), loss
+
+
+def _couples_rows(loss: Any, y: Any, predicted: Any) -> bool:
+    """Return whether a loss of rows together is not the mean, or the sum, of theirs, by an experiment."""
+    summed = getattr(loss, "reduction", None) == "sum"
+    for labels, first in zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False):
+        second = keras.ops.add(keras.ops.multiply(first, 0.5), 0.1)
+        twice, both = keras.ops.concatenate([labels, labels]), keras.ops.concatenate([first, second])
+        try:
+            a, b, together = (
+                float(keras.ops.mean(loss(*pair)))
+                for pair in ((labels, first), (labels, second), (twice, both))
+            )
+        except (TypeError, ValueError):  # it is of another output
+            continue
+        return not np.isclose(together, (a + b) * (1.0 if summed else 0.5), rtol=1e-3, atol=1e-6)
+    return False

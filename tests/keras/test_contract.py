@@ -1,0 +1,299 @@
+"""Whatever model.fit takes: the same models in every mode, on the backend that Keras runs on.
+
+``KERAS_BACKEND`` chooses it; ``make test-all`` runs this file on each of TensorFlow, JAX and torch.
+"""
+
+import keras
+import numpy as np
+import pytest
+from gang import take, train
+from keras import layers
+
+from sparkdl.batches import Plan, ranks
+from sparkdl.merging import GradientRounds
+from sparkdl.worker import Loop
+
+ROWS, BATCH_SIZE, EPOCHS = (61, 35), 16, 5  # six updates an epoch, 30 in all
+TOTAL = sum(ROWS)
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(TOTAL, *shape)).astype("float32")
+
+
+def dense():
+    x = numbers(6)
+    parts = [keras.Input((6,)), layers.Dense(12, "tanh"), layers.Dense(3, "softmax")]
+    model = keras.Sequential(parts)
+    return model, "sparse_categorical_crossentropy", x, (x[:, 0] > 0).astype("int64") + (x[:, 1] > 0)
+
+
+def recurrent():
+    random = np.random.default_rng(3)
+    tokens = random.integers(1, 20, (TOTAL, 8)) * (np.arange(8) < random.integers(1, 9, TOTAL)[:, None])
+    parts = [
+        keras.Input((8,), dtype="int32"), layers.Embedding(20, 5, mask_zero=True),
+        layers.LSTM(6, return_sequences=True), layers.LayerNormalization(), layers.Dense(2, "softmax"),
+    ]  # fmt: skip
+    return keras.Sequential(parts), "sparse_categorical_crossentropy", tokens.astype("int32"), tokens % 2
+
+
+def two_by_two():
+    x = {"words": np.random.default_rng(4).integers(0, 7, (TOTAL, 3)).astype("int32"), "points": numbers(4)}
+    y = {"sign": (x["points"][:, :1] > 0).astype("float32"), "sum": x["points"].sum(1)[:, None]}
+    weights = {"sign": np.linspace(0.2, 2, TOTAL, dtype="float32"), "sum": np.ones(TOTAL, "float32")}
+    words, points = keras.Input((3,), dtype="int32", name="words"), keras.Input((4,), name="points")
+    read = layers.Flatten()(layers.Embedding(7, 4)(words))
+    both = layers.Dense(8, "tanh")(layers.Concatenate()([read, points]))
+    kinds = {"sign": "sigmoid", "sum": None}
+    outputs = {name: layers.Dense(1, kind, name=name)(both) for name, kind in kinds.items()}
+    model = keras.Model({"words": words, "points": points}, outputs)
+    return model, {"sign": "binary_crossentropy", "sum": "mse"}, x, y, weights
+
+
+def attentive():
+    x = numbers(5, 4)
+    points = keras.Input((5, 4))
+    seen = layers.MultiHeadAttention(2, 3)(points, points)
+    flat = layers.Flatten()(layers.LayerNormalization()(layers.Add()([points, seen])))
+    return keras.Model(points, layers.Dense(2)(flat)), "mse", x, x[:, 0, :2]
+
+
+CASES = {"dense": dense, "recurrent": recurrent, "two by two": two_by_two, "attentive": attentive}
+WINDOWS = [
+    ("synchronous", 1), ("synchronous", 3), ("synchronous", None), ("asynchronous", 1),
+    ("asynchronous", None), ("hogwild", 1), ("hogwild", 3),
+]  # fmt: skip
+
+
+def problem(case, optimizer=None):
+    """Return a fresh compiled model, always the same, and its rows."""
+    keras.utils.set_random_seed(1)
+    model, loss, *data = case()
+    # Keras's Adam on TensorFlow squares the gradients of a token that comes twice one by one.
+    embeds = any(isinstance(layer, layers.Embedding) for layer in model.layers)
+    default = keras.optimizers.SGD(0.02, momentum=0.9) if embeds else keras.optimizers.Adam(3e-3)
+    model.compile(optimizer or default, loss)
+    return model, (*data, None)[:3]
+
+
+def vector(model):
+    return np.concatenate([np.ravel(np.asarray(w, "float32")) for w in model.get_weights()])
+
+
+def distance(model, reference, start):
+    """Return how far a model is from a reference, as a part of the way that the reference went."""
+    return np.linalg.norm(vector(model) - vector(reference)) / np.linalg.norm(vector(reference) - start)
+
+
+def fit_and_train(case, rows=ROWS, problem=problem, **options):
+    """Train with model.fit and with workers; return how far apart they end."""
+    (model, data), (reference, _) = problem(case), problem(case)
+    start = vector(reference)
+    x, y, weights = data
+    reference.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0, sample_weight=weights)
+    train(model, x, y, weights, rows=rows, batch_size=BATCH_SIZE, epochs=EPOCHS, **options)
+    return distance(model, reference, start)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_train_as_one_process_does(case):
+    """Masks, weights, token ids, several inputs and outputs: a mean of gradients is that of all rows."""
+    assert fit_and_train(CASES[case]) < 1e-3
+
+
+def some(*combinations, of):
+    """Return parameters: these combinations, and all others as part of the whole product."""
+    return [pytest.param(*one, marks=[] if one in combinations else pytest.mark.whole) for one in of]
+
+
+TURNS = [(list(CASES)[index % len(CASES)], *window) for index, window in enumerate(WINDOWS)]
+
+
+@pytest.mark.parametrize(
+    ("case", "mode", "window"), some(*TURNS, of=[(case, *window) for case in CASES for window in WINDOWS])
+)
+def test_one_worker_trains_as_keras_does(case, mode, window):
+    """In every mode and frequency one worker computes what model.fit does."""
+    assert fit_and_train(CASES[case], rows=(TOTAL,), mode=mode, window=window) < 1e-3
+
+
+class ByRows(GradientRounds):
+    """A mutant: a gradient weighs by its rows, whatever its loss was divided by."""
+
+    def _add(self, update):
+        update.normalizer = 0.0
+        super()._add(update)
+
+
+class OneDropped(GradientRounds):
+    """A mutant: the last worker's gradients are lost."""
+
+    def _add(self, update):
+        if update.worker < self.num_workers - 1:
+            super()._add(update)
+
+
+class Unweighted(Loop):
+    """A mutant: sample weights are left behind."""
+
+    def __init__(self, settings, worker, replica, rows, validation, exchange):
+        rows.schema = rows.schema.without_weights()
+        super().__init__(settings, worker, replica, rows, validation, exchange)
+
+
+def merging_of(kind):
+    return {"merging": lambda joint, mode, center, held, workers, rule: kind(center, held, workers)}
+
+
+MUTANTS = {
+    "by rows": (recurrent, merging_of(ByRows)),
+    "one dropped": (attentive, merging_of(OneDropped)),
+    "unweighted": (two_by_two, {"loop": Unweighted}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_comparison_sees_mistakes(mutant):
+    """Workers that weigh wrongly, or are not heard, do not pass for equal."""
+    case, options = MUTANTS[mutant]
+
+    assert fit_and_train(case, **options) > 1e-3
+
+
+# -- losses that are divided by other things than rows --------------------------------------------
+
+
+def reduced(reduction, *, masked=False, weighted=False, penalty=None):
+    """Return a problem with a loss of this reduction."""
+
+    def case():
+        x = numbers(4, 3)
+        if masked:
+            x *= np.random.default_rng(5).integers(1, 5, TOTAL)[:, None, None] > np.arange(4)[:, None]
+        parts = [
+            keras.Input((4, 3)), layers.Masking() if masked else layers.Identity(),
+            layers.SimpleRNN(5, return_sequences=True), layers.Dense(1, kernel_regularizer=penalty),
+        ]  # fmt: skip
+        loss = keras.losses.MeanSquaredError(reduction=reduction)
+        weights = [np.linspace(0, 3, 4 * TOTAL, dtype="float32").reshape(TOTAL, 4) ** 2] * weighted
+        return keras.Sequential(parts), loss, x, x.sum(axis=-1, keepdims=True), *weights
+
+    return case
+
+
+def plain_sgd(case):
+    return problem(case, keras.optimizers.SGD(2e-3))
+
+
+REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")
+MASKED = [
+    ("sum_over_batch_size", True, False), ("mean_with_sample_weight", True, True),
+    ("mean_with_sample_weight", False, True), ("sum", False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reduction", "masked", "weighted"),
+    some(*MASKED, of=[(r, m, w) for r in REDUCTIONS for m in (False, True) for w in (False, True)]),
+)
+def test_a_gradient_weighs_by_what_its_loss_was_divided_by(reduction, masked, weighted):
+    """Rows, the entries of a mask, the sum of weights, or nothing; a regularizer counts once."""
+    case = reduced(reduction, masked=masked, weighted=weighted, penalty=keras.regularizers.L2(0.1))
+
+    assert fit_and_train(case, problem=plain_sgd) < 1e-3
+
+
+# -- models that one process computes otherwise ---------------------------------------------------
+
+
+def convolutional():
+    x = numbers(8, 8, 2)
+    parts = [
+        keras.Input((8, 8, 2)), layers.Conv2D(4, 3, activation="tanh"), layers.BatchNormalization(),
+        layers.Conv2D(4, 3, activation="tanh"), layers.GlobalAveragePooling2D(), layers.Dense(1),
+    ]  # fmt: skip
+    return keras.Sequential(parts), "mse", x, x.mean(axis=(1, 2, 3))[:, None]
+
+
+def apart(case, rows):
+    """Train as workers do whose statistics are those of their own rows, one after the other."""
+    model, (x, y, _) = problem(case)
+    probe, _ = problem(case, keras.optimizers.SGD(1.0))
+    trained = {id(variable) for variable in model.trainable_variables}
+    model.optimizer.build(model.trainable_variables)
+    for step in range(EPOCHS * -(-TOTAL // BATCH_SIZE)):
+        before = model.get_weights()
+        after = [np.zeros_like(weight) for weight in before]
+        plans = [Plan(rows, worker, BATCH_SIZE, 1, True, False, 0) for worker in range(len(rows))]
+        spans = [next(plan.spans(*divmod(step, plan.steps))) for plan in plans]
+        count = sum(span.stop - span.start for span in spans)
+        for plan, span in zip(plans, spans, strict=True):
+            share = ranks(rows, plan.worker)[span.start : span.stop]
+            probe.set_weights(before)
+            probe.train_on_batch(x[share], y[share])
+            for total, weight in zip(after, probe.get_weights(), strict=True):
+                total += weight * (len(share) / count)
+        gradients = []
+        for variable, old, new in zip(model.weights, before, after, strict=True):
+            if id(variable) in trained:
+                gradients.append(keras.ops.convert_to_tensor(old - new))
+            else:
+                variable.assign(new)
+        model.optimizer.apply(gradients, model.trainable_variables)
+    return model
+
+
+def test_batch_normalization_sees_its_own_worker():
+    """Batches are normalized by each worker's rows; moving statistics are averaged by rows."""
+    model, (x, y, _) = problem(convolutional)
+    start, reference = vector(model), apart(convolutional, ROWS)
+    train(model, x, y, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+
+    assert distance(model, reference, start) < 1e-3
+
+
+@pytest.mark.parametrize(("mode", "window"), [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)])
+def test_a_moving_variance_is_never_negative(mode, window):
+    """Statistics are averaged, not added, wherever updates meet."""
+    model, (x, y, _) = problem(convolutional)
+    train(model, x, y, mode=mode, window=window, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+    variances = [v.numpy() for v in model.non_trainable_variables if "variance" in v.name]
+
+    assert len(variances) == 1
+    assert all((variance > 0).all() for variance in variances)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="several devices are for Keras on JAX")
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_worker_may_spread_a_model_over_its_devices(mode):
+    """Data-parallel over four devices of one process: the answer is that of one device."""
+    devices = keras.distribution.list_devices("cpu")
+
+    def spread():
+        return keras.distribution.DataParallel(devices=devices)
+
+    assert len(devices) == 4  # tests/conftest.py sees to it
+    assert fit_and_train(attentive, rows=(TOTAL,), mode=mode, distribution=spread) < 1e-3
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_low_precision_stays_close(policy):
+    """A step's gradient is within 2 % of one process's, the final loss within 1 %."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        (model, (x, y, _)), (reference, _) = problem(dense), problem(dense)
+        start = vector(reference)
+        first = take(x, slice(0, BATCH_SIZE)), take(y, slice(0, BATCH_SIZE))
+        (one, _), (other, _) = (problem(dense, keras.optimizers.SGD(0.1)) for _ in range(2))
+        other.fit(*first, BATCH_SIZE, shuffle=False, verbose=0)
+        train(one, *first, rows=(9, 7), batch_size=BATCH_SIZE, epochs=1)
+        reference.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
+        losses = train(model, x, y, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+        ours, theirs = (m.evaluate(x, y, verbose=0) for m in (model, reference))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+    assert distance(one, other, start) < 0.02
+    assert len(losses) == 30
+    assert abs(ours - theirs) < 0.01 * theirs

@@ -1,0 +1,295 @@
+"""What model.fit takes is taken: several inputs and outputs, weights, epochs that go on."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from pyspark.sql import functions
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError
+
+ROWS = 120
+
+
+class Two:
+    """Rows of words and points, with two labels each, and a model of them."""
+
+    def __init__(self):
+        random = np.random.default_rng(2)
+        self.x = {
+            "words": random.integers(0, 7, (ROWS, 3)).astype("int32"),
+            "points": random.normal(size=(ROWS, 4)).astype("float32"),
+        }
+        total = self.x["points"].sum(1)
+        self.y = {"sign": (total > 0).astype("float32"), "sum": total}
+        self.weights = {"sign": np.linspace(0, 2, ROWS), "sum": np.linspace(1, 0, ROWS)}
+
+    def model(self):
+        keras.utils.set_random_seed(3)
+        words, points = keras.Input((3,), dtype="int32", name="words"), keras.Input((4,), name="points")
+        read = layers.Flatten(name="flat")(layers.Embedding(7, 4, name="read")(words))
+        both = layers.Concatenate(name="all")([read, points])
+        both = layers.Dense(8, "tanh", name="both")(both)
+        sign = layers.Dense(1, "sigmoid", name="sign")(both)
+        model = keras.Model(
+            {"words": words, "points": points}, {"sign": sign, "sum": layers.Dense(1, name="sum")(both)}
+        )
+        losses = {"sign": "binary_crossentropy", "sum": "mse"}
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), losses, weighted_metrics={"sum": ["mae"]})
+        return model
+
+    def rows(self, context, parts):
+        """Return an RDD whose partitions, taken in turns, hold the rows in their order."""
+        pairs = [
+            tuple({name: part[i] for name, part in of.items()} for of in (self.x, self.y, self.weights))
+            for i in range(ROWS)
+        ]
+        return context.parallelize(sum((pairs[k::parts] for k in range(parts)), []), parts)
+
+    def frame(self, spark):
+        """Return a DataFrame of the rows."""
+        table = [
+            (i, words.tolist(), *map(float, points), float(sign), float(total))
+            for i, (words, points, sign, total) in enumerate(
+                zip(self.x["words"], self.x["points"], self.y["sign"], self.y["sum"], strict=True)
+            )
+        ]
+        return spark.createDataFrame(table, "row int, words array<int>, a double, b double, c double, "
+                                            "d double, sign double, sum double")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two():
+    return Two()
+
+
+def close(model, reference, limit=1e-5):
+    pairs = zip(model.get_weights(), reference.get_weights(), strict=True)
+    return all(np.allclose(ours, theirs, atol=limit) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "rdd"])
+def test_dicts_of_inputs_outputs_and_weights(spark, two, kind):
+    """Structures travel as they are, weights with them; evaluate and predict give Keras's structures."""
+    reference = two.model()
+    reference.fit(two.x, two.y, 20, 2, shuffle=False, verbose=0, sample_weight=two.weights)
+    spark_model = SparkModel(two.model(), num_workers=2)
+    if kind == "arrays":
+        data, weights = (two.x, two.y), two.weights
+    else:
+        data, weights = (two.rows(spark.sparkContext, 2), None), None
+    history = spark_model.fit(*data, 20, 2, shuffle=False, verbose=0, sample_weight=weights)
+    # Keras takes the mean over batches for the loss of one output: all have to be of one size.
+    expected = reference.evaluate(two.x, two.y, 60, 0, two.weights, return_dict=True)
+    measured = spark_model.evaluate(*data, 60, 0, weights, return_dict=True)
+    predicted, wanted = spark_model.predict(two.x), reference.predict(two.x, verbose=0)
+
+    assert close(spark_model.model, reference)
+    assert history.history.keys() == reference.history.history.keys()
+    assert measured == pytest.approx(expected, rel=1e-4)
+    for name in wanted:
+        np.testing.assert_allclose(predicted[name], wanted[name], atol=1e-4)
+
+
+def test_predictions_of_an_rdd_have_the_structure_of_the_outputs(spark, two):
+    """Each row's prediction is a dict; rows may be x alone, or (x, y)."""
+    model = two.model()
+    wanted = model.predict(two.x, verbose=0)
+    rows = two.rows(spark.sparkContext, 1)
+    first = SparkModel(model).predict(rows).take(3)
+    alone = SparkModel(model).predict(rows.map(lambda row: row[0])).take(3)
+
+    for index in range(3):
+        assert {"sign", "sum"} == first[index].keys() == alone[index].keys()
+        np.testing.assert_allclose(first[index]["sum"], wanted["sum"][index], atol=1e-5)
+
+
+def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
+    """Columns make inputs, several of them one array; a weight is a column; predictions are a struct."""
+    frame = two.frame(spark).withColumn("weight", functions.col("sign") + 0.5)
+    names = {
+        "features_col": {"words": "words", "points": ["a", "b", "c", "d"]},
+        "label_col": {"sign": "sign", "sum": "sum"},
+    }
+    spark_model = SparkModel(two.model(), num_workers=2)
+    history = spark_model.fit(
+        frame,
+        batch_size=20,
+        epochs=2,
+        verbose=0,
+        seed=1,
+        sample_weight="weight",
+        validation_data=frame,
+        **names,
+    )
+    predicted = spark_model.predict(frame, features_col=names["features_col"]).orderBy("row").collect()
+    wanted = spark_model.model.predict(two.x, verbose=0)["sum"][:, 0]
+    held = spark_model.model.evaluate(
+        two.x, two.y, verbose=0, return_dict=True, sample_weight=(two.y["sign"] + 0.5).astype("float32")
+    )
+
+    np.testing.assert_allclose([row.prediction.sum for row in predicted], wanted, atol=1e-5)
+    assert history.history["val_loss"][-1] == pytest.approx(held["loss"], rel=1e-4)
+
+
+def test_class_weights_are_keras_s(spark, problem):
+    """A row weighs what its class does; validation rows weigh alike."""
+    weights, split = {0: 3.0, 2: 0.25}, (problem.x[:50], problem.y[:50])
+    model, reference = problem.model(), problem.model()
+    options = {"verbose": 0, "shuffle": False, "class_weight": weights, "validation_data": split}
+    expected = reference.fit(problem.x, problem.y, 25, 2, **options).history
+    history = SparkModel(model, num_workers=2).fit(problem.x, problem.y, 25, 2, **options).history
+
+    assert close(model, reference)
+    assert expected.keys() == history.keys()
+    assert expected["val_loss"] == pytest.approx(history["val_loss"], rel=1e-4)
+    assert expected["loss"] == pytest.approx(history["loss"], rel=1e-4)
+
+
+def test_validation_rows_may_have_weights_of_their_own(spark, problem):
+    """(x, y, sample_weight) is taken where training rows have none."""
+    held = problem.x[:50], problem.y[:50], np.linspace(0, 2, 50)
+    model, reference = problem.model(), problem.model()
+    options = {"verbose": 0, "shuffle": False, "validation_data": held}
+    expected = reference.fit(problem.x, problem.y, 25, 1, **options).history
+    history = SparkModel(model, num_workers=2).fit(problem.x, problem.y, 25, 1, **options).history
+
+    assert close(model, reference)
+    assert expected["val_loss"] == pytest.approx(history["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(3, 3), (10, 2)])
+def test_steps_per_epoch_go_on_with_the_rows_that_are_left(spark, problem, steps, epochs):
+    """An epoch of fewer, or more, steps than the 7 of a pass continues where the last one ended."""
+    model, reference = problem.model(), problem.model()
+    options = {"verbose": 0, "shuffle": False, "steps_per_epoch": steps, "epochs": epochs}
+    reference.fit(np.concatenate([problem.x] * 3), np.concatenate([problem.y] * 3), 29, **options)
+    SparkModel(model, num_workers=2).fit(problem.x, problem.y, 29, **options)
+
+    assert close(model, reference)
+
+
+def test_validation_freq_says_after_which_epochs(spark, problem):
+    """A number or a list of epochs, of which 1 is the first."""
+    held = problem.x[:50], problem.y[:50]
+    for freq, count in ((2, 2), ([1], 1)):
+        history = SparkModel(problem.model(), num_workers=2).fit(
+            problem.x, problem.y, 64, 4, verbose=0, validation_data=held, validation_freq=freq
+        )
+        assert len(history.history["val_loss"]) == count
+        assert len(history.history["loss"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("frequency", "shuffle"),
+    [
+        ("batch", True), (2, False), ("epoch", True), pytest.param("batch", False, marks=pytest.mark.whole),
+        pytest.param(2, True, marks=pytest.mark.whole), pytest.param("epoch", False, marks=pytest.mark.whole),
+    ],
+)  # fmt: skip
+def test_training_goes_on_where_it_ended(spark, problem, frequency, shuffle):
+    """fit(2n) is fit(n) and then n more: with a seed and shuffle by initial_epoch, without just again."""
+
+    def model():
+        return SparkModel(problem.model(keras.optimizers.Adam(0.01)), frequency=frequency, num_workers=2)
+
+    options = {"verbose": 0, "batch_size": 32, "shuffle": shuffle, "seed": 5}
+    whole, parts = model(), model()
+    whole.fit(problem.x, problem.y, epochs=4, **options)
+    parts.fit(problem.x, problem.y, epochs=2, **options)
+    if shuffle:
+        parts.fit(problem.x, problem.y, epochs=4, initial_epoch=2, **options)
+    else:
+        parts.fit(problem.x, problem.y, epochs=2, **options)
+
+    for ours, theirs in zip(parts.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loaded_model_goes_on(spark, problem, tmp_path):
+    """The optimizer's state is saved with the weights."""
+    options = {"verbose": 0, "batch_size": 32, "seed": 5, "epochs": 4}
+    whole = SparkModel(problem.model(keras.optimizers.Adam(0.01)), num_workers=2)
+    whole.fit(problem.x, problem.y, **options)
+    first = SparkModel(problem.model(keras.optimizers.Adam(0.01)), num_workers=2)
+    first.fit(problem.x, problem.y, **{**options, "epochs": 2})
+    first.save(str(tmp_path / "half.keras"))
+    second = SparkModel.load(str(tmp_path / "half.keras"))
+    second.fit(problem.x, problem.y, initial_epoch=2, **options)
+
+    assert close(second.model, whole.model, 1e-7)
+
+
+def test_averages_over_time_end_up_in_the_model(spark, problem):
+    """An optimizer that keeps moving averages of weights hands them over when training ends."""
+
+    def model():
+        return problem.model(keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.5))
+
+    reference, ours = model(), SparkModel(model(), num_workers=2)
+    reference.fit(problem.x, problem.y, 32, 2, shuffle=False, verbose=0)
+    ours.fit(problem.x, problem.y, 32, 2, shuffle=False, verbose=0)
+
+    assert close(ours.model, reference)
+
+
+def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
+    """A class and functions of this very test, lambdas with what they refer to: found on the live model."""
+    scale = np.float32(0.5)
+
+    class Shift(layers.Layer):
+        def call(self, inputs):
+            return inputs + scale
+
+    def doubtful(y_true, y_pred):
+        return 2 * keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential(
+            [
+                keras.Input((6,)), Shift(), layers.Lambda(lambda x: x * scale, output_shape=(6,)),
+                layers.Dense(3, lambda x: keras.ops.softmax(x * scale)),
+            ]
+        )  # fmt: skip
+        made.compile(keras.optimizers.SGD(0.1), doubtful)
+        return made
+
+    reference, ours = model(), SparkModel(model(), num_workers=2)
+    reference.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+    ours.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+
+    assert close(ours.model, reference)
+
+
+BAD = [
+    ({"class_weight": {"a": 1.0}}, ConfigError, "class_weight should be a dict of a number by class index"),
+    (
+        {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)},
+        ConfigError,
+        "where rows have sample weights",
+    ),
+    ({"sample_weight": np.ones(7)}, DataError, "sample_weight with 7"),
+    ({"initial_epoch": 3, "epochs": 2}, ConfigError, "initial_epoch should be below epochs=2"),
+    ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch should be a whole number of at least 1; got 0."),
+    ({"validation_freq": 0}, ConfigError, "validation_freq should be a whole number of at least 1; got 0."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), BAD)
+def test_what_cannot_be_taken_is_refused_before_any_job(spark, problem, jobs, arguments, kind, message):
+    """Weights that do not fit, epochs that are none: a clear error, and nothing has run."""
+    before = jobs()
+
+    with pytest.raises(kind, match=message):
+        SparkModel(problem.model()).fit(problem.x, problem.y, **arguments)
+    assert jobs() == before
+
+
+def test_inputs_that_the_model_does_not_know_are_named(spark, two):
+    """A dict without one of the inputs is refused, with the names of both."""
+    x = {"words": two.x["words"], "dots": two.x["points"]}
+
+    with pytest.raises(DataError, match="takes inputs 'words', 'points'; x has 'dots', 'words'"):
+        SparkModel(two.model()).fit(x, two.y)
