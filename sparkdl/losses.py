@@ -55,7 +55,7 @@ class Watch:
     def denominator(self) -> Any:
         """Return what this worker's gradient weighs by; None for its rows."""
         means = [each for each in self.reductions if each.kind != "sum"]
-        if not means or any(each.kind != "weights" for each in means):
+        if len(means) != 1 or means[0].kind != "weights":
             return None
         return means[0].denominator + 1e-6  # 0 would say that there is none
 

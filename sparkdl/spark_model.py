@@ -249,7 +249,9 @@ class SparkModel:
             return None
         counts = models.count_parts(self.model)
         if not isinstance(data, tuple | list):
-            weights = names[2] if set(leaves(names[2])) <= set(getattr(data, "columns", ())) else None
+            columns = getattr(data, "columns", ())
+            weighted = all(isinstance(name, str) and name in columns for name in leaves(names[2]))
+            weights = names[2] if weighted else None
             return make_source((data, None, weights), names[:2], counts, what="validation_data")
         if len(data) not in (2, 3):
             raise ConfigError(

@@ -159,6 +159,23 @@ def test_validation_rows_may_have_weights_of_their_own(spark, problem):
     assert expected["val_loss"] == pytest.approx(history["val_loss"], rel=1e-4)
 
 
+def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
+    """Training arrays may be weighed beside an RDD of (x, y)."""
+    model, reference = problem.model(), problem.model()
+    weights, options = np.linspace(0, 2, len(problem.x)), {"verbose": 0, "shuffle": False}
+    held = problem.x[:50], problem.y[:50]
+    expected = reference.fit(
+        problem.x, problem.y, 25, 1, sample_weight=weights, validation_data=held, **options
+    )
+    history = SparkModel(model, num_workers=2).fit(
+        problem.x, problem.y, 25, 1, sample_weight=weights, **options,
+        validation_data=spark.sparkContext.parallelize(list(zip(*held, strict=True)), 2),
+    )  # fmt: skip
+
+    assert close(model, reference)
+    assert expected.history["val_loss"] == pytest.approx(history.history["val_loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("steps", "epochs"), [(3, 3), (10, 2)])
 def test_steps_per_epoch_go_on_with_the_rows_that_are_left(spark, problem, steps, epochs):
     """An epoch of fewer, or more, steps than the 7 of a pass continues where the last one ended."""

@@ -1,5 +1,7 @@
 """Which rows make which update: laws of ranks, shares, windows and progress."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,3 +128,20 @@ def test_even_split_deals_what_there_is(num_rows, num_workers):
 
     assert num_rows == sum(split)
     assert max(split) - min(split) <= 1
+
+
+@given(row_counts, batch_sizes, st.integers(1, 12), st.booleans())
+def test_epochs_of_so_many_steps_go_on_where_the_last_one_ended(rows, batch_size, steps, joint):
+    """Epoch after epoch the batches are those of pass after pass, however long an epoch is."""
+    for plan in plans(rows, batch_size, joint=joint):
+        epochs, turns = replace(plan, steps_per_epoch=steps), plan
+        spans = [span for epoch in range(5) for span in all_spans(epochs, epoch)]
+        expected = [span for turn in range(60) for span in all_spans(turns, turn)]
+
+        assert len(spans) == 5 * epochs.num_batches
+        assert spans == expected[: len(spans)]
+        assert not joint or epochs.num_batches == steps
+
+
+def all_spans(plan, epoch):
+    return [span for window in range(plan.windows) for span in plan.spans(epoch, window)]

@@ -353,3 +353,35 @@ def test_a_new_center_is_a_new_version(mode):
     parameters, _, version = center.snapshot()
 
     assert ([7.0], 1) == (parameters.tolist(), version)
+
+
+# -- normalizers ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 100)), min_size=2, max_size=4))
+def test_a_gradient_weighs_by_its_normalizer_and_statistics_by_rows(weights):
+    """What a loss was divided by is not always its rows; a moving statistic is theirs all the same."""
+    workers = len(weights)
+    store = begun(store_of(workers=workers, statistics=2))
+    updates = [
+        update_of(store, k, noise(k), rows=rows, normalizer=normalizer, statistics=noise(9 + k, 2))
+        for k, (rows, normalizer) in enumerate(weights)
+    ]
+    reply = arrive(store, updates)[0]
+    rows, normalizers = zip(*weights, strict=True)
+    gradient = np.average([noise(k) for k in range(workers)], axis=0, weights=normalizers)
+    statistics = np.average([noise(9 + k, 2) for k in range(workers)], axis=0, weights=rows)
+
+    np.testing.assert_allclose(reply.parameters, gradient, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reply.statistics, statistics, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalizer", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused(normalizer):
+    """Before the update can spoil its round."""
+    store = begun(store_of(workers=1))
+
+    with pytest.raises(RefusedError, match="An update cannot weigh") as caught:
+        push(store, 0, noise(0), normalizer=normalizer)
+    assert caught.value.status == 400
