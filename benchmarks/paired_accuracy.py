@@ -18,6 +18,8 @@ from compare_elephas import ELEPHAS, OURS, counterpart
 from harness import Spec, table
 
 TITLE = "Accuracy: paired seeds"
+
+
 def simulation(ours: Spec) -> Spec:
     """Return the answer key of this setting; hogwild's arithmetic is that of asynchronous."""
     mode = "asynchronous" if ours.mode == "hogwild" else ours.mode
