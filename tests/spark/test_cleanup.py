@@ -13,6 +13,7 @@ from pyspark import TaskContext
 
 from sparkdl import SparkModel
 from sparkdl.errors import WorkerError, WorkerLostError
+from sparkdl.launch import Cluster
 
 MASTERS = ("local", "local-cluster")
 
@@ -82,6 +83,7 @@ def nothing_is_left(spark, problem, eventually):
     eventually(lambda: not {name for name in blocks(spark) - held if "python" in name}, 10)
     assert {name for name in blocks(spark) - held if "python" in name} == set()
     assert in_the_workers(spark) == []
+    assert eventually(lambda: Cluster().slots() >= 2)  # where an executor was killed, another one starts
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 
@@ -193,9 +195,13 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 
 
 def kill_executor():
-    """Kill the JVM above this Python worker, as the kernel does where memory runs out."""
+    """Kill the JVM above this Python worker, as the kernel does where memory runs out, and then the worker.
+
+    Left alone the worker would train on until its daemon finds out, and might well finish.
+    """
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    kill()
 
 
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
