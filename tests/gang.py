@@ -10,7 +10,7 @@ from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.exchange import LocalExchange
 from sparkdl.feed import Rows, Sample
-from sparkdl.merging import make_merging
+from sparkdl.merging import GradientRounds, make_merging
 from sparkdl.rules import choose_rule
 from sparkdl.store import ParameterStore, RunShape
 from sparkdl.worker import Loop, TrainSettings
@@ -92,4 +92,17 @@ def take(data, places):
     return keras.tree.map_structure(lambda array: array[places], data)
 
 
-__all__ = ["even_split", "take", "train"]
+class OneDropped(GradientRounds):
+    """A mutant: the last worker's gradients are lost."""
+
+    def _add(self, update):
+        if update.worker < self.num_workers - 1:
+            super()._add(update)
+
+
+def merging_of(kind):
+    """Return the argument of ``train`` that merges gradients in this way."""
+    return {"merging": lambda joint, mode, center, held, workers, rule: kind(center, held, workers)}
+
+
+__all__ = ["OneDropped", "even_split", "merging_of", "take", "train"]

@@ -6,7 +6,7 @@
 import keras
 import numpy as np
 import pytest
-from gang import take, train
+from gang import OneDropped, merging_of, take, train
 from keras import layers
 
 from sparkdl.batches import Plan, ranks
@@ -126,24 +126,12 @@ class ByRows(GradientRounds):
         super()._add(update)
 
 
-class OneDropped(GradientRounds):
-    """A mutant: the last worker's gradients are lost."""
-
-    def _add(self, update):
-        if update.worker < self.num_workers - 1:
-            super()._add(update)
-
-
 class Unweighted(Loop):
     """A mutant: sample weights are left behind."""
 
     def __init__(self, settings, worker, replica, rows, validation, exchange):
         rows.schema = rows.schema.without_weights()
         super().__init__(settings, worker, replica, rows, validation, exchange)
-
-
-def merging_of(kind):
-    return {"merging": lambda joint, mode, center, held, workers, rule: kind(center, held, workers)}
 
 
 MUTANTS = {

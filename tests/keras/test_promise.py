@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from gang import even_split, train
+from gang import OneDropped, even_split, merging_of, train
 
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop
@@ -98,14 +98,6 @@ class PlainMean(GradientRounds):
         super()._add(update)
 
 
-class OneDropped(GradientRounds):
-    """A mutant: the last worker's gradients are lost."""
-
-    def _add(self, update):
-        if update.worker < self.num_workers - 1:
-            super()._add(update)
-
-
 class Stale(GradientRounds):
     """A mutant: each round answers with the mean of the one before."""
 
@@ -133,14 +125,10 @@ class Forgetful(Loop):
         super()._train_epoch(sequence)
 
 
-def merging_of(kind):
-    return lambda joint, mode, center, held, workers, rule: kind(center, held, workers)
-
-
 MUTANTS = {
-    "plain mean": {"merging": merging_of(PlainMean)},
-    "one worker dropped": {"merging": merging_of(OneDropped)},
-    "stale gradient": {"merging": merging_of(Stale)},
+    "plain mean": merging_of(PlainMean),
+    "one worker dropped": merging_of(OneDropped),
+    "stale gradient": merging_of(Stale),
     "last batch dropped": {"loop": LastDropped},
     "optimizer state reset": {"loop": Forgetful},
 }
