@@ -16,9 +16,10 @@ as it stays for its users. Elephas also gets an RDD that already has one partiti
 spares it the shuffle that ``num_workers=`` would add to each fit.
 
 The ceiling is the sum of the rates of independent ``model.fit`` processes, one pinned per core with
-one thread, that start together and exchange nothing. A bar is the multiple of Elephas's rows/s
-(4 in synchronous mode and at "batch" or every n batches; 2 at "epoch" elsewhere) or the share of
-the ceiling (0.85 at "epoch", else 0.6), whichever is lower.
+one thread, each with its share of the rows, that start together and exchange nothing. They stand for
+workers, so their first fit has what the start of a worker has: importing Keras and making the model.
+A bar is the multiple of Elephas's rows/s (4 in synchronous mode and at "batch" or every n batches; 2
+at "epoch" elsewhere) or the share of the ceiling (0.85 at "epoch", else 0.6), whichever is lower.
 
     python benchmarks/compare_elephas.py --elephas-venv ~/elephas --data MNIST_FOLDER
 """
@@ -153,7 +154,7 @@ def section(optimizer: str, specs: list[Spec], options, journal) -> str:
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    harness.add_common_options(parser, epochs=3, rounds=5)
+    harness.add_common_options(parser, epochs=10, rounds=5)
     harness.add_warm_option(parser)
     harness.add_elephas_options(parser)
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])

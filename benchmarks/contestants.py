@@ -1,14 +1,16 @@
 """One contestant, in this process: ``contestants.py SPEC`` trains and prints one JSON line.
 
-All train the same thing: MNIST, an MLP 784-128-128-10 with dropout 0.2, from the initial weights
-that the seed decides. Every contestant is reduced to ``fit(epochs)``, and all are timed by one
-definition (see ``measure``), so that nobody is favoured by how it is looked at.
+All train the same thing, MNIST, from the initial weights that the seed decides: an MLP 784-128-128-10
+with dropout 0.2, or a small convolutional network with BatchNormalization. Every contestant is
+reduced to ``fit(epochs)``, and all are timed by one definition (see ``measure``), so that nobody is
+favoured by how it is looked at.
 
 Keras, Spark, sparkdl and Elephas are imported where they are used: the file runs in two
 environments, and threads and cores are set before TensorFlow starts.
 """
 
 import atexit
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -17,6 +19,7 @@ import os
 import shutil
 import socket
 import stat
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,24 +62,39 @@ def flat(images):
 
 
 def make_model(spec: Spec):
-    """Return the compiled MLP."""
+    """Return the compiled model."""
     import keras
 
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((784,)),
-            layers.Dense(128, activation="relu"),
-            layers.Dropout(0.2),
-            layers.Dense(128, activation="relu"),
-            layers.Dropout(0.2),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
     optimizer = {"sgd": keras.optimizers.SGD(0.1), "adam": keras.optimizers.Adam(1e-3)}
-    loss = "sparse_categorical_crossentropy"
-    model.compile(optimizer[spec.optimizer], loss, metrics=["accuracy"])
+    hidden = {"mlp": mlp, "cnn": cnn}[spec.model](keras.layers)
+    model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10, activation="softmax")])
+    model.compile(optimizer[spec.optimizer], "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+def mlp(layers) -> list:
+    """Return two dense layers, each with dropout."""
+    return [
+        layers.Dense(128, activation="relu"),
+        layers.Dropout(0.2),
+        layers.Dense(128, activation="relu"),
+        layers.Dropout(0.2),
+    ]
+
+
+def cnn(layers) -> list:
+    """Return two convolutions, each with BatchNormalization."""
+    found = [layers.Reshape((28, 28, 1))]
+    for filters in (16, 32):
+        found += [layers.Conv2D(filters, 3, strides=2, use_bias=False), layers.BatchNormalization()]
+        found.append(layers.Activation("relu"))
+    return [*found, layers.Flatten()]
+
+
+def lowest_variance(model) -> dict:
+    """Return the lowest of the moving variances, if the model has any."""
+    variances = [v for v in model.non_trainable_variables if v.path.endswith("moving_variance")]
+    return {"lowest_variance": min(float(v.numpy().min()) for v in variances)} if variances else {}
 
 
 def initial(spec: Spec):
@@ -139,23 +157,31 @@ def epoch_clock():
 
 
 def plain(spec: Spec) -> dict:
-    """``model.fit`` in this process, on whatever cores it was given."""
+    """``model.fit`` in this process, on whatever cores it was given.
+
+    Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a process
+    of the ceiling, which takes the place of a worker, they are part of the first fit.
+    """
     (x, y), test = load(spec)
-    model, weights = initial(spec)
+    made = functools.cache(lambda: initial(spec))
+    if not spec.gated:
+        made()
 
     def fit(epochs):
+        model, _ = made()
         ends, clock = epoch_clock()
         model.fit(x, y, batch_size=spec.batch_size, epochs=epochs, verbose=0, callbacks=[clock])
         return ends
 
-    return measure(spec, len(x), fit, lambda: accuracy(model, test)) | {"initial": weights}
+    answer = measure(spec, len(x), fit, lambda: accuracy(made()[0], test))
+    return answer | {"initial": made()[1]} | lowest_variance(made()[0])
 
 
 def ceiling(spec: Spec) -> dict:
     """Independent ``model.fit`` processes, one pinned per core, each with its share of the rows.
 
-    Their fits begin together. The sum of their own rates is the answer: the most that K workers
-    that never exchange anything could do.
+    Their fits begin together, the first one with the import of Keras. The sum of their own rates is
+    the answer: the most that K workers that never exchange anything could do.
     """
     cores = sorted(os.sched_getaffinity(0))[: spec.workers]
     shares = [
@@ -244,7 +270,8 @@ def sparkdl(spec: Spec) -> dict:
         return ends
 
     answer = measure(spec, len(x), fit, lambda: accuracy(model, test))
-    return answer | {"initial": weights, "training": [counted(each) for each in training]}
+    answer |= {"initial": weights, "training": [counted(each) for each in training]}
+    return answer | lowest_variance(model)
 
 
 def counted(training: dict) -> dict:
@@ -252,6 +279,43 @@ def counted(training: dict) -> dict:
     keys = ("workers", "rows", "merge", "exchanges", "bytes_received", "bytes_sent")
     found = {key: training[key] for key in keys if key in training}
     return found | {"epoch_seconds": [float(s) for s in training.get("epoch_seconds", [])]}
+
+
+def moving(spec: Spec) -> dict:
+    """What it takes to send the model's trainable variables over TCP and to receive as many back.
+
+    The one end is on the worker's core, the other, which answers from a process of its own, is not.
+    """
+    model, _ = initial(spec)
+    data = b"".join(variable.numpy().tobytes() for variable in model.trainable_variables)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = os.fork()
+        near = socket.create_connection(server.getsockname()) if child else None
+        far = None if child else server.accept()[0]
+    if far is not None:
+        leave_core(spec.pin)
+        while received(far, len(data)):
+            far.sendall(data)
+        os._exit(0)
+    os.sched_setaffinity(0, [spec.pin])
+    seconds = []
+    for _ in range(2000):
+        start = time.perf_counter()
+        near.sendall(data)
+        received(near, len(data))
+        seconds.append(time.perf_counter() - start)
+    near.close()
+    os.waitpid(child, 0)
+    return {"seconds": statistics.median(seconds)}
+
+
+def received(connection: socket.socket, size: int) -> bytearray:
+    """Return so many bytes, or fewer where the connection ends."""
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest and (count := connection.recv_into(rest)):
+        rest = rest[count:]
+    return data[: size - len(rest)]
 
 
 def reference(spec: Spec) -> dict:
@@ -331,7 +395,7 @@ def main() -> None:
         os.sched_setaffinity(0, [spec.pin])
     else:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec.cores])
-    contestants = (plain, ceiling, elephas, sparkdl, reference)
+    contestants = (plain, ceiling, elephas, sparkdl, reference, moving)
     contestant = {each.__name__: each for each in contestants}[spec.name]
     print(json.dumps(contestant(spec)), flush=True)
 

@@ -43,11 +43,13 @@ T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 class Spec:
     """One contestant under one setting; everything that its process needs to know."""
 
-    name: str  # plain, ceiling, elephas, sparkdl or reference: a function of contestants.py
+    name: str  # plain, ceiling, elephas, sparkdl, reference or moving: a function of contestants.py
     mode: str = ""
     frequency: str | int = ""
     merge: str | None = None  # the rule; None is the contestant's own default
     optimizer: str = "sgd"
+    model: str = "mlp"  # or cnn, with BatchNormalization
+    backend: str = "tensorflow"  # Keras's
     workers: int = 2
     batch_size: int = 64
     epochs: int = 3
@@ -100,7 +102,7 @@ def environment(spec: Spec, python: str) -> dict:
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
-        "KERAS_BACKEND": "tensorflow",
+        "KERAS_BACKEND": spec.backend,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": python,
@@ -129,7 +131,8 @@ class Journal:
         if self.path and self.path.exists():
             for line in self.path.read_text().splitlines():
                 record = json.loads(line)
-                self.answers[_key(record["spec"], record["round"])] = record["answer"]
+                spec = asdict(Spec(**record["spec"]))  # with what a Spec has learnt since
+                self.answers[_key(spec, record["round"])] = record["answer"]
 
     def run(self, spec: Spec, round_: int) -> dict:
         """Return the contestant's answer of this round, from the file or by running it."""
@@ -248,7 +251,7 @@ def _versions(python: str) -> str:
     code = """
 import importlib.metadata as m, platform
 found = ["Python " + platform.python_version()]
-for name in ("keras", "tensorflow", "tensorflow-cpu", "numpy", "pyspark", "elephas"):
+for name in ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy", "pyspark", "elephas"):
     try:
         found.append(name + " " + m.version(name))
     except m.PackageNotFoundError:
@@ -287,6 +290,7 @@ def add_common_options(parser, *, epochs: int, rounds: int) -> None:
     parser.add_argument("--rows", type=int, default=0, help="train on the first rows only")
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--backend", default="tensorflow", help="Keras's backend")
     parser.add_argument("--only", nargs="*", default=[], help="words that a contestant's title has")
     parser.add_argument("--journal", help="keep each answer here; take up what is missing")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
@@ -320,7 +324,7 @@ def pythons(options, specs: list[Spec]) -> dict[str, str]:
 def chosen(specs: list[Spec], options) -> list[Spec]:
     """Return the contestants that ``--only`` asks for, with the common options filled in."""
     return [
-        replace(spec, data=options.data, rows=options.rows, epochs=options.epochs)
+        replace(spec, data=options.data, rows=options.rows, epochs=options.epochs, backend=options.backend)
         for spec in specs
         if not options.only or any(word in spec.title for word in options.only)
     ]
