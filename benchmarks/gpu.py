@@ -128,9 +128,9 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
 
     from sparkdl import models
     from sparkdl.batches import Plan
-    from sparkdl.feed import Sample
     from sparkdl.merging import make_merging
     from sparkdl.rules import choose_rule
+    from sparkdl.schema import Sample
     from sparkdl.server import Traffic, make_app, serve
     from sparkdl.store import ParameterStore, RunShape
     from sparkdl.worker import TrainJob, TrainSettings

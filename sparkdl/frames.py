@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.errors import DataError
-from sparkdl.feed import Block, Column, scramble
+from sparkdl.feed import Block, scramble
+from sparkdl.schema import Column
 from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl import feed, frames, models
 from sparkdl.backends import prepare_backend
-from sparkdl.feed import Schema
+from sparkdl.schema import Schema
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import Array

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from sparkdl.errors import DataError, ModelError
-from sparkdl.feed import Column, Schema
+from sparkdl.schema import Column, Schema
 from sparkdl.structure import leaves
 from sparkdl.weights import Array, Layout
 

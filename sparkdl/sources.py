@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame, functions, types
 from sparkdl import feed, frames, launch
 from sparkdl.batches import even_split, ranks
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.feed import TRAINING, VALIDATION, Block, Counts, Sample, Schema
+from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Cluster, Stage
+from sparkdl.schema import Counts, Sample, Schema
 from sparkdl.weights import Array
 
 

@@ -18,10 +18,10 @@ from sparkdl.backends import require_distribution, require_supported
 from sparkdl.config import FitConfig, Mode, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.feed import Column, Sample, Schema
 from sparkdl.inference import InferenceJob, features_of
 from sparkdl.launch import Cluster, Stage
 from sparkdl.rules import choose_rule
+from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import (
     ArraySource,
     FrameSource,

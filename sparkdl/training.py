@@ -23,11 +23,11 @@ from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
 from sparkdl.errors import ClusterError, ConfigError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
-from sparkdl.feed import Schema
 from sparkdl.launch import Cluster, Job, Stage
 from sparkdl.merging import make_merging
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import choose_rule
+from sparkdl.schema import Schema
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.sources import Source
 from sparkdl.store import Cut, EpochResult, ParameterStore, RunShape

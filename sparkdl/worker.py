@@ -26,8 +26,9 @@ from sparkdl.batches import Integers, Plan
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint, Exchange
-from sparkdl.feed import Block, Rows, Schema
+from sparkdl.feed import Block, Rows
 from sparkdl.rules import Rule
+from sparkdl.schema import Schema
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 

@@ -9,9 +9,10 @@ from sparkdl import models
 from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.exchange import LocalExchange
-from sparkdl.feed import Rows, Sample
+from sparkdl.feed import Rows
 from sparkdl.merging import GradientRounds, make_merging
 from sparkdl.rules import choose_rule
+from sparkdl.schema import Sample
 from sparkdl.store import ParameterStore, RunShape
 from sparkdl.worker import Loop, TrainSettings
 

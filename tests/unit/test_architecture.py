@@ -12,7 +12,7 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "store", "exchange",
-    "backends.base", "feed", "frames", "models", "losses", "backends.common", "backends.stateful",
+    "backends.base", "schema", "feed", "frames", "models", "losses", "backends.common", "backends.stateful",
     "backends.tensorflow", "backends.torch", "backends.jax", "backends", "devices", "server", "client",
     "files", "worker", "tasks", "inference", "preflight", "launch", "sources", "progress", "epochs",
     "training", "spark_model", "",

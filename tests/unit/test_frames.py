@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import DataError
-from sparkdl.feed import Column
 from sparkdl.frames import KEY, PART, blocks_of_batches
+from sparkdl.schema import Column
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
 
@@ -58,11 +58,3 @@ def test_a_row_that_does_not_fit_is_named(values, shape, kind, message):
     """A null at any depth, or too few or many values, is found in its row."""
     with pytest.raises(DataError, match=message):
         blocks(values, shape, kind)
-
-
-def test_none_is_no_number():
-    """NumPy would make a NaN of it, and training would go on."""
-    column = Column("label", (), "float32")
-
-    with pytest.raises(DataError, match="row 1 of partition 0 has None"):
-        column.of([1.0, None, 2.0], "partition 0")

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed import Block, Column, Sample, Schema, weigh
 from sparkdl.structure import assemble, flatten, leaves, paths, template_of
 
 ARRAY = np.zeros(2)
@@ -44,38 +43,3 @@ LISTS = [
 def test_a_list_is_an_array_or_a_structure_by_what_the_model_takes(value, parts, expected):
     """The number of inputs decides, and where it is not known whether the parts are arrays."""
     assert expected == template_of(value, parts)
-
-
-def test_one_weight_is_that_of_every_output():
-    """As in Keras, where several outputs have weights of one array."""
-    sample = Sample.of((ARRAY, {"a": ARRAY, "b": ARRAY}, ARRAY), (1, 2))
-
-    assert sample.template == (0, {"a": 1, "b": 2}, {"a": 3, "b": 3})
-    assert sample.form == (0, {"a": 1, "b": 2}, 3)
-    assert sample.names == ("x", "y['a']", "y['b']", "sample_weight")
-
-
-SCHEMA = Schema(
-    (Column("x", (), "float32"), Column("y", (2,), "int64"), Column("w", (), "float32")), (0, 1, 2), (0, 1, 2)
-)
-
-
-@pytest.mark.parametrize(
-    ("part", "classes", "expected"),
-    [(0, None, [1, 1, 1]), (0, {0: 3.0, 1: 0.5}, [3, 0.5, 0.5]), (1, {0: 3.0}, [1, 1, 1])],
-)
-def test_rows_without_weights_get_those_of_their_classes(part, classes, expected):
-    """A label may be one-hot; validation rows, and classes without a weight, weigh 1."""
-    labels = np.array([[1, 0], [0, 1], [0, 1]])
-    block = Block(np.arange(3, dtype=np.uint64), part, (np.zeros(3, np.float32), labels))
-    (weighed,) = weigh([block], SCHEMA, classes)
-
-    assert expected == weighed.columns[2].tolist()
-
-
-def test_rows_with_weights_keep_them():
-    """What came with the rows is left alone."""
-    columns = np.zeros(1, np.float32), np.zeros((1, 2), np.int64), np.array([7], np.float32)
-    block = Block(np.zeros(1, np.uint64), 0, columns)
-
-    assert [block] == list(weigh([block], SCHEMA, {0: 3.0}))

@@ -1,0 +1,237 @@
+"""What every row has to be, and how rows make what Keras takes.
+
+The first row settles it, on the driver. A ``Sample`` is that row taken apart into flat values; its
+``Schema`` has a ``Column`` for each of them, a shape and a dtype, and says how the columns make x, y and
+sample weights. Every other row is held to the schema wherever it is read: a value that fits is stored in
+its column's dtype, and one that does not is a DataError that names the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparkdl.backends.base import Batch
+from sparkdl.errors import DataError
+from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
+from sparkdl.weights import Array
+
+Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
+PARTS = "x", "y", "sample_weight"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column of every row has to be.
+
+    Attributes:
+        name: how errors call it.
+        shape: the shape of one row's value.
+        dtype: the NumPy dtype that it is stored in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one row's value."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def of(self, values: Sequence[Any] | Array, place: str, first: int = 0) -> Array:
+        """Return the values of some rows as one array of shape (rows, *shape).
+
+        Args:
+            values: one value per row.
+            place: where the rows are, for the message.
+            first: the index of the first row there.
+
+        Raises:
+            DataError: a value has another shape or cannot be a number of this dtype; names the row.
+        """
+        try:
+            array = np.asarray(values)
+            if array.dtype != np.object_ and array.shape[1:] == self.shape:
+                return self.cast(array, place, first)
+        except ValueError:
+            pass  # Ragged; the rows are looked at one by one.
+        rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
+        return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _row(self, value: Any, place: str, index: int) -> Array:
+        try:
+            array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+            if array.dtype == object:
+                array = _present(array).astype(self.dtype)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"Expected {self.name} to be numbers of shape {self.shape}; row {index} of {place} has "
+                f"{_short(value)}."
+            ) from None
+        if array.shape != self.shape:
+            raise DataError(
+                f"Expected {self.name} of shape {self.shape}; row {index} of {place} has shape {array.shape}."
+            )
+        cast: Array = self.cast(array[None], place, index)[0]
+        return cast
+
+    def cast(self, array: Array, place: str, first: int = 0) -> Array:
+        """Return the rows in this column's dtype.
+
+        Raises:
+            DataError: they are not numbers, or whole numbers are expected and some are not.
+        """
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"Expected {self.name} to be numbers ({self.dtype}); row {first} of {place} has "
+                f"{_short(array.ravel()[:1].tolist())}."
+            )
+        result = array.astype(self.dtype, copy=False)
+        if array.dtype.kind == "f" and result.dtype.kind in "iu" and not (result == array).all():
+            bad = first + int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
+            raise DataError(
+                f"Expected {self.name} to be whole numbers ({self.dtype}), as in the first row; row {bad} of "
+                f"{place} has {_short(array[bad - first].tolist())}."
+            )
+        return result
+
+
+def _present(array: Array) -> Array:
+    """Return an array of objects; None, which NumPy would make a NaN of, is no number."""
+    if any(value is None for value in array.ravel()):
+        raise TypeError("None is not a number.")
+    return array
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What every row has to be: its flat columns, and how they make what Keras takes.
+
+    Attributes:
+        columns: those of x, then of y, then of the sample weights.
+        template: (x, y) or (x, y, sample_weight), or (x,) to predict, with the place of a column, or a
+            structure of such places, for each.
+        form: the same of rows as they come, where one weight may be that of several outputs.
+    """
+
+    columns: tuple[Column, ...]
+    template: tuple[Template, ...]
+    form: tuple[Template, ...]
+
+    @property
+    def weights(self) -> tuple[Column, ...]:
+        """The columns of the sample weights."""
+        return self.columns[min(leaves(self.template[2])) :] if len(self.template) > 2 else ()
+
+    def without_weights(self) -> Schema:
+        """Return the schema of rows that have no sample weights."""
+        columns = self.columns[: len(self.columns) - len(self.weights)]
+        return Schema(columns, self.template[:2], self.form[:2])
+
+    def with_weights(self, other: Schema) -> Schema:
+        """Return the schema of rows like these with the sample weights of another schema."""
+        weights = other.template[2], other.form[2]
+        both = zip((self.template, self.form), weights, strict=True)
+        return Schema((*self.columns, *other.weights), *((*part[:2], last) for part, last in both))
+
+    def held(self, other: Schema) -> Schema:
+        """Return the schema of validation rows, which may have other weights than training rows like these.
+
+        Raises:
+            DataError: x or y of those rows are other than here.
+        """
+        mine, theirs = self.without_weights(), other.without_weights()
+        if mine.template != theirs.template:
+            raise DataError(
+                f"validation_data should have rows like x and y: {', '.join(c.name for c in mine.columns)}; "
+                f"got {', '.join(c.name for c in theirs.columns)}."
+            )
+        for ours, given in zip(mine.columns, theirs.columns, strict=True):
+            if ours.shape != given.shape:
+                raise DataError(
+                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
+                    f"{given.shape}."
+                )
+        return Schema((*mine.columns, *other.weights), other.template, other.form)
+
+    def flatten(self, row: Any, place: str, index: int) -> tuple[Any, ...]:
+        """Return the values of a row, one per column.
+
+        Raises:
+            DataError: the row is not a tuple, or its parts have another structure; names it.
+        """
+        try:
+            return tuple(flatten(self.form, row))
+        except TypeError as error:
+            names = ", ".join(column.name for column in self.columns)
+            raise DataError(
+                f"Expected a tuple ({names}); row {index} of {place} is {_short(row)}. {error}"
+            ) from None
+
+    def batch(self, arrays: Sequence[Array]) -> Batch:
+        """Return the arrays of some rows, one per column, as Keras takes them."""
+        return Batch(*assemble(self.template, arrays))
+
+
+class Sample(NamedTuple):
+    """A row, or the arrays behind all rows: flat values, and how they make what Keras takes.
+
+    Attributes:
+        template: how the values make (x, y) or (x, y, sample_weight), or (x,).
+        form: the same of rows as they come.
+        names: what errors call each value.
+        values: the values.
+    """
+
+    template: tuple[Template, ...]
+    form: tuple[Template, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
+        """Take apart x, y and sample weights, or fewer.
+
+        One array of weights beside several outputs is that of each of them, as in Keras.
+
+        Args:
+            parts: for each an array or a structure of arrays.
+            counts: how many arrays the model takes for x and for y.
+            names: what errors call them.
+        """
+        form: list[Template] = []
+        labels: list[str] = []
+        values: list[Any] = []
+        for value, count, name in zip(parts, (*counts, counts[-1]), names, strict=False):
+            form.append(template_of(value, count, len(values)))
+            labels += paths(form[-1], name)
+            values += flatten(form[-1], value)
+        template = list(form)
+        if len(form) > 2 and isinstance(form[2], int) and not isinstance(form[1], int):
+            template[2] = assemble(form[1], dict.fromkeys(leaves(form[1]), form[2]))  # type: ignore[arg-type]
+        return cls(tuple(template), tuple(form), tuple(labels), tuple(values))
+
+    def schema(self, floatx: str) -> Schema:
+        """Return what rows like this one are: floats in Keras's float type, the rest kept.
+
+        Raises:
+            DataError: a value of the row is not made of numbers.
+        """
+        weights = set(leaves(self.form[2:]))
+        columns = []
+        for index, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
+            if value.dtype.kind not in "biuf":
+                raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
+            kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
+            columns.append(Column(name, value.shape, kind))
+        return Schema(tuple(columns), self.template, self.form)
