@@ -335,7 +335,7 @@ def known_features(model: keras.Model) -> Schema | None:
     if not inputs or len(inputs) > 1 or None in inputs[0].shape[1:]:
         return None
     dtype = keras.backend.standardize_dtype(inputs[0].dtype)
-    return Schema((Column("x", tuple(inputs[0].shape[1:]), dtype),), (0,), (0,))
+    return Schema((Column("x", tuple(inputs[0].shape[1:]), dtype),), (0,))
 
 
 def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:

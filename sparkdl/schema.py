@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -59,13 +60,13 @@ class Column:
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
                 return self.cast(array, place, first)
         except ValueError:
-            pass  # Ragged; the rows are looked at one by one.
+            pass  # Ragged, or not all numbers; the rows are looked at one by one.
         rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
 
     def _row(self, value: Any, place: str, index: int) -> Array:
         try:
-            array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+            array = as_array(value)
             if array.dtype == object:
                 array = _present(array).astype(self.dtype)
         except (TypeError, ValueError):
@@ -101,6 +102,11 @@ class Column:
         return result
 
 
+def as_array(value: Any) -> Array:
+    """Return the value of a row as an array; it may be a vector of Spark's."""
+    return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+
+
 def _present(array: Array) -> Array:
     """Return an array of objects; None, which NumPy would make a NaN of, is no number."""
     if any(value is None for value in array.ravel()):
@@ -119,30 +125,33 @@ class Schema:
 
     Attributes:
         columns: those of x, then of y, then of the sample weights.
-        template: (x, y) or (x, y, sample_weight), or (x,) to predict, with the place of a column, or a
-            structure of such places, for each.
-        form: the same of rows as they come, where one weight may be that of several outputs.
+        form: how rows come: (x, y) or (x, y, sample_weight), or (x,) to predict, with the place of a
+            column, or a structure of such places, for each.
     """
 
     columns: tuple[Column, ...]
-    template: tuple[Template, ...]
     form: tuple[Template, ...]
+
+    @cached_property
+    def template(self) -> tuple[Template, ...]:
+        """How Keras takes them: as they come, but that one weight beside several outputs is that of each."""
+        if len(self.form) < 3 or not isinstance(self.form[2], int):
+            return self.form
+        x, y, weight = self.form
+        return x, y, assemble(y, dict.fromkeys(leaves(y), weight))  # type: ignore[arg-type]
 
     @property
     def weights(self) -> tuple[Column, ...]:
         """The columns of the sample weights."""
-        return self.columns[min(leaves(self.template[2])) :] if len(self.template) > 2 else ()
+        return self.columns[len(list(leaves(self.form[:2]))) :]
 
     def without_weights(self) -> Schema:
         """Return the schema of rows that have no sample weights."""
-        columns = self.columns[: len(self.columns) - len(self.weights)]
-        return Schema(columns, self.template[:2], self.form[:2])
+        return Schema(self.columns[: len(self.columns) - len(self.weights)], self.form[:2])
 
     def with_weights(self, other: Schema) -> Schema:
-        """Return the schema of rows like these with the sample weights of another schema."""
-        weights = other.template[2], other.form[2]
-        both = zip((self.template, self.form), weights, strict=True)
-        return Schema((*self.columns, *other.weights), *((*part[:2], last) for part, last in both))
+        """Return the schema of rows like these, which have none, with another's sample weights, if any."""
+        return Schema((*self.columns, *other.weights), (*self.form, *other.form[2:]))
 
     def held(self, other: Schema) -> Schema:
         """Return the schema of validation rows, which may have other weights than training rows like these.
@@ -151,7 +160,7 @@ class Schema:
             DataError: x or y of those rows are other than here.
         """
         mine, theirs = self.without_weights(), other.without_weights()
-        if mine.template != theirs.template:
+        if mine.form != theirs.form:
             raise DataError(
                 f"validation_data should have rows like x and y: {', '.join(c.name for c in mine.columns)}; "
                 f"got {', '.join(c.name for c in theirs.columns)}."
@@ -162,7 +171,7 @@ class Schema:
                     f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
                     f"{given.shape}."
                 )
-        return Schema((*mine.columns, *other.weights), other.template, other.form)
+        return mine.with_weights(other)
 
     def flatten(self, row: Any, place: str, index: int) -> tuple[Any, ...]:
         """Return the values of a row, one per column.
@@ -184,16 +193,14 @@ class Schema:
 
 
 class Sample(NamedTuple):
-    """A row, or the arrays behind all rows: flat values, and how they make what Keras takes.
+    """A row, or the arrays behind all rows: flat values, and how they make x, y and sample weights.
 
     Attributes:
-        template: how the values make (x, y) or (x, y, sample_weight), or (x,).
-        form: the same of rows as they come.
+        form: how the values make (x, y) or (x, y, sample_weight), or (x,).
         names: what errors call each value.
         values: the values.
     """
 
-    template: tuple[Template, ...]
     form: tuple[Template, ...]
     names: tuple[str, ...]
     values: tuple[Any, ...]
@@ -201,8 +208,6 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
         """Take apart x, y and sample weights, or fewer.
-
-        One array of weights beside several outputs is that of each of them, as in Keras.
 
         Args:
             parts: for each an array or a structure of arrays.
@@ -216,10 +221,7 @@ class Sample(NamedTuple):
             form.append(template_of(value, count, len(values)))
             labels += paths(form[-1], name)
             values += flatten(form[-1], value)
-        template = list(form)
-        if len(form) > 2 and isinstance(form[2], int) and not isinstance(form[1], int):
-            template[2] = assemble(form[1], dict.fromkeys(leaves(form[1]), form[2]))  # type: ignore[arg-type]
-        return cls(tuple(template), tuple(form), tuple(labels), tuple(values))
+        return cls(tuple(form), tuple(labels), tuple(values))
 
     def schema(self, floatx: str) -> Schema:
         """Return what rows like this one are: floats in Keras's float type, the rest kept.
@@ -234,4 +236,4 @@ class Sample(NamedTuple):
                 raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
             kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
             columns.append(Column(name, value.shape, kind))
-        return Schema(tuple(columns), self.template, self.form)
+        return Schema(tuple(columns), self.form)

@@ -21,7 +21,7 @@ from sparkdl.batches import even_split, ranks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Cluster, Stage
-from sparkdl.schema import Counts, Sample, Schema
+from sparkdl.schema import Counts, Sample, Schema, as_array
 from sparkdl.weights import Array
 
 
@@ -108,10 +108,8 @@ class ArraySource(Source):
 
     def _columns(self) -> list[Array]:
         """Return the arrays as columns of the schema."""
-        return [
-            column.of(array, "x and y") if array.dtype == np.object_ else column.cast(array, "x and y")
-            for column, array in zip(self.schema.columns, self.arrays, strict=True)
-        ]
+        pairs = zip(self.schema.columns, self.arrays, strict=True)
+        return [column.of(array, "x and y") for column, array in pairs]
 
     def dealt(self, num_workers: int, seed: int | None, part: int) -> Iterator[tuple[int, Block]]:
         """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
@@ -217,8 +215,7 @@ def sample_of(row: Any, counts: Counts) -> Sample:
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
         )
     sample = Sample.of(row, counts)
-    arrays = (np.asarray(part.toArray() if hasattr(part, "toArray") else part) for part in sample.values)
-    return sample._replace(values=tuple(arrays))
+    return sample._replace(values=tuple(map(as_array, sample.values)))
 
 
 class RddSource(Source):
@@ -515,4 +512,4 @@ def share_weights(source: Source, held: Source | None) -> Schema:
     if held is None:
         return schema
     held.schema = schema.held(held.schema)
-    return schema if schema.weights else schema.with_weights(held.schema) if held.schema.weights else schema
+    return schema if schema.weights else schema.with_weights(held.schema)

@@ -476,9 +476,8 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
         raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
     if schema.weights:
         return schema
-    place = len(schema.columns)
     column = Column("class_weight", (), keras.config.floatx())
-    return Schema((*schema.columns, column), (*schema.template, place), (*schema.form, place))
+    return Schema((*schema.columns, column), (*schema.form, len(schema.columns)))
 
 
 def load_spark_model(

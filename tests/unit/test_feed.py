@@ -7,7 +7,7 @@ from sparkdl.feed import Block, weigh
 from sparkdl.schema import Column, Schema
 
 SCHEMA = Schema(
-    (Column("x", (), "float32"), Column("y", (2,), "int64"), Column("w", (), "float32")), (0, 1, 2), (0, 1, 2)
+    (Column("x", (), "float32"), Column("y", (2,), "int64"), Column("w", (), "float32")), (0, 1, 2)
 )
 
 

@@ -13,9 +13,9 @@ def test_one_weight_is_that_of_every_output():
     """As in Keras, where several outputs have weights of one array."""
     sample = Sample.of((ARRAY, {"a": ARRAY, "b": ARRAY}, ARRAY), (1, 2))
 
-    assert sample.template == (0, {"a": 1, "b": 2}, {"a": 3, "b": 3})
     assert sample.form == (0, {"a": 1, "b": 2}, 3)
     assert sample.names == ("x", "y['a']", "y['b']", "sample_weight")
+    assert sample.schema("float32").template == (0, {"a": 1, "b": 2}, {"a": 3, "b": 3})
 
 
 def test_none_is_no_number():
