@@ -52,7 +52,7 @@ help: ## show this list
 
 .venv-backends/.made: setup.cfg
 	$(call make_environment,.venv-backends,$(PYTHON))
-	.venv-backends/bin/python $(PIP_INSTALL) --editable '.[jax,torch,test]'
+	.venv-backends/bin/python $(PIP_INSTALL) --editable '.[spark,jax,torch,test]'
 	@touch $@
 
 # -- what a user sees first -----------------------------------------------------------------------
@@ -79,10 +79,11 @@ test-highest: .venv-highest/.made ## the tests on the newest versions that are s
 	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(call whole,highest) $(ARGS)
 
 # What every backend has to do. TensorFlow does it in `make test`.
-test-backends: .venv-backends/.made ## the contract of a backend, on JAX and on torch
+test-backends: .venv-backends/.made ## what every backend has to do, on JAX and on torch
 	@for backend in jax torch; do \
 		echo "On $$backend"; \
-		KERAS_BACKEND=$$backend .venv-backends/bin/python -m pytest tests/keras/test_contract.py \
+		$(call spark,.venv-backends) KERAS_BACKEND=$$backend .venv-backends/bin/python -m pytest \
+			tests/keras/test_contract.py tests/spark/test_backends.py \
 			$(call whole,$$backend) $(ARGS) || exit 1; \
 	done
 

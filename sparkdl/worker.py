@@ -329,22 +329,22 @@ class Loop:
     def _evaluate(self, epoch: int) -> Update:
         """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
         self.stepper.settle()
-        replica, model = self.replica, self.replica.model
-        kept = models.read(models.metric_variables(model))
+        replica = self.replica  # asked for its model anew after every move: JAX's values lie elsewhere
+        kept = models.read(models.metric_variables(replica.model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
             own = replica.read()
             replica.write(Center(center.parameters, center.statistics))
-        model.reset_metrics()
+        replica.model.reset_metrics()
         evaluate(replica, self.validation, self.settings.validation_batch_size)
         states = self._metric_states() if self.validation.count else b""
         if center.kind is Answer.CENTER:
             replica.write(Center(own.vector, own.statistics))
-        variables = models.metric_variables(model)
+        variables = models.metric_variables(replica.model)
         if len(kept) == len(variables):
             models.write(variables, kept)
         else:
-            model.reset_metrics()
+            replica.model.reset_metrics()
         return Update(
             kind=Kind.VALIDATION, epoch=epoch, metrics=states, rows=self.validation.count,
             base_version=center.version,

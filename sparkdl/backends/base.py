@@ -69,7 +69,7 @@ class Replica(Protocol):
 
     @property
     def model(self) -> Any:
-        """The Keras model, its variables up to date."""
+        """The Keras model, its variables up to date until the replica's next move."""
 
     def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss.

@@ -1,0 +1,75 @@
+"""A fit on Spark is the same promise on every backend that Keras runs on.
+
+``KERAS_BACKEND`` chooses it; ``make test-backends`` runs this file on JAX and on torch. TensorFlow, on which
+all other tests run, does it as part of the whole product.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+
+pytestmark = [pytest.mark.usefixtures("spark")]
+if keras.backend.backend() == "tensorflow":
+    pytestmark.append(pytest.mark.whole)
+
+
+def test_two_workers_train_as_one_process_does(problem):
+    """Weights, history, scores and predictions are those of plain Keras."""
+    model, reference = problem.model(), problem.model()
+    options = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0}
+    spark_model = SparkModel(model, num_workers=2)
+    history = spark_model.fit(problem.x, problem.y, **options).history
+    expected = reference.fit(problem.x, problem.y, **options).history
+
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert expected.keys() == history.keys()
+    for name, values in expected.items():
+        assert values == pytest.approx(history[name], rel=1e-4)
+    scores = spark_model.evaluate(problem.x, problem.y)
+    assert reference.evaluate(problem.x, problem.y, verbose=0) == pytest.approx(scores, rel=1e-4)
+    np.testing.assert_allclose(
+        spark_model.predict(problem.x), reference.predict(problem.x, verbose=0), atol=1e-5
+    )
+
+
+FREE = [("asynchronous", "epoch"), ("hogwild", "batch")]
+
+
+def halves(problem):
+    """Return rows to train on, and options with others to validate on."""
+    held = problem.x[150:], problem.y[150:]
+    return (problem.x[:150], problem.y[:150], 16), {"verbose": 0, "seed": 1, "validation_data": held}
+
+
+@pytest.mark.parametrize(("mode", "frequency"), FREE)
+def test_workers_that_wait_for_nobody_train(problem, mode, frequency):
+    """Losses fall, on the rows of the training and on others, and each epoch is in the history."""
+    rows, options = halves(problem)
+    model = problem.model(keras.optimizers.Adam(0.02))
+    before = model.evaluate(problem.x[150:], problem.y[150:], verbose=0)[0]
+    spark_model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2)
+    history = spark_model.fit(*rows, epochs=6, **options).history
+
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == history.keys()
+    assert [6] * 4 == [len(values) for values in history.values()]
+    assert history["loss"][-1] < 0.75 * history["loss"][0]
+    assert history["val_loss"][-1] < 0.75 * before
+
+
+@pytest.mark.parametrize(("mode", "frequency"), FREE)
+def test_rows_to_validate_on_do_not_count_as_rows_of_an_epoch(problem, mode, frequency):
+    """Workers validate an epoch in the midst of the next: a model that stays measures the same in each."""
+    rows, options = halves(problem)
+    model = problem.model(keras.optimizers.SGD(0.0))
+    loss, accuracy = model.evaluate(*rows[:2], verbose=0)
+    val_loss, val_accuracy = model.evaluate(*options["validation_data"], verbose=0)
+    spark_model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2)
+    history = spark_model.fit(*rows, epochs=6, **options).history
+
+    assert [loss] * 6 == pytest.approx(history["loss"], rel=1e-5)
+    assert [accuracy] * 6 == pytest.approx(history["accuracy"], rel=1e-5)
+    assert [val_loss] * 6 == pytest.approx(history["val_loss"], rel=1e-5)
+    assert [val_accuracy] * 6 == pytest.approx(history["val_accuracy"], rel=1e-5)
