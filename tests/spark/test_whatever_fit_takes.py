@@ -133,6 +133,31 @@ def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     assert history.history["val_loss"][-1] == pytest.approx(held["loss"], rel=1e-4)
 
 
+def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
+    """A dict of names weighs each output's rows by their own column, as model.fit does by arrays."""
+    share = functions.col("row") / (ROWS - 1)
+    frame = two.frame(spark).withColumn("rising", 2 * share).withColumn("falling", 1 - share)
+    names = {
+        "features_col": {"words": "words", "points": ["a", "b", "c", "d"]},
+        "label_col": {"sign": "sign", "sum": "sum"},
+        "sample_weight": {"sign": "rising", "sum": "falling"},
+    }
+    spark_model, reference = SparkModel(two.model(), num_workers=2), two.model()
+    # A DataFrame's rows come in an order of its own: batches are of all of them.
+    history = spark_model.fit(frame, batch_size=ROWS, epochs=8, verbose=0, **names).history
+    expected = reference.fit(two.x, two.y, ROWS, 8, 0, sample_weight=two.weights).history
+
+    scores = reference.evaluate(two.x, two.y, ROWS, 0, two.weights, return_dict=True)
+    ours = spark_model.evaluate(frame, batch_size=ROWS, return_dict=True, **names)
+
+    assert close(spark_model.model, reference)
+    assert expected.keys() == history.keys()
+    assert scores.keys() == ours.keys()
+    for name in ("loss", "sum_mae"):  # Keras's loss of one output is a mean over batches, uneven on workers
+        assert expected[name] == pytest.approx(history[name], rel=1e-4)
+        assert scores[name] == pytest.approx(ours[name], rel=1e-4)
+
+
 def test_class_weights_are_keras_s(spark, problem):
     """A row weighs what its class does; validation rows weigh alike."""
     weights, split = {0: 3.0, 2: 0.25}, (problem.x[:50], problem.y[:50])
