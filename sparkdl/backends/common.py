@@ -6,11 +6,14 @@ or runs, the optimizer is one that keeps the gradients instead of applying them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
 from sparkdl.backends.base import Reading
+from sparkdl.errors import ModelError
 from sparkdl.weights import Vector
 
 SCALARS = 3  # at the end of what is read: the loss metric's total and count, and a denominator
@@ -20,13 +23,25 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An optimizer that keeps the gradients of one step instead of applying them.
 
     Args:
-        optimizer: the real optimizer, which scales the loss where it must.
+        model: the model, whose real optimizer scales the loss where it must.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(learning_rate=0.0)
-        self.real = optimizer
+        self.model, self.real = model, model.optimizer
+        self.places = [id(variable) for variable in model.trainable_variables]
         self.gradients: list[Any] = []
+        self.taken = False
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Stand in the place of the model's optimizer for one step."""
+        self.gradients, self.taken = [None] * len(self.places), False
+        self.model.optimizer = self
+        try:
+            yield
+        finally:
+            self.model.optimizer = self.real
 
     @property
     def variables(self) -> list[Any]:
@@ -38,12 +53,33 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.real.scale_loss(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients; None stands for a variable that the loss does not depend on."""
+        """Keep the gradients; None stands for a variable that the loss does not move.
+
+        Raises:
+            ModelError: the step has applied others before.
+        """
+        self._take()
         self.gradients = list(grads)
+        if trainable_variables is not None:  # some of them, maybe, in an order of their own
+            moved = dict(zip(map(id, trainable_variables), self.gradients, strict=True))
+            self.gradients = [moved.get(place) for place in self.places]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Return the trainable variables, and the gradients in the place of the optimizer's variables."""
+        """Return the trainable variables, and the gradients in the place of the optimizer's variables.
+
+        Raises:
+            ModelError: the step has applied others before.
+        """
+        self._take()
         return trainable_variables, grads
+
+    def _take(self) -> None:
+        if self.taken:
+            raise ModelError(
+                "train_step applies gradients more than once, and workers that make each update together "
+                'exchange them once a step. Set frequency to a number of batches or to "epoch".'
+            )
+        self.taken = True
 
 
 def reading(values: Vector, size: int) -> Reading:

@@ -39,7 +39,7 @@ class JaxReplica:
         models.optimizer_variables(model)
         places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
         self._statistics = [places[id(variable)] for variable in models.statistics(model)]
-        self._capture = Capture(model.optimizer) if joint else None
+        self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
         self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
         self._size = models.layout_of(models.trainable(model)).size
@@ -106,12 +106,9 @@ class JaxReplica:
     ) -> tuple[Any, State]:
         if mean is not None:
             state = self._apply_gradient(state, progress, mean)
-        self._model.optimizer = self._capture
-        try:
-            with self._following(progress), watched(scale) as watch:
-                _, (_, other, gradients, metrics) = self._model.train_step(state, data)
-        finally:
-            self._model.optimizer = self._optimizer
+        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        with self._capture.in_place(), self._following(progress), watched(scale) as watch:
+            _, (_, other, gradients, metrics) = self._model.train_step(state, data)
         after = state[0], other, state[2], metrics
         return self._packed(after, gradients, watch.denominator()), after
 

@@ -30,7 +30,7 @@ class StatefulReplica(ABC):
         self._statistics = models.statistics(model)
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
         self._size = sum(int(np.prod(variable.shape, dtype=int)) for variable in self._trainable)
-        self._capture = Capture(model.optimizer) if joint else None
+        self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
         self._gradient = self.compiled(self._take_gradient, "train")
         self._apply_and_take = self.compiled(self._apply_and_take_gradient, "train")
@@ -62,12 +62,8 @@ class StatefulReplica(ABC):
 
     def _take_gradient(self, scale: Any, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
-        real, self.model.optimizer = self.model.optimizer, self._capture
-        try:
-            with watched(scale) as watch:
-                self.model.train_step(data)
-        finally:
-            self.model.optimizer = real
+        with self._capture.in_place(), watched(scale) as watch:
+            self.model.train_step(data)
         return self._packed(self._capture.gradients, watch.denominator())
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None) -> Any:

@@ -1,0 +1,97 @@
+"""A model whose training step, or whose loss, is the user's own trains as it does in model.fit."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sparkdl import SparkModel
+from sparkdl.errors import WorkerError
+
+
+@keras.saving.register_keras_serializable("steps")
+class Taped(keras.Model):
+    """A training step as Keras's guide writes it."""
+
+    def moved(self):
+        return self.trainable_variables
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted)
+        variables = self.moved()
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        for metric in self.metrics:
+            metric.update_state(*([loss] if metric.name == "loss" else [y, predicted]))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@keras.saving.register_keras_serializable("steps")
+class Chosen(Taped):
+    """A training step that moves all variables but the first, from the last one on."""
+
+    def moved(self):
+        return self.trainable_variables[:0:-1]
+
+
+@keras.saving.register_keras_serializable("steps")
+class Twice(keras.Model):
+    """A training step that makes two steps of a batch."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
+@keras.saving.register_keras_serializable("steps")
+class Confident(keras.Model):
+    """A loss of its own: Keras's, and a penalty on predictions that are not sure."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        doubt = -keras.ops.sum(y_pred * keras.ops.log(y_pred + 1e-6), axis=-1)
+        return loss + 0.3 * keras.ops.mean(doubt)
+
+
+def make(problem, kind):
+    plain = problem.model()
+    made = kind(plain.inputs[0], plain.outputs[0], name=kind.__name__)
+    optimizer = keras.optimizers.SGD(0.3, momentum=0.9)
+    made.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+def whole_batches(problem):
+    """Return rows of six batches: a loss metric that is not told the rows of a batch takes all for equal."""
+    return (problem.x[:192], problem.y[:192]), {"batch_size": 32, "shuffle": False, "verbose": 0}
+
+
+@pytest.mark.parametrize("kind", [Taped, Chosen, Confident])
+def test_steps_and_losses_of_ones_own(spark, problem, kind):
+    """Two workers end with the weights and the history of one process."""
+    ours, reference, start = (make(problem, kind) for _ in range(3))
+    rows, options = whole_batches(problem)
+    expected = reference.fit(*rows, epochs=3, **options).history
+    history = SparkModel(ours, num_workers=2).fit(*rows, epochs=3, **options).history
+
+    for mine, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert (kind is Chosen) is np.array_equal(ours.get_weights()[0], start.get_weights()[0])
+    assert expected.keys() == history.keys()
+    for name, values in expected.items():
+        assert values == pytest.approx(history[name], rel=1e-4)
+
+
+def test_a_step_that_applies_gradients_twice(spark, problem):
+    """It is refused where workers exchange gradients, and trains as it is where they exchange weights."""
+    ours, reference = make(problem, Twice), make(problem, Twice)
+    rows, options = whole_batches(problem)
+    with pytest.raises(WorkerError, match="train_step applies gradients more than once"):
+        SparkModel(ours, num_workers=2).fit(*rows, **options)
+    reference.fit(*rows, epochs=2, **options)
+    SparkModel(ours, frequency="epoch", num_workers=1).fit(*rows, epochs=2, **options)
+
+    for mine, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
