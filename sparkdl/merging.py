@@ -11,13 +11,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Merge, Rule
-from sparkdl.weights import EMPTY, Vector
+from sparkdl.weights import EMPTY, Vector, window_share
 from sparkdl.wire import Answer, Flag, Reply, Update
 
 PATIENCE = 20.0  # seconds that a request may wait before its worker is told to ask again
@@ -239,9 +238,13 @@ class DeltaRounds(Rounds):
 class Locked(Merging):
     """Asynchronous: each update is merged under one lock, its staleness known."""
 
-    def __init__(self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule) -> None:
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
+        decays: Vector | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(parameters.copy(), statistics.copy(), num_workers)
         self.rule, self.state = rule, rule.init(parameters)
+        self.decays = np.full_like(statistics, np.nan) if decays is None else decays
         self.last: dict[int, int] = {}
 
     def next_sequence(self, worker: int) -> int:
@@ -278,7 +281,9 @@ class Locked(Merging):
         merge = Merge(self.version - update.base_version, self.num_workers)
         self.last[update.worker] = update.sequence
         self.losses.append(update.loss)
-        self.statistics += (update.statistics - self.statistics) / np.float32(self.num_workers)
+        if len(self.statistics):
+            share = window_share(self.decays, update.steps, self.num_workers)
+            self.statistics += share * (update.statistics - self.statistics)
         self.version += 1
         return merge
 
@@ -290,8 +295,11 @@ class Striped(Locked):
     ``+=`` from two threads loses additions; a reader may see one update's first half and another's second.
     """
 
-    def __init__(self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule) -> None:
-        super().__init__(parameters, statistics, num_workers, rule)
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
+        decays: Vector | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, statistics, num_workers, rule, decays)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
@@ -344,10 +352,23 @@ def _check_generation(merging: Merging, update: Update) -> None:
 
 
 def make_merging(
-    joint: bool, mode: str, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule
-) -> Merging:
-    """Return the way of merging of a mode; ``joint`` merges gradients instead of deltas."""
+    joint: bool, mode: str, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
+    decays: Vector | None = None,
+) -> Merging:  # fmt: skip
+    """Return the way of merging of a mode.
+
+    Args:
+        joint: whether gradients are merged, and not deltas.
+        mode: "synchronous", "asynchronous" or "hogwild".
+        parameters: the center variable.
+        statistics: the moving statistics.
+        num_workers: how many workers send updates.
+        rule: what becomes of a delta.
+        decays: how much of each statistic a training step keeps; nan, or None for all: not known.
+    """
     if joint:
         return GradientRounds(parameters, statistics, num_workers)
-    kinds: dict[str, Any] = {"synchronous": DeltaRounds, "asynchronous": Locked, "hogwild": Striped}
-    return kinds[mode](parameters, statistics, num_workers, rule)  # type: ignore[no-any-return]
+    if mode == "synchronous":
+        return DeltaRounds(parameters, statistics, num_workers, rule)
+    kind = {"asynchronous": Locked, "hogwild": Striped}[mode]
+    return kind(parameters, statistics, num_workers, rule, decays)

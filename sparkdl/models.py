@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import nan, prod
 from types import FunctionType
 from typing import Any
 
@@ -25,7 +27,7 @@ import numpy as np
 from sparkdl.errors import DataError, ModelError
 from sparkdl.schema import Column, Schema
 from sparkdl.structure import leaves
-from sparkdl.weights import Array, Layout
+from sparkdl.weights import Array, Layout, Vector
 
 Objects = dict[str, Any]
 
@@ -86,6 +88,29 @@ def statistics(model: keras.Model) -> list[Any]:
         for variable in model.non_trainable_weights
         if id(variable) not in frozen and "float" in keras.backend.standardize_dtype(variable.dtype)
     ]
+
+
+def decays(model: keras.Model) -> Vector:
+    """Return how much of each moving statistic one training step keeps, as a vector; nan: not known."""
+    again = _called_again(model)  # such a layer moves more than once in a step
+    known = {
+        id(variable): layer.momentum
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.momentum < 1
+        if id(layer) not in again
+        for variable in (layer.moving_mean, layer.moving_variance)
+    }
+    parts = [(known.get(id(variable), nan), prod(variable.shape)) for variable in statistics(model)]
+    return np.repeat([decay for decay, _ in parts], [size for _, size in parts]).astype(np.float32)
+
+
+def _called_again(model: keras.Model) -> set[int]:
+    """Return which layers a model's graphs call more than once, and the layers in those, by id."""
+    layers = model._flatten_layers()
+    graphs = (getattr(layer, "_functional", None) or layer for layer in layers)
+    depths = (depth for graph in graphs for depth in getattr(graph, "_nodes_by_depth", {}).values())
+    calls = Counter(id(node.operation) for nodes in depths for node in nodes)
+    return {id(part) for layer in layers if calls[id(layer)] > 1 for part in layer._flatten_layers()}
 
 
 def generators(model: keras.Model) -> list[Any]:

@@ -312,7 +312,7 @@ class Run:
         )  # fmt: skip
         merging = make_merging(
             self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),
-            self.num_workers, self.rule,
+            self.num_workers, self.rule, models.decays(self.request.model),
         )  # fmt: skip
         return ParameterStore(shape, merging, self.request.states)
 

@@ -35,6 +35,26 @@ def address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def window_share(decays: Vector, steps: int, workers: int) -> Vector:
+    """Return how far a window moves the center's moving statistics towards those of its own batches.
+
+    A moving average keeps ``decay`` of itself in each step, so ``decay ** steps`` in a window: with the rest
+    as the share, what workers add one after the other is the moving average over all their batches, however
+    stale they were. It lies between what it is made of: a variance stays one.
+
+    Args:
+        decays: how much of each statistic a step keeps; nan where it is not known, and a K-th is taken.
+        steps: local steps of the window, at least 1.
+        workers: K.
+    """
+    return np.where(np.isnan(decays), np.float32(1 / workers), 1 - decays**steps)
+
+
+def window_statistics(before: Vector, after: Vector, decays: Vector, steps: int) -> Vector:
+    """Return the statistics of a window's own batches, or those after it where no decay is known."""
+    return np.where(np.isnan(decays), after, before + (after - before) / window_share(decays, steps, 1))
+
+
 @dataclass(frozen=True)
 class Layout:
     """The shapes and dtypes of an ordered list of variables.

@@ -29,6 +29,7 @@ from sparkdl.exchange import Endpoint, Exchange
 from sparkdl.feed import Block, Rows
 from sparkdl.rules import Rule
 from sparkdl.schema import Schema
+from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 
@@ -52,10 +53,14 @@ class TrainSettings:
 
 
 class Stepper(ABC):
-    """What a window of batches does to a replica."""
+    """What a window of batches does to a replica.
+
+    Attributes:
+        workers: how many workers send updates that are merged one by one; 1 in rounds.
+    """
 
     def __init__(self, replica: Replica, rule: Rule) -> None:
-        self.replica, self.rule = replica, rule
+        self.replica, self.rule, self.workers = replica, rule, 1
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
 
@@ -148,7 +153,8 @@ class LocalSteps(Stepper):
 
     def __init__(self, replica: Replica, rule: Rule) -> None:
         super().__init__(replica, rule)
-        self.before = replica.read().vector
+        self.decays = models.decays(replica.model)
+        self.before, self.statistics, _, _ = replica.read()
         self.center: Center | None = None
         self.after: Reading | None = None
 
@@ -170,7 +176,10 @@ class LocalSteps(Stepper):
         after, self.after = self.after, None
         if after is None:
             return self.sent(Kind.DELTA, None)
-        return self.sent(Kind.DELTA, after._replace(vector=after.vector - self.before, denominator=0.0))
+        moved, statistics = after.vector - self.before, after.statistics
+        if self.workers > 1 and len(statistics):
+            statistics = window_statistics(self.statistics, statistics, self.decays, self.steps)
+        return self.sent(Kind.DELTA, after._replace(vector=moved, statistics=statistics, denominator=0.0))
 
     def adopt(self, reply: Reply) -> None:
         """Go on from what the rule makes of the center."""
@@ -181,9 +190,11 @@ class LocalSteps(Stepper):
         """Go on from the center that a reply holds."""
         self.center = Center(self.rule.adopt(self.before, reply.parameters), reply.statistics)
         self.before, self.version = self.center.parameters, reply.version
+        if len(reply.statistics):
+            self.statistics = reply.statistics
         if not self.replica.exact:  # a variable of lower precision does not hold quite what it is set to
             self.settle()
-            self.before = self.replica.read().vector
+            self.before, self.statistics, _, _ = self.replica.read()
 
 
 class Loop:
@@ -222,6 +233,8 @@ class Loop:
         """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
+        if not self.settings.rounds:
+            self.stepper.workers = len(self.plan.rows)
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
         if begin["restore"]:

@@ -1,6 +1,7 @@
 """A run without Spark: the workers are threads, their store is in the same process."""
 
 import threading
+from functools import partial
 
 import keras
 import numpy as np
@@ -43,7 +44,7 @@ def train(
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
-    make = merging or make_merging
+    make = merging or partial(make_merging, decays=models.decays(model))
     store = ParameterStore(shape, make(joint, mode, center, held, len(rows), rule))
     settings = TrainSettings(plan, epochs, mode == "synchronous", rule, batch_size)
     errors = []

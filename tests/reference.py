@@ -8,7 +8,8 @@ hogwild has the same arithmetic.
 Letters and signs are those of the design notes: c is the center, delta = after - before, n_k are
 the rows that worker k used, staleness is the number of versions merged since its last pull, K are
 the workers. Trainable weights follow the rule; statistics (BatchNorm's moving mean and variance)
-are averaged, never summed. Each replica keeps its optimizer for the whole run. A learning-rate
+are averaged by rows in rounds, and else the moving averages of all batches in the order of merging.
+Each replica keeps its optimizer for the whole run. A learning-rate
 schedule follows the replica's own iterations here, so compare runs with a constant rate.
 
 Every function takes a ``make_model`` that returns a compiled model, the initial ``weights`` (as of
@@ -118,13 +119,16 @@ def synchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequ
 def asynchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, rule, seed=None):
     """Workers in turn: train a window from the last pull, merge its delta, pull."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
-    trainable = [variable.trainable for variable in replicas[0].model.weights]
+    momenta = momenta_of(replicas[0].model)
     center, version = weights, 0
 
-    def merged(replica, delta):
-        staleness = version - replica.version
-        for c, d, before, follows_rule in zip(center, delta, replica.before, trainable, strict=True):
-            yield c + (RULES[rule](d, staleness, workers) if follows_rule else (before + d - c) / workers)
+    def merged(replica, delta, rows):
+        staleness, steps = version - replica.version, -(-rows // batch_size)
+        for c, d, before, momentum in zip(center, delta, replica.before, momenta, strict=True):
+            if momentum is None:
+                yield c + RULES[rule](d, staleness, workers)
+            else:
+                yield momentum**steps * (c - before) + before + d
 
     working = [(replica, replica.run(epochs, frequency)) for replica in replicas]
     while working:
@@ -133,7 +137,18 @@ def asynchronous(make_model, weights, x, y, *, workers, batch_size, epochs, freq
             if update is None:
                 working.remove((replica, turn))
                 continue
-            center, version = list(merged(replica, update[0])), version + 1
+            center, version = list(merged(replica, *update)), version + 1
             replica.pull(center, version)
     replicas[0].pull(center)
     return replicas[0].model
+
+
+def momenta_of(model):
+    """Return, for each weight, the momentum of the moving average that it is, or None."""
+    known = {
+        id(variable): layer.momentum
+        for layer in model.layers
+        for variable in layer.non_trainable_variables
+        if hasattr(layer, "momentum")
+    }
+    return [known.get(id(variable)) for variable in model.weights]

@@ -250,7 +250,26 @@ def test_batch_normalization_sees_its_own_worker():
     assert distance(model, reference, start) < 1e-3
 
 
-@pytest.mark.parametrize(("mode", "window"), [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)])
+FREE = [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)]
+
+
+@pytest.mark.parametrize(("mode", "window"), FREE)
+def test_moving_statistics_take_in_every_batch_of_every_worker(mode, window):
+    """They move as far as in one process that sees as many batches, whoever was how stale."""
+    x, momentum = 3 + 2 * numbers(3), 0.95
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.BatchNormalization(momentum=momentum), layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    train(model, x, x[:, :1], mode=mode, window=window, rows=(64, 32), batch_size=16, epochs=EPOCHS)
+    kept = momentum ** (6 * EPOCHS)
+
+    mean, variance = (v.numpy() for v in model.layers[0].non_trainable_variables)
+    np.testing.assert_allclose(mean, (1 - kept) * x.mean(axis=0), rtol=0.15)
+    np.testing.assert_allclose(variance, kept + (1 - kept) * x.var(axis=0), rtol=0.15)
+
+
+@pytest.mark.parametrize(("mode", "window"), FREE)
 def test_a_moving_variance_is_never_negative(mode, window):
     """Statistics are averaged, not added, wherever updates meet."""
     model, (x, y, _) = problem(convolutional)

@@ -13,6 +13,7 @@ from sparkdl import merging
 from sparkdl.errors import RefusedError
 from sparkdl.merging import DeltaRounds, GradientRounds, Locked, Striped, make_merging
 from sparkdl.rules import Average, DynSGD, Sum
+from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 
@@ -270,13 +271,43 @@ def test_dynsgd_knows_how_stale_an_update_is(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_statistics_move_by_a_kth_part(kind):
-    """Moving statistics are averaged, never summed."""
+    """Moving statistics whose decay is not known are averaged, never summed."""
     center = kind(vector(0.0), vector(0.0), 2, Sum())
     for worker, value in enumerate([4.0, 8.0]):
         update = delta(worker, 0.0, statistics=vector(value))
         center.push(update, lambda update=update: update, words)
 
     assert [5.0] == center.statistics.tolist()
+
+
+WINDOWS = st.lists(
+    st.tuples(st.integers(0, 2), st.booleans(), st.lists(st.floats(0, 9, width=32), min_size=1, max_size=9)),
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(windows=WINDOWS, decay=st.floats(0, 0.984375, width=32))
+def test_statistics_are_the_moving_average_of_all_batches(kind, windows, decay):
+    """However stale a worker was, its batches count as in one process; so no variance gets below 0."""
+    center = kind(vector(0.0), vector(1.0), 3, Sum(), vector(decay))
+    pulled, expected = [1.0] * 3, 1.0
+    for number, (worker, pulls, batches) in enumerate(windows):
+        after = pulled[worker]
+        for batch in batches:
+            after = decay * after + (1 - decay) * batch
+            expected = decay * expected + (1 - decay) * batch
+        ends = vector(pulled[worker]), vector(after)
+        update = delta(
+            worker, 0.0, sequence=number, statistics=window_statistics(*ends, vector(decay), len(batches))
+        )
+        update.steps = len(batches)
+        reply = center.push(update, lambda update=update: update, words)
+        if pulls:
+            pulled[worker] = float(reply.statistics[0])
+
+    assert center.statistics[0] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert center.statistics[0] > -1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
