@@ -68,4 +68,5 @@ def test_a_frozen_base_serves_a_new_head():
     output = run("transfer_learning.py")
 
     assert "The base is as it was: True" in output
-    assert float(output.rsplit("Accuracy on new garments:", 1)[1]) > 0.5
+    # Of five classes chance finds 0.2; plain Keras comes to between 0.68 and 0.78, by its seed.
+    assert float(output.rsplit("Accuracy on new garments:", 1)[1]) > 0.6
