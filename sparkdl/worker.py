@@ -55,12 +55,13 @@ class TrainSettings:
 class Stepper(ABC):
     """What a window of batches does to a replica.
 
-    Attributes:
-        workers: how many workers send updates that are merged one by one; 1 in rounds.
+    Args:
+        replica: the replica.
+        settings: what is to be known of the run.
     """
 
-    def __init__(self, replica: Replica, rule: Rule) -> None:
-        self.replica, self.rule, self.workers = replica, rule, 1
+    def __init__(self, replica: Replica, settings: TrainSettings) -> None:
+        self.replica, self.settings = replica, settings
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
 
@@ -110,8 +111,8 @@ class JointSteps(Stepper):
     The mean is applied in the same call that takes the next gradient, which saves a call per batch.
     """
 
-    def __init__(self, replica: Replica, rule: Rule) -> None:
-        super().__init__(replica, rule)
+    def __init__(self, replica: Replica, settings: TrainSettings) -> None:
+        super().__init__(replica, settings)
         self.mean: Mean | None = None
 
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
@@ -151,8 +152,8 @@ class LocalSteps(Stepper):
     one that takes its last step.
     """
 
-    def __init__(self, replica: Replica, rule: Rule) -> None:
-        super().__init__(replica, rule)
+    def __init__(self, replica: Replica, settings: TrainSettings) -> None:
+        super().__init__(replica, settings)
         self.decays = models.decays(replica.model)
         self.before, self.statistics, _, _ = replica.read()
         self.center: Center | None = None
@@ -177,7 +178,7 @@ class LocalSteps(Stepper):
         if after is None:
             return self.sent(Kind.DELTA, None)
         moved, statistics = after.vector - self.before, after.statistics
-        if self.workers > 1 and len(statistics):
+        if len(statistics) and not self.settings.rounds:
             statistics = window_statistics(self.statistics, statistics, self.decays, self.steps)
         return self.sent(Kind.DELTA, after._replace(vector=moved, statistics=statistics, denominator=0.0))
 
@@ -188,7 +189,7 @@ class LocalSteps(Stepper):
 
     def load(self, reply: Reply) -> None:
         """Go on from the center that a reply holds."""
-        self.center = Center(self.rule.adopt(self.before, reply.parameters), reply.statistics)
+        self.center = Center(self.settings.rule.adopt(self.before, reply.parameters), reply.statistics)
         self.before, self.version = self.center.parameters, reply.version
         if len(reply.statistics):
             self.statistics = reply.statistics
@@ -226,15 +227,13 @@ class Loop:
         self.evaluated = -1
         self.learning_rate = float("nan")
         kind = JointSteps if settings.plan.joint else LocalSteps
-        self.stepper: Stepper = kind(replica, settings.rule)
+        self.stepper: Stepper = kind(replica, settings)
         self.followed = None if settings.plan.joint else models.follow(replica.model)
 
     def run(self, notes: dict[str, Any]) -> None:
         """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
-        if not self.settings.rounds:
-            self.stepper.workers = len(self.plan.rows)
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
         if begin["restore"]:

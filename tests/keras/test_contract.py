@@ -254,14 +254,15 @@ FREE = [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)]
 
 
 @pytest.mark.parametrize(("mode", "window"), FREE)
-def test_moving_statistics_take_in_every_batch_of_every_worker(mode, window):
+@pytest.mark.parametrize("rows", [(96,), (64, 32)])
+def test_moving_statistics_take_in_every_batch_of_every_worker(rows, mode, window):
     """They move as far as in one process that sees as many batches, whoever was how stale."""
     x, momentum = 3 + 2 * numbers(3), 0.95
     model = keras.Sequential(
         [keras.Input((3,)), layers.BatchNormalization(momentum=momentum), layers.Dense(1)]
     )
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    train(model, x, x[:, :1], mode=mode, window=window, rows=(64, 32), batch_size=16, epochs=EPOCHS)
+    train(model, x, x[:, :1], mode=mode, window=window, rows=rows, batch_size=16, epochs=EPOCHS)
     kept = momentum ** (6 * EPOCHS)
 
     mean, variance = (v.numpy() for v in model.layers[0].non_trainable_variables)
