@@ -22,7 +22,7 @@ import numpy as np
 from sparkdl import client, devices, feed, models
 from sparkdl.backends import distributed, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
-from sparkdl.batches import Integers, Plan
+from sparkdl.batches import Integers, Plan, Span
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint, Exchange
@@ -224,6 +224,7 @@ class Loop:
         self.stopped = False
         self.epoch, self.seen_rows = 0, 0
         self.order: tuple[int, Integers] = -1, np.zeros(0, np.int64)
+        self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
         self.learning_rate = float("nan")
         kind = JointSteps if settings.plan.joint else LocalSteps
@@ -267,11 +268,11 @@ class Loop:
         self.seen_rows = 0
         start = self.plan.sequence(self.epoch)
         for window in range(sequence - start, self.plan.windows):
-            spans = list(self.plan.spans(self.epoch, window))
+            spans, gathered = self._window(start + window)
             for span in spans:
                 if self.stopped:
                     break
-                batch = self.rows.batch(self._order(span.turn), span.start, span.stop)
+                batch = gathered.pop() if gathered else self._gather(span)
                 self.stepper.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
             if (self.stepper.rows or self.settings.rounds) and not self.stopped:
@@ -280,6 +281,17 @@ class Loop:
                 self._finish(Flag.STOP)
                 return
         self._finish(Flag.NONE)
+
+    def _window(self, sequence: int) -> tuple[list[Span], list[Batch]]:
+        """Return this worker's shares of the batches before an exchange, and the first of them gathered."""
+        (known, window), self.ahead = self.ahead, (-1, ([], []))
+        if known == sequence:
+            return window
+        spans = list(self.plan.spans(self.epoch, sequence - self.plan.sequence(self.epoch)))
+        return spans, [self._gather(span) for span in spans[:1]]
+
+    def _gather(self, span: Span) -> Batch:
+        return self.rows.batch(self._order(span.turn), span.start, span.stop)
 
     def _order(self, turn: int) -> Integers:
         """Return the order of a pass over the rows, which is drawn once."""
@@ -290,7 +302,10 @@ class Loop:
     def _exchange(self, sequence: int) -> None:
         update = self.stepper.update()
         update.sequence, update.epoch = sequence, self.epoch
-        reply = self.exchange(update)
+        ticket = self.exchange.begin(update)
+        if sequence + 1 < self.plan.sequence(self.epoch + 1):  # while the reply is on its way
+            self.ahead = sequence + 1, self._window(sequence + 1)
+        reply = self.exchange.finish(ticket)
         self.stepper.adopt(reply)
         self._obey(reply)
 
