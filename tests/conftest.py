@@ -2,7 +2,9 @@
 
 A test that takes the fixture ``spark`` runs once for each kind of master that its module names in
 ``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes) and ``standalone`` (a master and
-two workers that Spark takes for two hosts). With ``--all`` every one of them runs on every kind.
+two workers that Spark takes for two hosts). Where these are several, each combination of the test's other
+parameters runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` every
+test runs on every kind.
 """
 
 import contextlib
@@ -33,6 +35,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
+    config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
 
 
 def pytest_generate_tests(metafunc):
@@ -47,10 +50,30 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--all"):
-        for item in items:
-            if item.get_closest_marker("whole"):
-                item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+    if config.getoption("--all"):
+        return
+    places = {}
+    for item in items:
+        if item.get_closest_marker("whole") or not has_its_turn(item, places):
+            item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+
+
+def has_its_turn(item, places):
+    """Say whether `make test` runs a test on its kind of master: all values of a parameter meet all kinds.
+
+    ``places`` keeps the order of the tests of a module and of the values of a test's parameter.
+    """
+    masters = getattr(item.module, "MASTERS", ())
+    if len(masters) < 2 or "spark" not in item.fixturenames or item.get_closest_marker("each_master"):
+        return True
+    mine = [((item.originalname, name), value) for name, value in item.callspec.params.items()]
+    turn = 0
+    for name, value in [("test", item.originalname), *mine]:
+        known = places.setdefault((item.module, name), [])
+        if value not in known:
+            known.append(value)
+        turn += known.index(value)
+    return turn % len(masters) == 0
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -75,16 +75,22 @@ def gpus(folder):
     }
 
 
+VISIBLE = {"CUDA_VISIBLE_DEVICES": "5,6,7"}.items()
+
+
 def test_tasks_take_the_gpus_that_spark_gave_them(tmp_path):
-    """Addresses count within CUDA_VISIBLE_DEVICES; one GPU of a host is not given to two workers unasked."""
-    settings, variables = gpus(tmp_path), {"CUDA_VISIBLE_DEVICES": "5,6,7"}.items()
-    report = first_statement(
-        "local-cluster[2,1,1024]", "synchronous", variables=variables, shareGpus="true", **settings
-    )
+    """Addresses count within CUDA_VISIBLE_DEVICES."""
+    settings = {"shareGpus": "true", **gpus(tmp_path)}
+    report = first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **settings)
 
     assert report["gpus"] == [["5"], ["5"]]  # Spark takes the two for two hosts
+
+
+@pytest.mark.whole
+def test_two_workers_on_one_gpu_are_refused(tmp_path):
+    """One GPU of a host is not given to two workers unasked."""
     with pytest.raises(AssertionError, match="Workers 0 and 1 are both on GPU 5 of .* pass share_gpus=True"):
-        first_statement("local-cluster[2,1,1024]", "synchronous", variables=variables, **settings)
+        first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **gpus(tmp_path))
 
 
 def test_tasks_take_turns_on_the_gpus_of_a_machine():

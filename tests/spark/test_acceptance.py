@@ -15,6 +15,7 @@ MASTERS = ("local", "local-cluster", "standalone")
 MODES = ("synchronous", "asynchronous", "hogwild")
 
 
+@pytest.mark.each_master
 def test_synchronous_batches_give_the_answer_of_plain_keras(spark, problem):
     """An RDD of unequal partitions, a ragged last batch: weights and losses are those of `model.fit`."""
     counts = 140, 63

@@ -16,6 +16,7 @@ from sparkdl.errors import WorkerError, WorkerLostError
 from sparkdl.launch import Cluster
 
 MASTERS = ("local", "local-cluster")
+pytestmark = pytest.mark.each_master
 
 if not Path("/proc/self/net/tcp").exists():
     pytest.skip("needs /proc to see sockets and processes", allow_module_level=True)

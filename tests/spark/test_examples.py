@@ -1,4 +1,4 @@
-"""The examples, as a reader runs them."""
+"""The examples, as a reader runs them; `make examples` runs all of them."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = [pytest.mark.spark, pytest.mark.whole]
 
 
 def run(name, *arguments):
@@ -19,7 +20,6 @@ def run(name, *arguments):
     return result.stdout
 
 
-@pytest.mark.spark
 def test_elephas_example_runs_with_other_imports():
     """Elephas's own example trains, evaluates and records its epochs."""
     output = run("from_elephas.py")
@@ -28,7 +28,6 @@ def test_elephas_example_runs_with_other_imports():
     assert float(output.split("Test accuracy:")[1].split()[0]) > 0.6
 
 
-@pytest.mark.spark
 def test_one_line_trains_on_what_a_pipeline_makes():
     """A DataFrame out of Spark ML's transformers is trained on as it is."""
     output = run("one_line_in_a_pipeline.py")
@@ -36,14 +35,9 @@ def test_one_line_trains_on_what_a_pipeline_makes():
     assert float(output.rsplit("Accuracy on held-out rows:", 1)[1]) > 0.9
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("model", "mode", "frequency"),
-    [
-        ("mlp", "synchronous", "batch"),
-        pytest.param("mlp", "hogwild", "16", marks=pytest.mark.whole),
-        pytest.param("cnn", "asynchronous", "epoch", marks=pytest.mark.whole),
-    ],
+    [("mlp", "synchronous", "batch"), ("mlp", "hogwild", "16"), ("cnn", "asynchronous", "epoch")],
 )
 def test_image_models_train_in_any_mode(model, mode, frequency):
     """Two epochs of the shipped images are enough to tell most of them apart."""
@@ -53,7 +47,6 @@ def test_image_models_train_in_any_mode(model, mode, frequency):
     assert float(output.rsplit("did not train on:", 1)[1]) > 0.6
 
 
-@pytest.mark.spark
 def test_a_regression_is_trained_saved_and_loaded():
     """Noise of 0.3 leaves a mean absolute error of 0.24; a model that learned nothing has 7."""
     output = run("regression.py")
@@ -61,8 +54,6 @@ def test_a_regression_is_trained_saved_and_loaded():
     assert float(output.rsplit("Mean absolute error:", 1)[1]) < 0.5
 
 
-@pytest.mark.spark
-@pytest.mark.whole
 def test_a_frozen_base_serves_a_new_head():
     """A head on features of other classes tells five new ones apart, and the base does not move."""
     output = run("transfer_learning.py")
