@@ -19,7 +19,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,20 @@ def run(action: Callable[[], Any], cluster: Cluster) -> Any:
                 shipped = True
             else:
                 raise explained from error
+
+
+@contextmanager
+def other_processes() -> Iterator[None]:
+    """Have RDD jobs in a ``with`` block run in Python workers apart, which Spark tells by their environment.
+
+    A job that leaves rows unread has its Python workers ended, keras and compiled functions and all.
+    """
+    environment = Cluster().context.environment
+    environment["SPARKDL_APART"] = "1"
+    try:
+        yield
+    finally:
+        environment.pop("SPARKDL_APART", None)  # a job of another thread may have been in here as well
 
 
 def lacks_package(error: SparkDLError) -> bool:

@@ -188,12 +188,10 @@ _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 
 
 def first_row(rdd: RDD[Any]) -> Any:
-    """Return the first row of an RDD, by a small job, once for each RDD.
-
-    Such a job leaves its partition unread, and Spark ends a Python worker that does, keras and all.
-    """
+    """Return the first row of an RDD, by a small job that leaves the rest unread, once for each RDD."""
     if rdd not in _first_rows:
-        rows = launch.run(lambda: rdd.take(1), Cluster())
+        with launch.other_processes():
+            rows = launch.run(lambda: rdd.take(1), Cluster())
         if not rows:
             raise DataError("There are no rows to train on: the RDD is empty.")
         _first_rows[rdd] = rows[0]

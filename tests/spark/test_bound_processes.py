@@ -1,5 +1,7 @@
 """Python processes that Spark keeps are bound to what they did first; a fit gets fresh ones where it must."""
 
+import os
+
 from sparkdl import SparkModel
 
 ELSEWHERE = "elsewhere"
@@ -32,3 +34,20 @@ def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
     assert problem.distance(model, reference, problem.model().get_weights()) < 10
     assert bound(spark.sparkContext)
     assert spark_model.evaluate(problem.x, problem.y)[0] < 2
+
+
+def processes(context):
+    """Return the ids of the Python processes of all slots."""
+    return set(context.parallelize(range(2), 2).barrier().mapPartitions(lambda _: [os.getpid()]).collect())
+
+
+def test_data_that_is_new_leaves_them_alone(spark, problem):
+    """The look at an RDD's first row costs no process what it has imported and compiled."""
+    spark_model = SparkModel(problem.model(), num_workers=2)
+    spark_model.fit(problem.x, problem.y, verbose=0)
+    before = processes(spark.sparkContext)
+
+    spark_model.fit(problem.rdd(spark, 102, 101), verbose=0)
+
+    assert len(before) == 2
+    assert before == processes(spark.sparkContext)
