@@ -93,6 +93,7 @@ def test_two_workers_on_one_gpu_are_refused(tmp_path):
         first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **gpus(tmp_path))
 
 
+@pytest.mark.whole
 def test_tasks_take_turns_on_the_gpus_of_a_machine():
     """In local mode, where Spark gives no GPUs, each task gets one of those that are visible."""
     variables = {"CUDA_VISIBLE_DEVICES": "3,1"}.items()
@@ -100,6 +101,7 @@ def test_tasks_take_turns_on_the_gpus_of_a_machine():
     assert first_statement("local[2]", "asynchronous", variables=variables)["gpus"] == [["3"], ["1"]]
 
 
+@pytest.mark.whole  # CI submits it too, with a packed environment
 def test_the_example_is_submitted(standalone, tmp_path):
     """spark-submit of the example trains on both workers of the cluster and saves a model."""
     import pyspark

@@ -16,7 +16,6 @@ from sparkdl.errors import WorkerError, WorkerLostError
 from sparkdl.launch import Cluster
 
 MASTERS = ("local", "local-cluster")
-pytestmark = pytest.mark.each_master
 
 if not Path("/proc/self/net/tcp").exists():
     pytest.skip("needs /proc to see sockets and processes", allow_module_level=True)
@@ -205,6 +204,7 @@ def kill_executor():
     kill()
 
 
+@pytest.mark.each_master
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
 def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts):
     """The run goes on with the executor that takes its place; if it may not, the error names the setting."""
