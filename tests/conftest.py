@@ -3,8 +3,8 @@
 A test that takes the fixture ``spark`` runs once for each kind of master that its module names in
 ``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes) and ``standalone`` (a master and
 two workers that Spark takes for two hosts). Where these are several, each combination of the test's other
-parameters runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` every
-test runs on every kind.
+parameters runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` it runs
+on each of them, and a test whose module names none on all three.
 """
 
 import contextlib
@@ -59,8 +59,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def has_its_turn(item, places):
-    """Say whether `make test` runs a test on its kind of master: all values of a parameter meet all kinds.
+    """Say whether `make test` runs a test on its kind of master, which it does on one kind of its module's.
 
+    Two parameters of three values meet three kinds in pairs; fewer values do not meet every kind.
     ``places`` keeps the order of the tests of a module and of the values of a test's parameter.
     """
     masters = getattr(item.module, "MASTERS", ())

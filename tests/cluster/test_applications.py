@@ -101,7 +101,7 @@ def test_tasks_take_turns_on_the_gpus_of_a_machine():
     assert first_statement("local[2]", "asynchronous", variables=variables)["gpus"] == [["3"], ["1"]]
 
 
-@pytest.mark.whole  # CI submits it too, with a packed environment
+@pytest.mark.whole  # CI submits it to local-cluster, with a packed environment
 def test_the_example_is_submitted(standalone, tmp_path):
     """spark-submit of the example trains on both workers of the cluster and saves a model."""
     import pyspark
