@@ -11,10 +11,13 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from sparkdl import launch, models, preflight
@@ -232,6 +235,7 @@ class Run:
         self.metrics = request.metrics
         self.traffic = Traffic()
         self.states: dict[int, Any] = {}
+        self.interrupts: list[BaseException] = []
         self.training: dict[str, Any] = {
             "workers": num_workers, "merge": None if self.joint else self.rule.name, "rows": 0,
             "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
@@ -244,6 +248,7 @@ class Run:
         self.callbacks.begin()
         self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
+            self.interrupts = stack.enter_context(_noted_interrupts())
             store, gang, display = self._start(stack)
             logs: dict[str, Any] = {}
             try:
@@ -335,6 +340,8 @@ class Run:
         started = time.monotonic()
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
+            if self.interrupts:
+                raise self.interrupts[0]
             if result is not None:
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
@@ -408,6 +415,30 @@ class Run:
             version=store.merging.version, **store.counters,
         )  # fmt: skip
         self.request.history.training = self.training
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[BaseException]]:
+    """Note what the handler of SIGINT raises: Python drops it where it comes in the middle of a finalizer."""
+    noted: list[BaseException] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield noted
+        return
+
+    def noting(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as raised:
+            noted.append(raised)
+            raise
+
+    signal.signal(signal.SIGINT, noting)
+    try:
+        yield noted
+    finally:
+        if signal.getsignal(signal.SIGINT) is noting:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _gpus_of(store: ParameterStore, *, shared: bool) -> list[list[str]]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import weakref
 from pathlib import Path
 
 import keras
@@ -243,14 +244,23 @@ def test_after_a_worker_raised(problem, tmp_path):
     assert problem.distance(model, reference, start) <= 1
 
 
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 class Interrupt(keras.callbacks.Callback):
     """Presses Ctrl-C from outside, some time after an epoch's end."""
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.2, press_ctrl_c).start()
 
 
+# Ctrl-C comes in the middle of one of py4j's now and then.
+FINALIZER = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@FINALIZER
 @pytest.mark.parametrize("frequency", ["batch", "epoch"])
 def test_after_an_interrupt(problem, frequency):
     """Ctrl-C in the main thread: the model holds whole updates, as many as its optimizer counts."""
@@ -273,3 +283,20 @@ def test_after_an_interrupt(problem, frequency):
             rows = slice(step % 13 * 16, step % 13 * 16 + 16)
             reference.train_on_batch(problem.x[rows], problem.y[rows])
         assert problem.distance(model, reference, start) <= 10
+
+
+@FINALIZER
+def test_an_interrupt_in_the_middle_of_a_finalizer(problem):
+    """Ctrl-C ends the fit even where Python drops its exception, and its handler is as it was."""
+    handler = signal.getsignal(signal.SIGINT)
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: epoch == 1 and weakref.finalize(set(), press_ctrl_c)
+    )
+    spark_model = SparkModel(problem.model(), num_workers=2)
+
+    with pytest.raises(KeyboardInterrupt):
+        spark_model.fit(problem.x, problem.y, epochs=100_000, callbacks=[callback], verbose=0)
+
+    assert len(spark_model.history.history["loss"]) == 2
+    assert spark_model.history.training["restarts"] == 0
+    assert signal.getsignal(signal.SIGINT) is handler
