@@ -9,7 +9,7 @@ The tree::
       WireError              bytes that are not a message of this protocol
       RefusedError           the endpoint will not take a request; carries the HTTP status
       TransportError         a worker cannot reach the driver's endpoint
-      ClusterError           Spark cannot give the workers that were asked for
+      ClusterError           Spark cannot give the workers that were asked for, or takes them away
         PreflightError       an executor's environment does not match the driver's
         StaleWorkerError     a Python process of Spark's is bound to another backend, or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
@@ -55,7 +55,7 @@ class TransportError(SparkDLError):
 
 
 class ClusterError(SparkDLError):
-    """Spark cannot give the workers that were asked for."""
+    """Spark cannot give the workers that were asked for, or takes them away."""
 
 
 class PreflightError(ClusterError):

@@ -290,6 +290,8 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
             return kind(found[1])
     if "RefusedError: " not in text and (raised := _raised(text)):
         return raised
+    if cancelled := re.search(r"\bJob \d+ cancelled\b[^\n]*", text):
+        return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
     if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
             "An executor was killed, most likely because it used more memory than it was given (exit 137 or "

@@ -186,7 +186,8 @@ class SparkModel:
         Raises:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model; names partition and row.
-            ClusterError: too few slots, or an executor whose environment does not match.
+            ClusterError: too few slots, an executor whose environment does not match, or somebody
+                cancelled the job.
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
         refuse_unsupported({"validation_steps": validation_steps}, NOT_YET)

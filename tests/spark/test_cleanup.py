@@ -13,7 +13,7 @@ import tensorflow as tf
 from pyspark import TaskContext
 
 from sparkdl import SparkModel
-from sparkdl.errors import WorkerError, WorkerLostError
+from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
 from sparkdl.launch import Cluster
 
 MASTERS = ("local", "local-cluster")
@@ -242,6 +242,20 @@ def test_after_a_worker_raised(problem, tmp_path):
     reference.fit(problem.x, problem.y, epochs=1, **settings)
     assert len(spark_model.history.history["loss"]) == 1
     assert problem.distance(model, reference, start) <= 1
+
+
+def test_after_the_job_was_cancelled(spark, problem):
+    """A job that somebody cancels, in Spark's own pages for one, is not run again."""
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: epoch == 1 and spark.sparkContext.cancelAllJobs()
+    )
+    spark_model = SparkModel(problem.model(), num_workers=2)
+
+    with pytest.raises(ClusterError, match="Job .* cancelled"):
+        spark_model.fit(problem.x, problem.y, epochs=100_000, callbacks=[callback], verbose=0)
+
+    assert len(spark_model.history.history["loss"]) >= 2
+    assert spark_model.history.training["restarts"] == 0
 
 
 def press_ctrl_c():
