@@ -78,7 +78,7 @@ class Plan:
     Attributes:
         rows: the number of training rows of each worker.
         worker: this worker's index.
-        batch_size: rows per optimizer update: of all workers together when ``joint``, else of this one.
+        batch_size: most rows of an update: of all workers together when ``joint``, else of this one.
         window: local batches per exchange; None is one exchange per epoch.
         joint: whether all workers make each update together (a mean gradient per batch).
         shuffle: whether a worker's rows take a new order in every epoch.
@@ -109,11 +109,17 @@ class Plan:
 
     @cached_property
     def bounds(self) -> Integers:
-        """Where each of this worker's batches begins and the last one ends, in rows of a pass."""
+        """Where each of this worker's batches begins and the last one ends, in rows of a pass.
+
+        One worker's batches are Keras's. Several that step on their own divide their rows evenly: how many a
+        worker holds is left to chance, and a last batch of few rows would take a step of mostly noise.
+        """
         if not self.joint:
             mine = self.rows[self.worker]
-            starts = np.arange(num_batches(mine, self.batch_size), dtype=np.int64) * self.batch_size
-            return np.append(starts, mine)
+            count = num_batches(mine, self.batch_size)
+            if len(self.rows) > 1:
+                return np.append(0, np.cumsum(even_split(mine, count), dtype=np.int64))
+            return np.append(np.arange(count, dtype=np.int64) * self.batch_size, mine)
         edges = np.arange(self.turn_steps + 1, dtype=np.int64) * self.batch_size
         return np.searchsorted(ranks(self.rows, self.worker), edges).astype(np.int64)
 

@@ -33,9 +33,9 @@ RULES = {
 class Replica:
     """A simulated worker: a model with its own optimizer, and its share of the rows."""
 
-    def __init__(self, model, x, y, *, batch_size, seed):
+    def __init__(self, model, x, y, *, batch_size, seed, even=False):
         self.model, self.x, self.y = model, x, y
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.even = batch_size, seed, even
 
     def pull(self, center, version=0):
         """Start the next window from the center."""
@@ -43,10 +43,12 @@ class Replica:
         self.before, self.version = center, version
 
     def batches(self, epoch):
-        """Return the row numbers of the epoch's batches, the last one perhaps shorter."""
+        """Return the row numbers of the epoch's batches; the last is shorter, or all nearly as long."""
         rows = np.arange(len(self.x))
         if self.seed is not None:
             np.random.default_rng([*self.seed, epoch]).shuffle(rows)
+        if self.even and len(rows):
+            return np.array_split(rows, -(-len(rows) // self.batch_size))
         return [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
 
     def windows(self, epoch, frequency):
@@ -72,7 +74,8 @@ def deal(make_model, weights, x, y, *, workers, batch_size, seed):
     for k in range(workers):
         worker_seed = None if seed is None else (seed, k)
         model, share = make_model(), slice(k, None, workers)
-        replicas.append(Replica(model, x[share], y[share], batch_size=batch_size, seed=worker_seed))
+        settings = {"batch_size": batch_size, "seed": worker_seed, "even": workers > 1}
+        replicas.append(Replica(model, x[share], y[share], **settings))
         replicas[k].pull(weights)
     return replicas
 

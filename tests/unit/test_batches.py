@@ -75,6 +75,25 @@ def test_windows_hold_each_local_batch_once(rows, batch_size, window):
         assert all(window is None or len(plan.window_batches(i)) <= window for i in range(plan.windows))
 
 
+@given(row_counts.filter(lambda rows: len(rows) > 1), batch_sizes)
+def test_batches_of_workers_that_step_alone_are_as_equal_as_they_can_be(rows, batch_size):
+    """There are as many as Keras would make, and none is of a few rows that happened to be left."""
+    for plan, count in zip(plans(rows, batch_size), rows, strict=True):
+        sizes = np.diff(plan.bounds).tolist()
+
+        assert len(sizes) == num_batches(count, batch_size)
+        assert max(sizes, default=0) <= batch_size
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+@given(st.integers(1, 60), batch_sizes)
+def test_one_worker_has_the_batches_of_keras(count, batch_size):
+    """All have batch_size rows, but for the last one, which has what is left."""
+    (plan,) = plans((count,), batch_size)
+
+    assert plan.bounds.tolist() == [*range(0, count, batch_size), count]
+
+
 @given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
 def test_every_worker_comes_to_as_many_exchanges(rows, batch_size, window):
     """Rounds need all workers, those without rows too."""
