@@ -224,7 +224,7 @@ class DriverModel:
         if states is not None:
             models.write(models.optimizer_variables(self.model), states)
         if not self.joint:
-            self.model.optimizer.iterations.assign(round(cut.progress))
+            models.batches_seen(self.model).assign(round(cut.progress))
         random = cut.state(0)[-layouts.generators.nbytes :] if layouts.generators.nbytes else b""
         if random:
             models.write(models.generators(self.model), layouts.generators.from_bytes(random))

@@ -534,10 +534,23 @@ def learning_rate(model: keras.Model) -> float:
     return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)
 
 
+def _inner_optimizer(model: keras.Model) -> Any:
+    """Return the optimizer that takes the steps, which one that scales losses has within."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def batches_seen(model: keras.Model) -> Any:
+    """Return the variable in which an optimizer counts batches.
+
+    Its ``iterations`` are fewer where it accumulates gradients, and no variable then.
+    """
+    return _inner_optimizer(model)._iterations
+
+
 def scheduled(model: keras.Model) -> bool:
     """Return whether a schedule gives the learning rate."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
-    return isinstance(getattr(model.optimizer, "_learning_rate", None), schedule)
+    return isinstance(getattr(_inner_optimizer(model), "_learning_rate", None), schedule)
 
 
 class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -548,13 +561,13 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
     Args:
         schedule: the user's schedule.
-        iterations: the optimizer's iterations at this moment.
+        seen: the batches that the optimizer has seen until this moment.
     """
 
-    def __init__(self, schedule: Any, iterations: int) -> None:
+    def __init__(self, schedule: Any, seen: int) -> None:
         self.schedule = schedule
-        self.progress = keras.Variable(float(iterations), trainable=False, dtype="float32", name="progress")
-        self.anchor = keras.Variable(int(iterations), trainable=False, dtype="int32", name="anchor")
+        self.progress = keras.Variable(float(seen), trainable=False, dtype="float32", name="progress")
+        self.anchor = keras.Variable(seen, trainable=False, dtype="int32", name="anchor")
         self.speed = keras.Variable(1.0, trainable=False, dtype="float32", name="speed")
 
     def __call__(self, step: Any) -> Any:
@@ -570,17 +583,17 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 def followed_variables(model: keras.Model) -> list[Any]:
     """Return the variables by which a schedule follows the run, if it does."""
-    schedule = getattr(model.optimizer, "_learning_rate", None)
+    schedule = getattr(_inner_optimizer(model), "_learning_rate", None)
     return [schedule.progress, schedule.anchor, schedule.speed] if isinstance(schedule, Followed) else []
 
 
 def follow(model: keras.Model) -> Followed | None:
     """Make a scheduled optimizer follow the run's progress; None where there is no schedule."""
-    optimizer = model.optimizer
+    optimizer = _inner_optimizer(model)
     if not scheduled(model):
         return None
     if not isinstance(optimizer._learning_rate, Followed):
         # Keras refuses to replace a schedule through `learning_rate`.
-        optimizer._learning_rate = Followed(optimizer._learning_rate, int(optimizer.iterations))
+        optimizer._learning_rate = Followed(optimizer._learning_rate, int(batches_seen(model)))
     followed: Followed = optimizer._learning_rate
     return followed

@@ -313,7 +313,7 @@ class Run:
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
-            generators=layouts.generators.nbytes, first_step=float(self.request.model.optimizer.iterations),
+            generators=layouts.generators.nbytes, first_step=float(models.batches_seen(self.request.model)),
         )  # fmt: skip
         merging = make_merging(
             self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),

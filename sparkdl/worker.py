@@ -351,7 +351,7 @@ class Loop:
     def _follow(self, progress: float) -> None:
         if self.followed is not None:
             self.followed.progress.assign(progress)
-            self.followed.anchor.assign(int(self.replica.model.optimizer.iterations))
+            self.followed.anchor.assign(int(models.batches_seen(self.replica.model)))
 
     def _evaluate(self, epoch: int) -> Update:
         """Evaluate the center as it was at an epoch's end over this worker's validation rows."""

@@ -40,7 +40,7 @@ def train(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
-        first_step=float(model.optimizer.iterations),
+        first_step=float(models.batches_seen(model)),
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
@@ -85,7 +85,7 @@ def train(
         raise errors[0]
     models.write(models.trainable(model), layouts.trainable.unpack(cut.parameters))
     models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
-    model.optimizer.iterations.assign(round(cut.progress))
+    models.batches_seen(model).assign(round(cut.progress))
     return losses
 
 

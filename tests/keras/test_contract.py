@@ -59,7 +59,25 @@ def attentive():
     return keras.Model(points, layers.Dense(2)(flat)), "mse", x, x[:, 0, :2]
 
 
-CASES = {"dense": dense, "recurrent": recurrent, "two by two": two_by_two, "attentive": attentive}
+class Scaled(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+def shared():
+    """One layer used twice, one frozen, and a variable of rank 0."""
+    x = numbers(6)
+    points, twice, frozen = keras.Input((6,)), layers.Dense(6, "tanh"), layers.Dense(6, trainable=False)
+    return keras.Model(points, layers.Dense(2)(Scaled()(twice(frozen(twice(points)))))), "mse", x, x[:, :2]
+
+
+CASES = {
+    "dense": dense, "recurrent": recurrent, "two by two": two_by_two, "attentive": attentive,
+    "shared": shared,
+}  # fmt: skip
 WINDOWS = [
     ("synchronous", 1), ("synchronous", 3), ("synchronous", None), ("asynchronous", 1),
     ("asynchronous", None), ("hogwild", 1), ("hogwild", 3),
@@ -147,6 +165,44 @@ def test_the_comparison_sees_mistakes(mutant):
     case, options = MUTANTS[mutant]
 
     assert fit_and_train(case, **options) > 1e-3
+
+
+# -- what a model was compiled with ---------------------------------------------------------------
+
+TOLD = [
+    {"clipvalue": 0.01}, {"clipnorm": 0.05}, {"global_clipnorm": 0.05}, {"weight_decay": 0.5},
+    {"gradient_accumulation_steps": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("told", TOLD, ids=lambda told: next(iter(told)))
+def test_an_optimizer_does_with_gradients_what_it_was_told(told):
+    """The mean of all workers is what it clips, decays along or accumulates."""
+
+    def told_problem(case, **options):
+        return problem(case, keras.optimizers.SGD(0.05, momentum=0.9, **options))
+
+    other, (x, y, _) = told_problem(dense)
+    start, (model, _) = vector(other), told_problem(dense, **told)
+    for each in (other, model):
+        each.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
+
+    assert distance(other, model, start) > 0.1
+    assert fit_and_train(dense, problem=lambda case: told_problem(case, **told)) < 1e-3
+
+
+@pytest.mark.parametrize("how", [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}])
+def test_how_steps_are_run_changes_nothing(how):
+    """Compiled by XLA, several in one call, or by hand: the same steps."""
+    if keras.backend.backend() == "torch" and "run_eagerly" not in how:
+        pytest.skip("Keras on torch takes one step at a time; workers on torch do not compile, and say so")
+
+    def compiled(case):
+        model, data = problem(case)
+        model.compile(keras.optimizers.Adam(3e-3), model.loss, **how)
+        return model, data
+
+    assert fit_and_train(dense, problem=compiled) < 1e-3
 
 
 # -- losses that are divided by other things than rows --------------------------------------------
@@ -292,6 +348,23 @@ def test_a_worker_may_spread_a_model_over_its_devices(mode):
 
     assert len(devices) == 4  # tests/conftest.py sees to it
     assert fit_and_train(attentive, rows=(TOTAL,), mode=mode, distribution=spread) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_scaled_loss_may_have_a_schedule(mode):
+    """The optimizer that scales losses has the scheduled one within: the last rate is plain Keras's."""
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 40)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        (model, (x, y, _)), (reference, _) = (problem(dense, keras.optimizers.SGD(schedule)) for _ in "12")
+        reference.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
+        train(model, x, y, mode=mode, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+    rates = [float(each.optimizer.learning_rate) for each in (model, reference)]
+    assert rates[1] == pytest.approx(float(schedule(30)))
+    assert rates[0] == pytest.approx(rates[1], abs=float(schedule(29) - schedule(30)))
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

@@ -263,6 +263,22 @@ def test_a_loaded_model_goes_on(spark, problem, tmp_path):
     assert close(second.model, whole.model, 1e-7)
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_gradients_may_be_accumulated(spark, problem, mode):
+    """An optimizer that moves every other batch does so on workers, and its count goes on afterwards."""
+
+    def model():
+        return problem.model(keras.optimizers.SGD(0.2, gradient_accumulation_steps=2))
+
+    reference, ours = model(), SparkModel(model(), mode=mode, num_workers=1)
+    for _ in range(2):
+        reference.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+        ours.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+
+    assert close(ours.model, reference)
+    assert int(ours.model.optimizer.iterations) == int(reference.optimizer.iterations) == 7
+
+
 def test_averages_over_time_end_up_in_the_model(spark, problem):
     """An optimizer that keeps moving averages of weights hands them over when training ends."""
 
