@@ -29,7 +29,9 @@ class StatefulReplica(ABC):
         self._trainable = models.trainable(model)
         self._statistics = models.statistics(model)
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
-        self._size = sum(int(np.prod(variable.shape, dtype=int)) for variable in self._trainable)
+        shapes = [tuple(variable.shape) for variable in (*self._trainable, *self._statistics)]
+        self._size = sum(int(np.prod(shape, dtype=int)) for shape in shapes[: len(self._trainable)])
+        self._shapes = [*shapes, *[()] * SCALARS]
         self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
         self._gradient = self.compiled(self._take_gradient, "train")
@@ -70,8 +72,7 @@ class StatefulReplica(ABC):
         """Return vectors, statistics and scalars as one tensor: one copy to NumPy."""
         loss = next((metric for metric in self.model.metrics if metric.name == "loss"), None)
         sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else [None, None]
-        shapes = [tuple(v.shape) for v in (*self._trainable, *self._statistics)] + [()] * SCALARS
-        return self.pack([*vectors, *self._statistics, *sums, denominator], shapes)
+        return self.pack([*vectors, *self._statistics, *sums, denominator], self._shapes)
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
         self.model.optimizer.apply(self.cut(gradient, self._trainable), self.model.trainable_variables)

@@ -14,50 +14,74 @@ from sparkdl.weights import Vector
 
 
 class TorchReplica(StatefulReplica):
-    """A replica on torch."""
+    """A replica on torch.
+
+    Steps are not compiled, so what Keras does to be asked for a variable's value, or to take an array in,
+    is done once where it can be.
+
+    Args:
+        model: a compiled and built model.
+        joint: whether gradients are taken and applied apart, or steps taken whole.
+    """
+
+    def __init__(self, model: keras.Model, *, joint: bool) -> None:
+        super().__init__(model, joint=joint)
+        self._device = keras.ops.convert_to_tensor(0.0).device
+        self._values = {id(variable): variable.value for variable in (*self._trainable, *self._statistics)}
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+        training = what == "train"
 
         def run(*arguments: Any) -> Any:
-            if what:
-                self.model.train(what == "train")  # layers written in torch want to know
-            with torch.set_grad_enabled(what == "train"):
-                return function(*_tensors(arguments))
+            if what and self.model.training is not training:  # layers written in torch want to know
+                self.model.train(training)
+            with torch.set_grad_enabled(training):
+                return function(*self._tensors(arguments))
 
         return run
 
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
         """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
-        device = keras.ops.convert_to_tensor(0.0).device
         with torch.no_grad():
             dense = [
-                torch.zeros(shape, device=device) if part is None else getattr(part, "value", part)
+                torch.zeros(shape, device=self._device) if part is None else self._value(part)
                 for part, shape in zip(parts, shapes, strict=True)
             ]
-            return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in dense])
+            return torch.cat([part.reshape(-1).to(torch.float32) for part in dense])
 
     def cut(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
         """Return each variable's part of a flat tensor, in its shape and dtype."""
-        parts = torch.split(flat, [int(np.prod(variable.shape, dtype=int)) for variable in variables])
-        return [
-            part.reshape(tuple(variable.shape)).to(variable.value.dtype)
-            for variable, part in zip(variables, parts, strict=True)
-        ]
+        values = [self._value(variable) for variable in variables]
+        parts = torch.split(flat, [value.numel() for value in values])
+        return [part.view(value.shape).to(value.dtype) for value, part in zip(values, parts, strict=True)]
 
     def array(self, packed: Any) -> Vector:
         """Return a flat tensor as an array."""
         return np.asarray(packed.cpu().numpy())
 
+    def _set(self, flat: Any, variables: list[Any]) -> None:
+        if flat is not None:
+            with torch.no_grad():
+                for variable, part in zip(variables, self.cut(flat, variables), strict=True):
+                    self._value(variable).copy_(part)
 
-def _tensors(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_tensors(part) for part in value)
-    if isinstance(value, dict):
-        return {name: _tensors(part) for name, part in value.items()}
-    if not isinstance(value, np.ndarray):
-        return value
-    return keras.ops.convert_to_tensor(value if value.flags.writeable else value.copy())
+    def _value(self, part: Any) -> Any:
+        """Return the tensor that a variable of Keras holds, or a tensor itself."""
+        held = self._values.get(id(part))
+        return getattr(part, "value", part) if held is None else held
+
+    def _tensors(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._tensors(part) for part in value)
+        if isinstance(value, dict):
+            return {name: self._tensors(part) for name, part in value.items()}
+        if not isinstance(value, np.ndarray):
+            return value
+        array = value if value.flags.writeable else value.copy()
+        if array.dtype.kind in "fib":  # torch has these; Keras would copy them first
+            return torch.as_tensor(array, device=self._device)
+        return keras.ops.convert_to_tensor(array)
 
 
 def set_threads(count: int) -> None:
