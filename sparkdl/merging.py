@@ -257,7 +257,7 @@ class Locked(Merging):
             return sequence < self.next_sequence(worker)
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Merge an update and answer a copy of the center."""
+        """Merge an update and answer the center, which the next one replaces and does not touch."""
         update = read()
         with self.changed:
             _check_generation(self, update)
@@ -269,13 +269,13 @@ class Locked(Merging):
             reply = control(not flags)
             return replace(
                 reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-                parameters=self.parameters.copy(), statistics=self.statistics.copy(),
+                parameters=self.parameters, statistics=self.statistics.copy(),
             )  # fmt: skip
 
     def _merge(self, update: Update) -> None:
         merge = self._count(update)
         step, self.state = self.rule.update(update.parameters, self.state, merge)
-        self.parameters += step
+        self.parameters = self.parameters + step
 
     def _count(self, update: Update) -> Merge:
         merge = Merge(self.version - update.base_version, self.num_workers)
