@@ -16,9 +16,17 @@ from pyspark.sql import SparkSession
 from sparkdl import SparkModel
 
 
+class Centered(keras.layers.Layer):
+    """A layer of ``__main__``, as notebooks have them; the executors' ``__main__`` is another."""
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=-1, keepdims=True)
+
+
 def build():
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    layers = [keras.layers.Dense(8, "tanh"), Centered(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 
