@@ -137,7 +137,7 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
                 f"The loss {name!r} is not reduced. Workers average gradients, which needs a number for each "
                 'batch: set its reduction to "sum_over_batch_size" or "sum".'
             )
-    own = [name for name in ("train_step", "compute_loss") if _is_own(model, name)]
+    own = [name for name in ("train_step", "compute_loss") if is_own(model, name)]
     if own:
         logger.warning(
             "%s has its own %s: workers' gradients are averaged by rows, which is what one process computes "
@@ -158,7 +158,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
         )  # fmt: skip
 
 
-def _is_own(model: keras.Model, name: str) -> bool:
+def is_own(model: keras.Model, name: str) -> bool:
+    """Return whether a method of a model is the user's and not Keras's."""
     return not getattr(type(model), name).__module__.startswith("keras.")
 
 

@@ -9,15 +9,17 @@ import keras
 import numpy as np
 import torch
 
+from sparkdl import models
 from sparkdl.backends.stateful import StatefulReplica
+from sparkdl.losses import is_own
 from sparkdl.weights import Vector
 
 
 class TorchReplica(StatefulReplica):
     """A replica on torch.
 
-    Steps are not compiled, so what Keras does to be asked for a variable's value, or to take an array in,
-    is done once where it can be.
+    Steps are not compiled, so what Keras does to take an array in, or to be asked for a variable's value, is
+    spared them where it can be, and so are the metrics' results, which a step of Keras's own returns.
 
     Args:
         model: a compiled and built model.
@@ -27,7 +29,10 @@ class TorchReplica(StatefulReplica):
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         super().__init__(model, joint=joint)
         self._device = keras.ops.convert_to_tensor(0.0).device
-        self._values = {id(variable): variable.value for variable in (*self._trainable, *self._statistics)}
+        asked = *self._trainable, *self._statistics, *models.metric_variables(model)
+        self._values = {id(variable): variable.value for variable in asked}
+        if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
+            vars(model)["get_metrics_result"] = dict
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
