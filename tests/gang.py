@@ -50,9 +50,8 @@ def train(
     errors = []
 
     def rows_of(places):
-        return Rows(
-            tuple(array[places] for array in sample.values), np.arange(len(places), dtype=np.uint64), schema
-        )
+        columns = tuple(read_only(array[places]) for array in sample.values)
+        return Rows(columns, np.arange(len(places), dtype=np.uint64), schema)
 
     def work(worker):
         try:
@@ -87,6 +86,12 @@ def train(
     models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
     models.batches_seen(model).assign(round(cut.progress))
     return losses
+
+
+def read_only(array):
+    """Return an array that is read-only, as a spool's are: Keras on torch multiplies weights in place."""
+    array.flags.writeable = False
+    return array
 
 
 def take(data, places):
