@@ -50,9 +50,9 @@ help: ## show this list
 	.venv-highest/bin/python $(PIP_INSTALL) --constraint requirements/highest.txt --editable '.[spark,tensorflow-cpu,examples,test]'
 	@touch $@
 
-.venv-backends/.made: setup.cfg
+.venv-backends/.made: setup.cfg requirements/backends.txt
 	$(call make_environment,.venv-backends,$(PYTHON))
-	.venv-backends/bin/python $(PIP_INSTALL) --editable '.[spark,jax,torch,test]'
+	.venv-backends/bin/python $(PIP_INSTALL) --constraint requirements/backends.txt --editable '.[spark,jax,torch,test]'
 	@touch $@
 
 # -- what a user sees first -----------------------------------------------------------------------
