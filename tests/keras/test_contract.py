@@ -71,7 +71,8 @@ def shared():
     """One layer used twice, one frozen, and a variable of rank 0."""
     x = numbers(6)
     points, twice, frozen = keras.Input((6,)), layers.Dense(6, "tanh"), layers.Dense(6, trainable=False)
-    return keras.Model(points, layers.Dense(2)(Scaled()(twice(frozen(twice(points)))))), "mse", x, x[:, :2]
+    both = layers.Add()([twice(points), twice(frozen(points))])
+    return keras.Model(points, layers.Dense(2)(Scaled()(both))), "mse", x, x[:, :2]
 
 
 CASES = {
