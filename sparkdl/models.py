@@ -534,7 +534,7 @@ def learning_rate(model: keras.Model) -> float:
     return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)
 
 
-def _inner_optimizer(model: keras.Model) -> Any:
+def inner_optimizer(model: keras.Model) -> Any:
     """Return the optimizer that takes the steps, which one that scales losses has within."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
@@ -544,13 +544,13 @@ def batches_seen(model: keras.Model) -> Any:
 
     Its ``iterations`` are fewer where it accumulates gradients, and no variable then.
     """
-    return _inner_optimizer(model)._iterations
+    return inner_optimizer(model)._iterations
 
 
 def scheduled(model: keras.Model) -> bool:
     """Return whether a schedule gives the learning rate."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
-    return isinstance(getattr(_inner_optimizer(model), "_learning_rate", None), schedule)
+    return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), schedule)
 
 
 class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -583,13 +583,13 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 def followed_variables(model: keras.Model) -> list[Any]:
     """Return the variables by which a schedule follows the run, if it does."""
-    schedule = getattr(_inner_optimizer(model), "_learning_rate", None)
+    schedule = getattr(inner_optimizer(model), "_learning_rate", None)
     return [schedule.progress, schedule.anchor, schedule.speed] if isinstance(schedule, Followed) else []
 
 
 def follow(model: keras.Model) -> Followed | None:
     """Make a scheduled optimizer follow the run's progress; None where there is no schedule."""
-    optimizer = _inner_optimizer(model)
+    optimizer = inner_optimizer(model)
     if not scheduled(model):
         return None
     if not isinstance(optimizer._learning_rate, Followed):

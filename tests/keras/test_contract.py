@@ -192,6 +192,23 @@ def test_an_optimizer_does_with_gradients_what_it_was_told(told):
     assert fit_and_train(dense, problem=lambda case: told_problem(case, **told)) < 1e-3
 
 
+ADAMS = [
+    keras.optimizers.Adam(0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3), keras.optimizers.Adam(amsgrad=True),
+    keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("adam", ADAMS, ids=["its own numbers", "amsgrad", "decay"])
+def test_adam_is_keras_s(adam, mode):
+    """Whatever takes its steps, also those of a variable that only some rows move."""
+    rows = ROWS if mode == "synchronous" else (TOTAL,)
+    copies = lambda case: problem(case, type(adam).from_config(adam.get_config()))  # noqa: E731
+
+    assert fit_and_train(dense, rows=rows, mode=mode, problem=copies) < 1e-3
+    assert fit_and_train(two_by_two, rows=(TOTAL,), mode="asynchronous", problem=copies) < 1e-3
+
+
 @pytest.mark.parametrize("how", [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}])
 def test_how_steps_are_run_changes_nothing(how):
     """Compiled by XLA, several in one call, or by hand: the same steps."""

@@ -29,6 +29,7 @@ DOORS = {
         "backends.common",
         "backends.stateful",
         "backends.jax",
+        "backends.tensorflow",
         "backends.torch",
     },
     "tensorflow": {"backends.tensorflow"},
