@@ -127,6 +127,8 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     with devices.hold(expected["backend"], threads, gpu.addresses if gpu else (), place):
         from sparkdl import tasks
 
+        if call["stage"] != "deal":
+            tasks.import_keras()
         code = serializer().loads(call["code"])
         values = {name: value for name, value in call.items() if name != "code"}
         yield from tasks.run(iterator, context, tasks.Call(**values, **code))

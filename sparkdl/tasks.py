@@ -6,12 +6,14 @@ and with it every compiled function.
 
 from __future__ import annotations
 
+import gc
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from sparkdl import client, feed, frames
+from sparkdl import client, feed
 from sparkdl.errors import DataError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
@@ -39,6 +41,28 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
+def import_keras() -> None:
+    """Import Keras in a process that has to work soon, which takes half the time that it takes elsewhere.
+
+    No garbage is collected meanwhile, and none later among what was imported. What Keras takes where it is
+    there, and only draws plots or reads data frames with, is not taken.
+    """
+    if "keras" in sys.modules:
+        return
+    optional = {"matplotlib", "pandas"} - sys.modules.keys()
+    collects = gc.isenabled()
+    gc.disable()
+    sys.modules.update(dict.fromkeys(optional))  # type: ignore[arg-type]  # None: an import of it fails
+    try:
+        from sparkdl import models  # noqa: F401
+    finally:
+        for name in optional:
+            del sys.modules[name]
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Run a stage over the rows of a task, whose TaskContext is ``context``."""
     stages = {"deal": _deal, "train": _train, "predict": _predict, "evaluate": _evaluate}
@@ -60,6 +84,8 @@ def blocks_of(
         return (block for _, block in iterator)
     schema = options["schema"]
     if encoding == "arrow":
+        from sparkdl import frames
+
         return frames.blocks_of_batches(iterator, schema.columns, options["seed"])
     blocks = feed.blocks_of_rows(iterator, schema, partition, options.get("part", feed.TRAINING))
     if options.get("split"):

@@ -104,6 +104,17 @@ def test_importing_stays_cheap(module, absent):
     assert result.stdout.strip() == "[]"
 
 
+def test_a_worker_imports_keras_without_what_it_does_not_use():
+    """What Keras takes where it is there stays importable, and garbage is collected again."""
+    code = (
+        "import gc, sys; from sparkdl import tasks; tasks.import_keras(); there = sys.modules.keys();"
+        "print('keras' in there, {'matplotlib', 'pandas', 'pyarrow'} & there, gc.isenabled()); import pandas"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "True set() True"
+
+
 def test_the_public_names_are_these():
     """A public name is added or taken away on purpose."""
     expected = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "to_simple_rdd"]
