@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -167,6 +168,9 @@ class Cluster:
         self.context.addPyFile(str(archive))
 
 
+_used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
+
+
 class Stage:
     """One kind of task of a job, with all that it takes along.
 
@@ -198,6 +202,7 @@ class Stage:
             preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),
             expected=expected, call=call,
         )  # fmt: skip
+        _used.add(Cluster().context)
 
 
 _pickling = threading.Lock()
@@ -340,10 +345,13 @@ def run(action: Callable[[], Any], cluster: Cluster) -> Any:
 def other_processes() -> Iterator[None]:
     """Have RDD jobs in a ``with`` block run in Python workers apart, which Spark tells by their environment.
 
-    A job that leaves rows unread has its Python workers ended, keras and compiled functions and all.
+    A job that leaves rows unread has its Python workers ended, keras and compiled functions and all. Before
+    the first stage there is nothing to lose, and the workers apart would be one start more.
     """
-    environment = Cluster().context.environment
-    environment["SPARKDL_APART"] = "1"
+    context = Cluster().context
+    environment = context.environment
+    if context in _used:
+        environment["SPARKDL_APART"] = "1"
     try:
         yield
     finally:
