@@ -7,19 +7,17 @@ from sparkdl import SparkModel
 ELSEWHERE = "elsewhere"
 
 
-def bind(rows):
-    """Let this Python process pass for one that has Keras on another backend, as it does ever after."""
-    import keras
-
-    list(rows)
-    keras.backend.backend = lambda: ELSEWHERE
-    return [keras.backend.backend()]
-
-
 def bound(context):
-    """Bind the Python processes of all slots."""
-    rows = context.parallelize(range(20), 2)
-    return rows.mapPartitions(bind).collect() == [ELSEWHERE] * 2
+    """Let the Python processes of all slots pass for such as have Keras on another backend, ever after."""
+
+    def bind(rows):  # in here, so that it travels whole: executors have no tests
+        import keras
+
+        list(rows)
+        keras.backend.backend = lambda: ELSEWHERE
+        return [keras.backend.backend()]
+
+    return context.parallelize(range(20), 2).mapPartitions(bind).collect() == [ELSEWHERE] * 2
 
 
 def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
