@@ -529,6 +529,11 @@ def set_learning_rate(model: keras.Model, value: float) -> None:
         model.optimizer.learning_rate = value
 
 
+def listed(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Return scores as ``evaluate`` does without ``return_dict``: a list in its order, or a number."""
+    return model._flatten_metrics_in_order(logs)
+
+
 def learning_rate(model: keras.Model) -> float:
     """Return the optimizer's learning rate of this moment; nan where a schedule gives it."""
     return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)

@@ -339,10 +339,7 @@ class SparkModel:
         finally:
             shared.destroy()
         logs = self._metrics().merge([bytes(states) for states, _ in results])
-        if return_dict:
-            return logs
-        values = list(logs.values())
-        return values[0] if len(values) == 1 else values
+        return logs if return_dict else models.listed(self.model, logs)
 
     def predict(
         self,
