@@ -122,7 +122,10 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 class Journal:
-    """The answers so far, one JSON line each; what is in it is not run again."""
+    """The answers so far, one JSON line each; what is in it is not run again.
+
+    Where the data lies is not kept: a journal can be taken up on another machine.
+    """
 
     def __init__(self, path: str | None, pythons: dict[str, str] | None = None):
         self.path = Path(path) if path else None
@@ -131,18 +134,18 @@ class Journal:
         if self.path and self.path.exists():
             for line in self.path.read_text().splitlines():
                 record = json.loads(line)
-                spec = asdict(Spec(**record["spec"]))  # with what a Spec has learnt since
+                spec = Spec(**record["spec"])
                 self.answers[_key(spec, record["round"])] = record["answer"]
 
     def run(self, spec: Spec, round_: int) -> dict:
         """Return the contestant's answer of this round, from the file or by running it."""
-        key = _key(asdict(spec), round_)
+        key = _key(spec, round_)
         if key not in self.answers:
             load = os.getloadavg()[0]
             answer = run(spec, python=self.pythons.get(spec.name, sys.executable))
             answer["load_before"] = round(load, 2)
             self.answers[key] = answer
-            self._keep({"spec": asdict(spec), "round": round_, "answer": answer})
+            self._keep({"spec": asdict(replace(spec, data="")), "round": round_, "answer": answer})
             print(f"# round {round_} {spec.optimizer} {spec.title}: {brief(answer)}", flush=True)
         return self.answers[key]
 
@@ -152,8 +155,8 @@ class Journal:
                 lines.write(json.dumps(record) + "\n")
 
 
-def _key(spec: dict, round_: int) -> str:
-    return json.dumps([spec, round_], sort_keys=True)
+def _key(spec: Spec, round_: int) -> str:
+    return json.dumps([asdict(replace(spec, data="")), round_], sort_keys=True)
 
 
 def brief(answer: dict) -> str:
