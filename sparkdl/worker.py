@@ -303,7 +303,8 @@ class Loop:
         update = self.stepper.update()
         update.sequence, update.epoch = sequence, self.epoch
         ticket = self.exchange.begin(update)
-        if sequence + 1 < self.plan.sequence(self.epoch + 1):  # while the reply is on its way
+        self.replica.catch_up()  # while the reply is on its way
+        if sequence + 1 < self.plan.sequence(self.epoch + 1):
             self.ahead = sequence + 1, self._window(sequence + 1)
         reply = self.exchange.finish(ticket)
         self.stepper.adopt(reply)

@@ -86,6 +86,9 @@ class Replica(Protocol):
     def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
         """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
 
+    def catch_up(self) -> None:
+        """Do what could wait, now that there is time; the next move, or use of the model, does it too."""
+
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
 

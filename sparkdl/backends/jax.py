@@ -194,6 +194,9 @@ class JaxReplica:
         )
         return self._reading(packed) if read else None
 
+    def catch_up(self) -> None:
+        """Do what could wait: nothing can in a compiled function."""
+
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
         self._held = self._test(self._state(batch), _placed(batch.to_tuple()))

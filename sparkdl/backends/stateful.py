@@ -25,7 +25,7 @@ class StatefulReplica(ABC):
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
-        self.model = model
+        self._model = model
         self._trainable = models.trainable(model)
         self._statistics = models.statistics(model)
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
@@ -37,16 +37,25 @@ class StatefulReplica(ABC):
         self._gradient = self.compiled(self._take_gradient, "train")
         self._apply_and_take = self.compiled(self._apply_and_take_gradient, "train")
         self._step = self.compiled(self._take_step, "train")
-        self._test = self.compiled(lambda data: _nothing(self.model.test_step(data)), "test")
+        self._test = self.compiled(lambda data: _nothing(self._model.test_step(data)), "test")
         self._apply = self.compiled(self._apply_gradient)
         self._read = self.compiled(lambda: self._packed(self._trainable))
         self._write = self.compiled(self._assign)
+
+    @property
+    def model(self) -> keras.Model:
+        """The model, its variables up to date until the replica's next move."""
+        return self._model
 
     # What a backend does in its own way.
 
     @abstractmethod
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Do what could wait, now that there is time."""
 
     @abstractmethod
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
@@ -65,17 +74,17 @@ class StatefulReplica(ABC):
     def _take_gradient(self, scale: Any, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
         with self._capture.in_place(), watched(scale) as watch:
-            self.model.train_step(data)
+            self._model.train_step(data)
         return self._packed(self._capture.gradients, watch.denominator())
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None) -> Any:
         """Return vectors, statistics and scalars as one tensor: one copy to NumPy."""
-        loss = next((metric for metric in self.model.metrics if metric.name == "loss"), None)
+        loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
         sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else [None, None]
         return self.pack([*vectors, *self._statistics, *sums, denominator], self._shapes)
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
-        self.model.optimizer.apply(self.cut(gradient, self._trainable), self.model.trainable_variables)
+        self._model.optimizer.apply(self.cut(gradient, self._trainable), self._model.trainable_variables)
         self._set(statistics, self._statistics)
 
     def _apply_and_take_gradient(self, gradient: Any, statistics: Any, scale: Any, data: Any) -> Any:
@@ -85,7 +94,7 @@ class StatefulReplica(ABC):
     def _take_step(self, parameters: Any, statistics: Any, data: Any, read: bool) -> Any:
         if parameters is not None:
             self._assign(parameters, statistics)
-        self.model.train_step(data)
+        self._model.train_step(data)
         return self._packed(self._trainable) if read else None
 
     def _assign(self, parameters: Any, statistics: Any) -> None:

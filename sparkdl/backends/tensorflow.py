@@ -88,6 +88,9 @@ class TensorFlowReplica(StatefulReplica):
             return lambda *arguments: function(*_tensors(arguments))
         return Compiled(function, bool(self.model.jit_compile) if what else None)
 
+    def catch_up(self) -> None:
+        """Do what could wait: nothing can in a compiled function."""
+
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
         """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
         # An embedding's gradient is IndexedSlices, which convert_to_tensor adds up.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,7 +20,9 @@ class TorchReplica(StatefulReplica):
     """A replica on torch.
 
     Steps are not compiled, so what Keras does to take an array in, or to be asked for a variable's value, is
-    spared them where it can be, and so are the metrics' results, which a step of Keras's own returns.
+    spared them where it can be, and so are the metrics' results, which a step of Keras's own returns. What
+    the metrics take in of a step waits until its outcome is on its way. The trainable variables of a replica
+    whose steps are taken whole are parts of one tensor, which is set at once.
 
     Args:
         model: a compiled and built model.
@@ -31,16 +34,44 @@ class TorchReplica(StatefulReplica):
         self._device = keras.ops.convert_to_tensor(0.0).device
         asked = *self._trainable, *self._statistics, *models.metric_variables(model)
         self._values = {id(variable): variable.value for variable in asked}
+        self._flat = self._joined() if self.exact and self._trainable and not joint else None
+        self._waiting: Callable[[], Any] | None = None
         if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
-            vars(model)["get_metrics_result"] = dict
+            self._measure = model.compute_metrics
+            vars(model).update(compute_metrics=self._measure_later, get_metrics_result=dict)
+
+    def _joined(self) -> Any:
+        """Make the trainable variables parts of one tensor; return it."""
+        flat = self.pack(self._trainable, self._shapes[: len(self._trainable)])
+        for variable, part in zip(self._trainable, self.cut(flat, self._trainable), strict=True):
+            self._value(variable).data = part
+        return flat
+
+    @property
+    def model(self) -> keras.Model:
+        """The model, its variables up to date until the replica's next move."""
+        self.catch_up()
+        return self._model
+
+    def catch_up(self) -> None:
+        """Let the metrics take in the last step."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            with torch.no_grad():
+                waiting()
+
+    def _measure_later(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        self._waiting = partial(self._measure, *arguments, **named)
+        return {}
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
         training = what == "train"
 
         def run(*arguments: Any) -> Any:
-            if what and self.model.training is not training:  # layers written in torch want to know
-                self.model.train(training)
+            self.catch_up()
+            if what and self._model.training is not training:  # layers written in torch want to know
+                self._model.train(training)
             with torch.set_grad_enabled(training):
                 return function(*self._tensors(arguments))
 
@@ -68,6 +99,9 @@ class TorchReplica(StatefulReplica):
     def _set(self, flat: Any, variables: list[Any]) -> None:
         if flat is not None:
             with torch.no_grad():
+                if variables is self._trainable and self._flat is not None:
+                    self._flat.copy_(flat)
+                    return
                 for variable, part in zip(variables, self.cut(flat, variables), strict=True):
                     self._value(variable).copy_(part)
 

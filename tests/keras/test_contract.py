@@ -9,6 +9,9 @@ import pytest
 from gang import OneDropped, merging_of, take, train
 from keras import layers
 
+from sparkdl import models
+from sparkdl.backends import make_replica
+from sparkdl.backends.base import Batch, Mean
 from sparkdl.batches import Plan, ranks
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop
@@ -405,3 +408,29 @@ def test_low_precision_stays_close(policy):
     assert distance(one, other, start) < 0.02
     assert len(losses) == 30
     assert abs(ours - theirs) < 0.01 * theirs
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_metrics_take_in_every_step(joint):
+    """What a replica's metrics say, once they are asked, is what model.fit's say of the same steps."""
+    (model, (x, y, _)), (reference, _) = problem(dense), problem(dense)
+    for each in (model, reference):
+        each.compile(keras.optimizers.SGD(0.1), each.loss, metrics=["accuracy"])
+    replica = make_replica(model, joint=joint)
+    history = reference.fit(x, y, BATCH_SIZE, shuffle=False, verbose=0).history
+    for start in range(0, TOTAL, BATCH_SIZE):
+        batch = Batch(*(part[start : start + BATCH_SIZE] for part in (x, y)))
+        if joint:
+            gradient = replica.gradient(batch)
+            replica.apply(Mean(gradient.vector, gradient.statistics))
+        else:
+            replica.step(batch)
+    assert results(replica) == pytest.approx([history["loss"][0], history["accuracy"][0]], rel=1e-5)
+
+    replica.model.reset_metrics()
+    replica.test(Batch(x, y))
+    assert results(replica) == pytest.approx(reference.evaluate(x, y, TOTAL, verbose=0), rel=1e-5)
+
+
+def results(replica):
+    return [float(metric.result()) for metric in models.metrics_of(replica.model)]
