@@ -99,7 +99,7 @@ class TrainConfig:
         bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
         advertised_host: the host that executors connect to; None is ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0.
-        start_timeout: seconds that a gang which has begun to form may take.
+        start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
         share_gpus: whether two workers may be on one GPU.

@@ -40,6 +40,7 @@ from sparkdl.errors import (
 from sparkdl.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
+NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 
 
@@ -77,27 +78,41 @@ class Cluster:
     def settled_slots(self, wanted: int | None, timeout: float) -> int:
         """Return the slots there are, once executors that are still starting have registered.
 
+        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
+        for; others have as long as Spark itself would wait for them.
+
         Args:
             wanted: how many are needed; more are not waited for.
-            timeout: seconds to wait for them.
+            timeout: seconds to wait for the next one.
         """
         if self.local:
             return self.slots()
         registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
         young = time.time() - self.context.startTime / 1000 < registering
-        patience = registering if young or self.slots() == 0 else SETTLE_SECONDS
-        deadline = time.monotonic() + min(timeout, patience)
-        slots, since = self.slots(), time.monotonic()
-        while time.monotonic() < deadline:
-            if wanted is not None and slots >= wanted:
-                break
-            if wanted is None and slots and (not young or time.monotonic() - since > SETTLE_SECONDS):
-                break
+        asked = self._asked_slots()
+        slots, since, noticed = self.slots(), time.monotonic(), time.monotonic()
+        patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
+        while True:
+            now = time.monotonic()
+            if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
+                return slots
+            coming = not self.dynamic and (not slots or slots < (wanted or 0) <= asked)
+            if now - since > (timeout if coming else min(timeout, patience)):
+                return slots
+            if now - noticed > NOTICE_SECONDS:
+                noticed = now
+                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
             time.sleep(0.1)
-            now = self.slots()
-            if now != slots:
-                slots, since = now, time.monotonic()
-        return slots
+            if (found := self.slots()) != slots:
+                slots, since = found, now
+
+    def _asked_slots(self) -> int:
+        """Return the slots that the application has asked for; 0 if it takes what there is."""
+        cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", self.context.master)
+        instances, cores = cluster.groups() if cluster else (
+            self.setting("spark.executor.instances", "0"), self.setting("spark.executor.cores", "1")
+        )  # fmt: skip
+        return int(instances) * (int(cores) // int(self.setting("spark.task.cpus", "1")))
 
     def _seconds(self, name: str, default: float) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))

@@ -57,7 +57,7 @@ class SparkModel:
         advertised_host: the host that executors connect to; default ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0 for any. Each of these three is also a
             Spark setting: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
-        start_timeout: seconds that a gang which has begun to form may take.
+        start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how often in a row a run that lost a worker is taken up again.
         share_gpus: whether two workers may be on one GPU, which is refused otherwise.
         distribution: with Keras on JAX, a function that returns how a worker's model is spread over the

@@ -39,7 +39,6 @@ from sparkdl.worker import TrainJob, TrainSettings
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open
 POLL_SECONDS = 0.1
-NOTICE_SECONDS = 10.0
 STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
 
 
@@ -187,7 +186,7 @@ class Gang:
                     f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
                     "the slots: take fewer workers, or a longer start_timeout."
                 )
-        if now - self.noticed > NOTICE_SECONDS:
+        if now - self.noticed > launch.NOTICE_SECONDS:
             self.noticed = now
             logger.warning(
                 "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",

@@ -35,8 +35,12 @@ def first_statement(master, mode, *, variables=(), **settings):
 
 
 def test_a_fit_may_be_the_first_statement(standalone):
-    """No executor has registered yet: they are waited for, and the answer is that of plain Keras."""
-    report = first_statement(standalone, "synchronous")
+    """No executor has registered yet: they are waited for, and the answer is that of plain Keras.
+
+    They may take longer than Spark waits for them, as where their images are still to be fetched.
+    """
+    waiting = {"scheduler.maxRegisteredResourcesWaitingTime": "1ms"}
+    report = first_statement(standalone, "synchronous", **waiting)
 
     assert report["workers"] == 2
     assert report["worker_rows"] == [45, 45]
