@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,13 +35,19 @@ def first_statement(master, mode, *, variables=(), **settings):
     return json.loads(re.search(r"REPORT (.*)", out)[1])
 
 
-def test_a_fit_may_be_the_first_statement(standalone):
+def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     """No executor has registered yet: they are waited for, and the answer is that of plain Keras.
 
     They may take longer than Spark waits for them, as where their images are still to be fetched.
     """
-    waiting = {"scheduler.maxRegisteredResourcesWaitingTime": "1ms"}
-    report = first_statement(standalone, "synchronous", **waiting)
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
+    slow_java = tmp_path / "bin" / "java"
+    slow_java.parent.mkdir()
+    slow_java.write_text(f'#!/bin/sh\nsleep 10\nexec {java} "$@"\n')
+    slow_java.chmod(0o755)
+    slow = {"executorEnv.JAVA_HOME": tmp_path, "scheduler.maxRegisteredResourcesWaitingTime": "5s"}
+
+    report = first_statement(standalone, "synchronous", **slow)
 
     assert report["workers"] == 2
     assert report["worker_rows"] == [45, 45]
