@@ -45,11 +45,11 @@ def import_keras() -> None:
     """Import Keras in a process that has to work soon, which takes half the time that it takes elsewhere.
 
     No garbage is collected meanwhile, and none later among what was imported. What Keras takes where it is
-    there, and only draws plots or reads data frames with, is not taken.
+    there, for plots, data frames, notebooks and scikit-learn's pipelines, is not taken.
     """
     if "keras" in sys.modules:
         return
-    optional = {"matplotlib", "pandas"} - sys.modules.keys()
+    optional = {"IPython", "matplotlib", "pandas", "sklearn"} - sys.modules.keys()
     collects = gc.isenabled()
     gc.disable()
     sys.modules.update(dict.fromkeys(optional))  # type: ignore[arg-type]  # None: an import of it fails
