@@ -6,7 +6,7 @@ or runs, the optimizer is one that keeps the gradients instead of applying them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
-        self.gradients: list[Any] = []
+        self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 
     @contextmanager
@@ -47,6 +47,11 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     def variables(self) -> list[Any]:
         """The real optimizer's variables, among which a loss scale may be."""
         return list(self.real.variables)
+
+    def apply_real(self, gradients: Sequence[Any]) -> None:
+        """Have the real optimizer apply gradients, but to what the step leaves without one, as Keras does."""
+        present = [None if kept is None else one for kept, one in zip(self.gradients, gradients, strict=True)]
+        self.real.apply(present, self.model.trainable_variables)
 
     def scale_loss(self, loss: Any) -> Any:
         """Scale the loss as the real optimizer does."""

@@ -84,7 +84,8 @@ class StatefulReplica(ABC):
         return self.pack([*vectors, *self._statistics, *sums, denominator], self._shapes)
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
-        self._model.optimizer.apply(self.cut(gradient, self._trainable), self._model.trainable_variables)
+        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        self._capture.apply_real(self.cut(gradient, self._trainable))
         self._set(statistics, self._statistics)
 
     def _apply_and_take_gradient(self, gradient: Any, statistics: Any, scale: Any, data: Any) -> Any:

@@ -212,6 +212,31 @@ def test_adam_is_keras_s(adam, mode):
     assert fit_and_train(two_by_two, rows=(TOTAL,), mode="asynchronous", problem=copies) < 1e-3
 
 
+class Spare(layers.Layer):
+    def build(self, shape):
+        self.spare = self.add_weight(shape=(6,), initializer="ones")
+
+    def call(self, inputs):
+        return inputs
+
+
+def sparing():
+    """A variable that the loss does not depend on, like a head without a loss."""
+    model, loss, x, y = dense()
+    return keras.Sequential([keras.Input((6,)), Spare(), *model.layers]), loss, x, y
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("rows", [ROWS, (TOTAL, 0)])
+def test_what_no_gradient_moves_is_left_alone_where_keras_does(rows):
+    """Its weights decay if they do in model.fit: on JAX, where the gradient is zero and not missing."""
+
+    def decaying(case):
+        return problem(case, keras.optimizers.AdamW(0.01, weight_decay=0.5))
+
+    assert fit_and_train(sparing, rows, decaying) < 1e-3
+
+
 @pytest.mark.parametrize("how", [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}])
 def test_how_steps_are_run_changes_nothing(how):
     """Compiled by XLA, several in one call, or by hand: the same steps."""
