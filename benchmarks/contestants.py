@@ -10,6 +10,7 @@ environments, and threads and cores are set before TensorFlow starts.
 """
 
 import atexit
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -20,12 +21,11 @@ import shutil
 import socket
 import stat
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import harness
@@ -121,27 +121,38 @@ def measure(spec: Spec, rows: int, fit: Callable[[int], list], test: Callable[[]
 
     ``rows_per_second_first``: the first fit of the session with everything in it, worker start
     and compilation included. ``rows_per_second_warm``: what ``warm_epochs`` more epochs take in
-    another fit of the same session, from the end of its first epoch to the end of its last. Who
-    shows no ends of epochs is timed with a fit of 1 + ``warm_epochs`` less a fit of 1 epoch.
+    another fit of the same session, from the end of its first epoch to the end of its last; the median
+    of ``turns`` such fits. Who shows no ends of epochs is timed with a fit of 1 + ``warm_epochs`` less a
+    fit of 1 epoch.
     """
     first, _ = timed(spec, fit, spec.epochs)
     answer = {"rows_per_second_first": rows * spec.epochs / first, "seconds_first": first, "accuracy": test()}
     if spec.warm_epochs:
-        whole, ends = timed(spec, fit, 1 + spec.warm_epochs)
-        warm = ends[-1] - ends[0] if ends else whole - timed(spec, fit, 1)[0]
-        answer["rows_per_second_warm"] = rows * spec.warm_epochs / warm
-        answer.update(seconds_warm=warm, seconds_second_fit=whole)
+        warm = [rows * spec.warm_epochs / warm_seconds(spec, fit) for _ in range(spec.turns)]
+        answer.update(rows_per_second_warm=statistics.median(warm), turns=warm)
     return answer
+
+
+def warm_seconds(spec: Spec, fit: Callable[[int], list]) -> float:
+    """Return what the epochs of a fit take after its first one."""
+    whole, ends = timed(spec, fit, 1 + spec.warm_epochs)
+    return ends[-1] - ends[0] if ends else whole - timed(spec, fit, 1)[0]
 
 
 def timed(spec: Spec, fit: Callable[[int], list], epochs: int) -> tuple[float, list]:
     """Return the wall time of ``fit(epochs)``, begun when the gate opens, and what it returned."""
-    if spec.gated:
-        print("ready", flush=True)
-        sys.stdin.readline()
+    gate(spec)
     start = time.perf_counter()
     ends = fit(epochs)
     return time.perf_counter() - start, ends
+
+
+def gate(spec: Spec) -> None:
+    """Wait until it is this contestant's turn."""
+    if spec.gated:
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit("The benchmark is gone.")
 
 
 def epoch_clock():
@@ -188,37 +199,19 @@ def ceiling(spec: Spec) -> dict:
         replace(spec, name="plain", share=(k, len(cores)), pin=core, gated=True)
         for k, core in enumerate(cores)
     ]
-    children = [start_gated(share) for share in shares]
-    for _ in range(2 if spec.warm_epochs else 1):
-        for child in children:
-            read_until(child, "ready")
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-    answers = [json.loads(read_until(child, "{")) for child in children]
-    for child in children:
-        child.wait()
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(harness.Contestant(share)) for share in shares]
+        for _ in range(2 if spec.warm_epochs else 1):
+            for child in children:
+                child.ready()
+            for child in children:
+                child.go()
+        answers = [child.end() for child in children]
+    for answer in answers:
+        if "error" in answer:
+            raise SystemExit(answer["error"])
     rates = [key for key in answers[0] if key.startswith("rows_per_second")]
     return {key: sum(answer[key] for answer in answers) for key in rates}
-
-
-def start_gated(spec: Spec):
-    """Start a contestant that waits for a line before each of its fits."""
-    return subprocess.Popen(
-        [sys.executable, __file__, json.dumps(asdict(spec))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=harness.environment(spec, sys.executable),
-    )
-
-
-def read_until(child, start: str) -> str:
-    """Return the child's next line that starts so."""
-    for line in child.stdout:
-        if line.startswith(start):
-            return line
-    raise RuntimeError(f"A process of the ceiling ended before it said {start!r}.")
 
 
 def elephas(spec: Spec) -> dict:
@@ -242,7 +235,7 @@ def elephas(spec: Spec) -> dict:
         settings = {"mode": spec.mode, "frequency": spec.frequency, "port": free_port()}
         return AsynchronousSparkModel(model, parameter_server_mode="http", **settings)
 
-    waiting = [distributed() for _ in range(3 if spec.warm_epochs else 1)]
+    waiting = [distributed() for _ in range(1 + 2 * spec.turns)]
 
     def fit(epochs):
         waiting.pop(0).fit(rdd, epochs=epochs, batch_size=spec.batch_size, verbose=0)
@@ -298,15 +291,22 @@ def moving(spec: Spec) -> dict:
             far.sendall(data)
         os._exit(0)
     os.sched_setaffinity(0, [spec.pin])
+    turns = [exchanged(spec, near, data) for _ in range(1 + spec.turns)]
+    near.close()
+    os.waitpid(child, 0)
+    return {"turns": turns[1:]}
+
+
+def exchanged(spec: Spec, connection: socket.socket, data: bytes) -> float:
+    """Return the median seconds that data take to the other end and back."""
+    gate(spec)
     seconds = []
     for _ in range(2000):
         start = time.perf_counter()
-        near.sendall(data)
-        received(near, len(data))
+        connection.sendall(data)
+        received(connection, len(data))
         seconds.append(time.perf_counter() - start)
-    near.close()
-    os.waitpid(child, 0)
-    return {"seconds": statistics.median(seconds)}
+    return statistics.median(seconds)
 
 
 def received(connection: socket.socket, size: int) -> bytearray:

@@ -1,10 +1,11 @@
 """What the benchmarks share: processes of their own, interleaved rounds, medians, Markdown.
 
-A benchmark is a list of ``Spec``. Each one is run by ``contestants.py`` in a fresh process, so that
-no contestant inherits another's warm caches, threads or leaks, and answers with one JSON line. A
+A benchmark is a list of ``Spec``. Each one is run by ``contestants.py`` in a process of its own, so
+that no contestant inherits another's warm caches, threads or leaks, and answers with one JSON line. A
 ``Journal`` keeps those lines in a file: a long comparison may be stopped and taken up again, and
 its tables are made from the file. Rounds are interleaved, each starting one contestant later than
-the one before, so that a slow spell of the machine falls on everybody.
+the one before, so that a slow spell of the machine falls on everybody. Where a few per cent matter,
+contestants live side by side and take turns.
 
 This file is the standard library's only: it is imported in Elephas's environment too.
 """
@@ -19,12 +20,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
+CONTESTANTS = HERE / "contestants.py"
 
 ELEPHAS_REQUIREMENTS = (
     "elephas==7.3.0",
@@ -59,8 +62,9 @@ class Spec:
     data: str = ""  # a folder of IDX files; empty asks keras.datasets
     cores: int = 2  # how many cores the whole contestant may use
     pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
-    warm_epochs: int = 0  # so many for the measure without worker start and compilation
-    gated: bool = False  # wait for a line on stdin before each measured fit
+    warm_epochs: int = 0  # so many for a measure without worker start and compilation
+    turns: int = 1  # so many such measures
+    gated: bool = False  # say "ready" and wait for a line on stdin before each measured fit
 
     @property
     def title(self) -> str:
@@ -72,30 +76,111 @@ class Spec:
 # --- running ------------------------------------------------------------------------------------
 
 
-def run(spec: Spec, *, python: str = sys.executable, timeout: float = 1200) -> dict:
-    """Run a contestant in a process of its own and return the JSON object it prints.
+class Contestant:
+    """A contestant in a process of its own, whose answer is the JSON object that it prints.
 
-    A contestant that fails or hangs has an ``error`` instead; what it left running is killed.
+    Args:
+        spec: the contestant.
+        python: what runs it.
+        timeout: seconds that it may take, or from one gate to the next.
     """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            [python, str(HERE / "contestants.py"), json.dumps(asdict(spec))],
-            stdout=out,
-            stderr=err,
+
+    def __init__(self, spec: Spec, python: str = sys.executable, timeout: float = 1200):
+        self.timeout, self.answer, self.hung = timeout, {}, False
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
+        self.process = subprocess.Popen(
+            [python, str(CONTESTANTS), json.dumps(asdict(spec))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
             env=environment(spec, python),
+            text=True,
             start_new_session=True,
         )
+
+    def __enter__(self) -> "Contestant":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._kill()
+        for file in (self.process.stdout, self.process.stdin, self.errors):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+    def ready(self) -> bool:
+        """Wait until it stands at a gate; False when it has answered or failed, or hung and was killed."""
+        with self._watched():
+            for line in self.process.stdout:
+                if line.startswith("ready"):
+                    return True
+                if line.startswith("{"):
+                    self.answer = json.loads(line)
+                    break  # what it left running may hold the pipe open
+        return False
+
+    def go(self) -> None:
+        """Open the gate, if it still stands there."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+
+    def end(self) -> dict:
+        """Return its answer, or one with an ``error``; what it left running is killed."""
+        while not self.answer and self.ready():
+            self.go()
+        with self._watched():
+            code = self.process.wait()
+        self._kill()
+        if code == 0 and self.answer:
+            return self.answer
+        self.errors.seek(0)
+        why = f"not done within {self.timeout:.0f} s" if self.hung else f"exit status {code}"
+        return {"error": f"{why}: {self.errors.read()[-2000:].strip()}"}
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        alarm = threading.Timer(self.timeout, self._give_up)
+        alarm.start()
         try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = f"none within {timeout:.0f} s"
+            yield
         finally:
-            _kill_group(process)
-        out.seek(0), err.seek(0)
-        answers = [line for line in out if line.startswith("{")]
-        if code == 0 and answers:
-            return json.loads(answers[-1])
-        return {"error": f"exit status {code}: {err.read()[-2000:].strip()}"}
+            alarm.cancel()
+
+    def _give_up(self) -> None:
+        self.hung = True
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def run(spec: Spec, *, python: str = sys.executable, timeout: float = 1200) -> dict:
+    """Run a contestant and return its answer; one that fails or hangs has an ``error`` instead."""
+    with Contestant(spec, python, timeout) as contestant:
+        return contestant.end()
+
+
+def in_turns(specs: list[Spec], *, python: str = sys.executable, timeout: float = 1200) -> list[dict]:
+    """Return the answers of contestants that live side by side, of whom one trains at a time.
+
+    After its first fit each waits until all had theirs; then they take turns, so that what is measured in
+    one turn lies seconds apart, and a slow spell of the machine falls on everybody.
+    """
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for spec in specs:
+            gated = Contestant(replace(spec, gated=True), python, timeout)
+            running[spec] = stack.enter_context(gated)
+            if gated.ready():
+                gated.go()
+                gated.ready()
+        for turn, spec in interleave(specs, max(spec.turns for spec in specs)):
+            running[spec].go()
+            running[spec].ready()
+            print(f"# turn {turn}: {spec.title}", flush=True)
+        return [running[spec].end() for spec in specs]
 
 
 def environment(spec: Spec, python: str) -> dict:
@@ -113,12 +198,6 @@ def environment(spec: Spec, python: str) -> dict:
         threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
         environment.update(dict.fromkeys(threads, "1"))
     return {**os.environ, **environment}
-
-
-def _kill_group(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 class Journal:
@@ -295,7 +374,6 @@ def add_common_options(parser, *, epochs: int, rounds: int) -> None:
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--backend", default="tensorflow", help="Keras's backend")
     parser.add_argument("--only", nargs="*", default=[], help="words that a contestant's title has")
-    parser.add_argument("--journal", help="keep each answer here; take up what is missing")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
 
 
@@ -307,7 +385,8 @@ def add_warm_option(parser) -> None:
 
 
 def add_elephas_options(parser) -> None:
-    """Give an argument parser the options of benchmarks that Elephas takes part in."""
+    """Give an argument parser the options of the long benchmarks, in which Elephas takes part."""
+    parser.add_argument("--journal", help="keep each answer here; take up what is missing")
     parser.add_argument("--elephas-venv", help="Elephas's environment; made there if need be")
     parser.add_argument(
         "--elephas-python", default=sys.executable, help="what makes it; a Python before 3.13"

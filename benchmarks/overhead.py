@@ -3,10 +3,10 @@
 Plain Keras runs on one core with one thread. The worker runs on the same core with one thread; the
 driver, its endpoint and Spark's JVM run on the other cores, so what is compared is the same core's
 work. Worker start and compilation are excluded on both sides by the definition of
-``contestants.measure``. Pairs are interleaved, and each ratio is taken within its round.
+``contestants.measure``. All live side by side and take turns, and each ratio is taken within its turn.
 
 At "batch" there is also the time that a step takes longer than one of plain Keras. It is held against
-1 ms and what the same bytes take over TCP alone, there and back, in the same round.
+1 ms and what the same bytes take over TCP alone, there and back, in the same turn.
 
     python benchmarks/overhead.py --data MNIST_FOLDER [--backend jax]
 """
@@ -17,10 +17,9 @@ import statistics
 from dataclasses import replace
 
 import harness
-from harness import Spec, ratios, spread, table
+from harness import Spec, spread, table
 
 TITLE = "Overhead: one worker beside plain Keras"
-WARM = "rows_per_second_warm"
 BARS = {"epoch": 0.9, "batch": 0.6}
 ADDED = 1.0  # ms per step, beside the bytes
 
@@ -28,7 +27,7 @@ ADDED = 1.0  # ms per step, beside the bytes
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    harness.add_common_options(parser, epochs=1, rounds=5)
+    harness.add_common_options(parser, epochs=1, rounds=9)
     harness.add_warm_option(parser)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--batch-size", type=int, default=128)
@@ -46,23 +45,23 @@ def main() -> None:
         "optimizer": options.optimizer,
         "batch_size": options.batch_size,
         "warm_epochs": options.warm_epochs,
+        "turns": options.rounds,
     }
     contestants = harness.chosen([Spec("plain"), Spec("moving"), *ours], options)
     specs = [replace(spec, **settings) for spec in contestants]
-    journal = harness.Journal(options.journal)
-    answers = {spec: [] for spec in specs}
-    for round_, spec in harness.interleave(specs, options.rounds):
-        answers[spec].append(journal.run(replace(spec, seed=round_), round_))
+    answers = dict(zip(specs, harness.in_turns(specs), strict=True))
+    for spec, answer in answers.items():
+        print(f"# {spec.title}: {harness.brief(answer)}")
 
     plain, bytes_alone = (measured(answers, name) for name in ("plain", "moving"))
     rows = [line(spec, answers[spec], plain, bytes_alone) for spec in specs if spec.name != "moving"]
     words = (
-        f"{options.rounds} interleaved rounds, {options.warm_epochs} epochs of "
+        f"{options.rounds} turns, {options.warm_epochs} epochs of "
         f"{options.rows or 60000:,} rows, batch {options.batch_size}, {options.optimizer}; "
         "medians [min..max]. " + harness.machine(harness.pythons(options, specs))
     )
     if bytes_alone:
-        alone = spread((1000 * seconds for seconds in bytes_alone.values()), ".2f")
+        alone = spread((1000 * seconds for seconds in bytes_alone), ".2f")
         words += f"\n\nThe bytes of an exchange alone, over TCP: {alone} ms."
     header = ["", "rows/s, warm", "share of plain Keras", "bar", "added per step, ms", "bar", "exchanges"]
     body = table([*header, "bytes received", "bytes sent"], rows)
@@ -70,38 +69,29 @@ def main() -> None:
     harness.report(title, f"{words}\n\n{body}", options.results)
 
 
-def measured(answers: dict[Spec, list[dict]], name: str) -> dict[int, float]:
-    """Return a contestant's figure by round."""
-    key = "seconds" if name == "moving" else WARM
-    found = next((rounds for spec, rounds in answers.items() if spec.name == name), [])
-    return by_round(found, key)
+def measured(answers: dict[Spec, dict], name: str) -> list[float]:
+    """Return a contestant's figures, one per turn."""
+    return next((answer.get("turns", []) for spec, answer in answers.items() if spec.name == name), [])
 
 
-def by_round(rounds: list[dict], key: str) -> dict[int, float]:
-    """Return one figure by round; a round that failed is left out."""
-    return {round_: answer[key] for round_, answer in enumerate(rounds) if key in answer}
-
-
-def line(spec: Spec, rounds: list[dict], plain: dict[int, float], alone: dict[int, float]) -> list[str]:
+def line(spec: Spec, answer: dict, plain: list[float], alone: list[float]) -> list[str]:
     """Return a contestant's line of the table; counters are those of its first fit."""
-    mine = by_round(rounds, WARM)
-    share = ratios(mine, plain)
-    cells = [spec.title, spread(mine.values()), spread(share, ".3f")]
+    mine = answer.get("turns", [])
+    share = [rate / other for rate, other in zip(mine, plain, strict=False)]
+    cells = [spec.title, spread(mine), spread(share, ".3f")]
     bar = BARS.get(spec.frequency)
     cells.append(verdict(f"{bar}", statistics.median(share) >= bar) if bar and share else "–")
-    added = {
-        round_: 1000 * spec.batch_size * (1 / rate - 1 / plain[round_])
-        for round_, rate in mine.items()
-        if round_ in plain and spec.frequency == "batch"
-    }
-    cells.append(spread(added.values(), ".2f"))
-    pairs = [(added[round_], ADDED + 1000 * alone[round_]) for round_ in added if round_ in alone]
-    if pairs:
-        bar = statistics.median(limit for _, limit in pairs)
-        cells.append(verdict(f"{bar:.2f}", statistics.median(ms for ms, _ in pairs) <= bar))
+    added = []
+    if spec.frequency == "batch":
+        pairs = zip(mine, plain, strict=False)
+        added = [1000 * spec.batch_size * (1 / rate - 1 / other) for rate, other in pairs]
+    cells.append(spread(added, ".2f"))
+    if added and alone:
+        bar = ADDED + 1000 * statistics.median(alone)
+        cells.append(verdict(f"{bar:.2f}", statistics.median(added) <= bar))
     else:
         cells.append("–")
-    return [*cells, *harness.counters(rounds[0])]
+    return [*cells, *harness.counters(answer)]
 
 
 def verdict(bar: str, met: bool) -> str:

@@ -1,0 +1,94 @@
+"""The benchmarks' harness: nothing is measured twice, contestants that live side by side take turns."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import harness
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Return the specs that were run."""
+    found = []
+    monkeypatch.setattr(harness, "run", lambda spec, **options: found.append(spec) or {"accuracy": 0.5})
+    return found
+
+
+def test_answers_are_taken_up_where_the_data_lies_elsewhere(tmp_path, runs):
+    path, spec = str(tmp_path / "journal.jsonl"), harness.Spec("plain", data="/here/mnist")
+    first = harness.Journal(path).run(spec, 0)
+    again = harness.Journal(path)
+
+    assert again.run(replace(spec, data="/there/mnist"), 0) == first
+    assert runs == [spec]
+    assert "/here" not in Path(path).read_text()
+
+
+def test_another_round_or_setting_is_run(tmp_path, runs):
+    path, spec = str(tmp_path / "journal.jsonl"), harness.Spec("plain")
+    for round_, setting in ((0, spec), (1, spec), (0, replace(spec, optimizer="adam"))):
+        harness.Journal(path).run(setting, round_)
+
+    assert len(runs) == 3
+
+
+CONTESTANT = """
+import json, sys, time
+spec = json.loads(sys.argv[1])
+def fit(what):
+    if spec["gated"]:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    start = time.monotonic()
+    time.sleep(0.05)
+    if (spec["name"], what) == ("plain", "turn"):
+        {misfortune}
+    return start, time.monotonic()
+fit("first")
+print(json.dumps({{"turns": [fit("turn") for _ in range(spec["turns"])]}}))
+"""
+
+
+@pytest.fixture
+def contestants(tmp_path, monkeypatch):
+    """Return a function that replaces all contestants by one that says when it trained."""
+
+    def replaced(misfortune="pass"):
+        script = tmp_path / "contestants.py"
+        script.write_text(CONTESTANT.format(misfortune=misfortune))
+        monkeypatch.setattr(harness, "CONTESTANTS", script)
+
+    return replaced
+
+
+def test_one_trains_while_the_others_wait(contestants):
+    contestants()
+    specs = [harness.Spec(name, turns=3) for name in ("plain", "moving", "sparkdl")]
+    answers = harness.in_turns(specs)
+    spans = sorted(tuple(span) for answer in answers for span in answer["turns"])
+
+    assert [len(answer["turns"]) for answer in answers] == [3, 3, 3]
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    turns = [{answer["turns"][turn][0] for answer in answers} for turn in range(3)]
+    assert max(turns[0]) < min(turns[1])
+    assert max(turns[1]) < min(turns[2])
+
+
+@pytest.mark.parametrize(
+    ("misfortune", "error"),
+    [("raise ValueError('no luck')", "exit status 1: .*no luck"), ("time.sleep(60)", "not done within 4 s")],
+)
+def test_who_fails_or_hangs_holds_up_nobody(contestants, misfortune, error):
+    contestants(misfortune)
+    specs = [harness.Spec(name, turns=2) for name in ("plain", "sparkdl")]
+    failed, other = harness.in_turns(specs, timeout=4)
+
+    assert re.search(error, failed["error"], re.DOTALL)
+    assert len(other["turns"]) == 2
+    assert re.search(error, harness.run(specs[0], timeout=4)["error"], re.DOTALL)
+    assert len(harness.run(specs[1], timeout=4)["turns"]) == 2
