@@ -8,6 +8,9 @@ and its 95 % interval by Student's t.
 
     python benchmarks/paired_accuracy.py --elephas-venv ~/elephas --data MNIST_FOLDER
 
+It takes hours. The answers there are lie beside it: with ``--journal benchmarks/paired_accuracy.jsonl``
+only what is missing is run.
+
 With ``--model cnn`` they train a network with BatchNormalization instead, and the lowest moving variance
 that a trained model has is printed, which must not be negative:
 
