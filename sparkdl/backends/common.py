@@ -30,6 +30,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
+        # Before its first step a worker does not know what has no gradient; one without rows never does.
         self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 
