@@ -7,6 +7,7 @@ knows Keras, Spark or HTTP.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ def aligned(size: int) -> NDArray[np.uint8]:
 
 
 def address(array: Array) -> int:
-    """Return where in memory an array begins."""
-    return int(array.__array_interface__["data"][0])
+    """Return where in memory an array begins, which is contiguous, writeable and not empty."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
 
 
 def window_share(decays: Vector, steps: int, workers: int) -> Vector:

@@ -32,25 +32,35 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the function returns for arrays, structures of arrays, None and bools."""
-        tensors = _tensors(arguments)
-        kind = _kind(arguments)
+        tensors: list[Any] = []
+        kind = _flatten(arguments, tensors)
         if kind not in self._traces:
-            trace = self._function.get_concrete_function(*tensors)
+            trace = self._function.get_concrete_function(*_tensors(arguments))
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
-        flat = [part for part in tf.nest.flatten(tensors) if isinstance(part, tf.Tensor)]
         if self._jit:
-            return trace._call_flat(flat, captured)
-        outputs = tf.raw_ops.StatefulPartitionedCall(args=[*flat, *captured], Tout=kinds, f=trace)
+            return trace._call_flat(tensors, captured)
+        outputs = tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
         return outputs[0] if kinds else None
 
 
-def _tensors(value: Any) -> Any:
+def _tensors(arguments: tuple[Any, ...]) -> Any:
+    """Return the arguments with a tensor in the place of each array."""
+    return tf.nest.map_structure(
+        lambda part: _tensor(part) if isinstance(part, np.ndarray) else part, arguments
+    )
+
+
+def _flatten(value: Any, tensors: list[Any]) -> Any:
+    """Add a value's arrays to a list, as tensors; return what decides which trace the value needs."""
+    if isinstance(value, np.ndarray):
+        tensors.append(_tensor(value))
+        return value.shape, value.dtype
     if isinstance(value, tuple):
-        return tuple(_tensors(part) for part in value)
-    if isinstance(value, dict):
-        return {name: _tensors(part) for name, part in value.items()}
-    return _tensor(value) if isinstance(value, np.ndarray) else value
+        return tuple([_flatten(part, tensors) for part in value])
+    if isinstance(value, dict):  # in the order of tf.nest
+        return tuple([(name, _flatten(value[name], tensors)) for name in sorted(value)])
+    return value
 
 
 def _tensor(array: Array) -> Any:
@@ -59,20 +69,12 @@ def _tensor(array: Array) -> Any:
     if (
         flags.c_contiguous
         and flags.writeable
+        and array.size
         and array.dtype.kind in "fiu"
         and not address(array) % ALIGNMENT
     ):
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.constant(array)
-
-
-def _kind(value: Any) -> Any:
-    """Return what decides which trace a value needs."""
-    if isinstance(value, tuple):
-        return tuple(_kind(part) for part in value)
-    if isinstance(value, dict):
-        return tuple((name, _kind(part)) for name, part in value.items())
-    return (value.shape, value.dtype) if isinstance(value, np.ndarray) else value
 
 
 class TensorFlowReplica(StatefulReplica):

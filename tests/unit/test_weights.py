@@ -56,5 +56,5 @@ def test_memory_for_a_backend_is_aligned(dtype, size):
     """A tensor can be made of it where it is."""
     memory = aligned(size * np.dtype(dtype).itemsize)
 
-    assert 0 == address(memory) % ALIGNMENT or not size
+    assert not size or address(memory) % ALIGNMENT == 0
     assert size == memory.view(dtype).size
