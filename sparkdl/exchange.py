@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Flag, Reply, Sections, Update
+from sparkdl.wire import Flag, Reply, Update, lengths_of
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,8 @@ class LocalExchange(Exchange):
     def finish(self, ticket: Update) -> Reply:
         """Merge the update and return the store's reply."""
         while True:
-            lengths = Sections(
-                len(ticket.parameters), len(ticket.statistics), len(ticket.metrics), len(ticket.state)
-            )
             sent = ticket
-            self.store.admit(sent, lengths)
+            self.store.admit(sent, lengths_of(sent))
             reply = self.store.exchange(sent, lambda sent=sent: sent)  # type: ignore[misc]
             if not reply.flags & Flag.AGAIN:
                 return reply

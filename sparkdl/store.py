@@ -251,7 +251,7 @@ class ParameterStore:
         parameters, statistics = len(self.merging.parameters), len(self.merging.statistics)
         shape, expected = self.shape, _allowed(update)
         for name, length, values in (
-            ("count", lengths.count, (parameters,)),
+            ("parameters", lengths.parameters, (parameters,)),
             ("statistics", lengths.statistics, (statistics,)),
             ("metrics", lengths.metrics, (shape.metrics,)),
             ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators)),
@@ -279,7 +279,7 @@ class ParameterStore:
         if not (isfinite(update.normalizer) and update.normalizer >= 0):
             raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
         size = len(self.merging.parameters), len(self.merging.statistics)
-        if (lengths.count, lengths.statistics) != (size if update.rows else (0, 0)):
+        if (lengths.parameters, lengths.statistics) != (size if update.rows else (0, 0)):
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
@@ -589,9 +589,9 @@ class ParameterStore:
 
 
 SECTIONS = {
-    Kind.GRADIENT: ("count", "statistics"),
-    Kind.DELTA: ("count", "statistics"),
-    Kind.REPORT: ("count", "statistics", "metrics", "state"),
+    Kind.GRADIENT: ("parameters", "statistics"),
+    Kind.DELTA: ("parameters", "statistics"),
+    Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
     Kind.VALIDATION: ("metrics",),
 }
 

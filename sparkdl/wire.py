@@ -29,7 +29,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import STRICT, IntEnum, IntFlag
 from math import nan
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Flag(IntFlag, boundary=STRICT):
     AGAIN = 8  # reply: not ready yet; ask again with AWAIT
 
 
-@dataclass
+@dataclass(slots=True)
 class Update:
     """What a worker sends. Arrays are float32 vectors; empty ones are absent sections.
 
@@ -99,7 +99,7 @@ class Update:
     layout: bytes = NO_ID
 
 
-@dataclass
+@dataclass(slots=True)
 class Reply:
     """What the endpoint answers. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate."""
 
@@ -119,11 +119,10 @@ class Reply:
 Message = TypeVar("Message", Update, Reply)
 
 
-@dataclass(frozen=True)
-class Sections:
+class Sections(NamedTuple):
     """How long each section of a message is: elements of the vectors, bytes of the others."""
 
-    count: int
+    parameters: int
     statistics: int
     metrics: int
     state: int
@@ -131,7 +130,7 @@ class Sections:
     @property
     def nbytes(self) -> int:
         """The bytes of all sections together."""
-        return 4 * (self.count + self.statistics) + self.metrics + self.state
+        return 4 * (self.parameters + self.statistics) + self.metrics + self.state
 
 
 def sections(message: Update | Reply) -> tuple[Any, ...]:
@@ -145,13 +144,11 @@ def as_bytes(part: Any) -> memoryview:
     return memoryview(part).cast("B")
 
 
-def _lengths(message: Update | Reply) -> tuple[int, int, int, int]:
-    return (
-        len(message.parameters),
-        len(message.statistics),
-        len(message.metrics),
-        len(message.state),
-    )
+def lengths_of(message: Update | Reply) -> Sections:
+    """Return how long the sections of a message are."""
+    return Sections(
+        len(message.parameters), len(message.statistics), len(message.metrics), len(message.state)
+    )  # fmt: skip
 
 
 def encode_update(update: Update) -> bytes:
@@ -159,7 +156,7 @@ def encode_update(update: Update) -> bytes:
     return UPDATE.pack(
         MAGIC_UPDATE, update.kind, update.flags, update.generation, update.worker, update.epoch,
         update.steps, update.attempt, update.sequence, update.base_version, update.rows, update.loss,
-        update.normalizer, update.offset, *_lengths(update), update.run, update.layout,
+        update.normalizer, update.offset, *lengths_of(update), update.run, update.layout,
     )  # fmt: skip
 
 
@@ -191,7 +188,7 @@ def encode_reply(reply: Reply) -> bytes:
     """Return a reply's header; its sections follow it."""
     return REPLY.pack(
         MAGIC_REPLY, reply.kind, reply.flags, reply.evaluate, reply.version, reply.progress,
-        reply.learning_rate, reply.offset, *_lengths(reply),
+        reply.learning_rate, reply.offset, *lengths_of(reply),
     )  # fmt: skip
 
 
@@ -226,7 +223,7 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     if len(body) != lengths.nbytes:
         raise WireError(f"The sections have {lengths.nbytes} bytes; got {len(body)}.")
     view = memoryview(body)
-    first = 4 * lengths.count
+    first = 4 * lengths.parameters
     second = first + 4 * lengths.statistics
     third = second + lengths.metrics
     message.parameters = np.frombuffer(view[:first], "<f4")

@@ -12,7 +12,7 @@ from sparkdl.batches import Plan
 from sparkdl.merging import make_merging
 from sparkdl.rules import choose_rule
 from sparkdl.store import ParameterStore, RunShape
-from sparkdl.wire import Kind, Sections, Update
+from sparkdl.wire import Kind, Update, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16
 EMPTY = np.zeros(0, np.float32)
@@ -56,12 +56,6 @@ def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fiel
         "layout": LAYOUT,
     }  # fmt: skip
     return Update(**values | fields)
-
-
-def lengths_of(update):
-    return Sections(
-        len(update.parameters), len(update.statistics), len(update.metrics), len(update.state)
-    )  # fmt: skip
 
 
 def give(store, update):

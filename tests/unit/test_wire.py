@@ -1,5 +1,6 @@
 """The bytes of one message: encoding undone, everything else refused."""
 
+from dataclasses import fields
 from math import nan
 
 import numpy as np
@@ -32,7 +33,8 @@ replies = st.builds(
 
 
 def fields_of(message):
-    return {name: getattr(value, "tolist", lambda v=value: v)() for name, value in vars(message).items()}
+    parts = ((field.name, getattr(message, field.name)) for field in fields(message))
+    return {name: getattr(value, "tolist", lambda v=value: v)() for name, value in parts}
 
 
 def through(message, encode, decode):
