@@ -201,6 +201,19 @@ def require_honoured(model: keras.Model) -> None:
         )
 
 
+def require_trainable(model: keras.Model) -> None:
+    """Check that there is something to train, if that is known yet.
+
+    Raises:
+        ModelError: the model is built, and all of its variables are frozen.
+    """
+    if model.built and not model.trainable_variables:
+        raise ModelError(
+            f'The model "{model.name}" has no trainable variables, so fit has nothing to train. Set '
+            "trainable = True on a layer and compile the model again."
+        )
+
+
 def freeze(
     model: keras.Model,
     builder: Callable[[], keras.Model] | None = None,

@@ -205,8 +205,10 @@ class SparkModel:
             raise ConfigError("validation_split should be left out where validation_data is given.")
         if validation is not None:
             require_partner(source, validation)
+        models.require_trainable(self.model)
         cluster = Cluster()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
+        models.require_trainable(self.model)  # a model may not be built before its rows are known
         if validation is not None:
             validation.schema, _ = self._settle(validation.peek(), frame=isinstance(validation, FrameSource))
         schema = share_weights(source, validation)

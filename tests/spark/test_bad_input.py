@@ -91,6 +91,17 @@ def test_a_custom_object_that_is_missing_is_named(problem, no_job):
         SparkModel(model, num_workers=2).fit(problem.x, problem.y)
 
 
+@pytest.mark.parametrize("built", [True, False])
+def test_a_model_without_trainable_variables_is_refused(problem, no_job, built):
+    """Built or not, before any job."""
+    first = [keras.Input((6,))] if built else []
+    model = keras.Sequential([*first, keras.layers.Dense(3, activation="softmax", trainable=False)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+
+    with pytest.raises(ModelError, match="has no trainable variables, so fit has nothing to train"):
+        SparkModel(model, num_workers=2).fit(problem.x, problem.y)
+
+
 def test_arrays_are_checked_before_any_job(problem, no_job):
     """Lengths, shapes, types and the number of rows of arrays are known without a job."""
     x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
