@@ -3,7 +3,9 @@
 Plain Keras runs on one core with one thread. The worker runs on the same core with one thread; the
 driver, its endpoint and Spark's JVM run on the other cores, so what is compared is the same core's
 work. Worker start and compilation are excluded on both sides by the definition of
-``contestants.measure``. All live side by side and take turns, and each ratio is taken within its turn.
+``contestants.measure``. All live side by side and take turns, and each ratio is taken within its turn. A
+turn of all has to be shorter than a minute, as with the defaults: Spark ends a Python worker that idles
+for longer, and the next fit would begin in a fresh process, beside plain Keras in its warm one.
 
 At "batch" there is also the time that a step takes longer than one of plain Keras. It is held against
 1 ms and what the same bytes take over TCP alone, there and back, in the same turn.
@@ -29,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     harness.add_common_options(parser, epochs=1, rounds=9)
     harness.add_warm_option(parser)
+    parser.set_defaults(rows=20000, warm_epochs=3)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
