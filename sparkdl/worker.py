@@ -161,7 +161,7 @@ class LocalSteps(Stepper):
 
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
         """Take one step with the replica's own optimizer."""
-        self.after = self.replica.step(batch, self.center, read=last)
+        self.after = self.replica.step(batch, self.center, self.before if last else None)
         self.center = None
         self.rows += batch.rows
         self.steps += 1
@@ -177,10 +177,10 @@ class LocalSteps(Stepper):
         after, self.after = self.after, None
         if after is None:
             return self.sent(Kind.DELTA, None)
-        moved, statistics = after.vector - self.before, after.statistics
+        statistics = after.statistics
         if len(statistics) and not self.settings.rounds:
             statistics = window_statistics(self.statistics, statistics, self.decays, self.steps)
-        return self.sent(Kind.DELTA, after._replace(vector=moved, statistics=statistics, denominator=0.0))
+        return self.sent(Kind.DELTA, after._replace(statistics=statistics))
 
     def adopt(self, reply: Reply) -> None:
         """Go on from what the rule makes of the center."""

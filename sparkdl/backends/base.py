@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     """What is read from a replica at once.
 
     Attributes:
-        vector: the trainable variables, or a gradient of them.
+        vector: the trainable variables, how far they moved, or a gradient of them.
         statistics: the moving statistics.
         loss: the sum of losses and of weights that the loss metric has taken in.
         denominator: what a gradient weighs by in the mean of all workers; 0: the rows it was taken over.
@@ -83,8 +83,14 @@ class Replica(Protocol):
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
 
-    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
-        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
+    def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
+        """Go on from the center, if given, and train on a batch.
+
+        Args:
+            batch: what to train on.
+            center: what to go on from.
+            since: earlier trainable variables, float32; how far they moved is returned where it is given.
+        """
 
     def catch_up(self) -> None:
         """Do what could wait, now that there is time; the next move, or use of the model, does it too."""

@@ -88,10 +88,10 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.taken = True
 
 
-def reading(values: Vector, size: int) -> Reading:
-    """Return what was read at once: ``size`` elements of a vector, then statistics, then scalars."""
-    total, count, denominator = values[-SCALARS:].tolist()
-    return Reading(values[:size], values[size:-SCALARS], (total, count), denominator)
+def reading(vector: Vector, rest: Vector) -> Reading:
+    """Return what was read at once: a vector, and statistics and then scalars."""
+    total, count, denominator = rest[-SCALARS:].tolist()
+    return Reading(vector, rest[:-SCALARS], (total, count), denominator)
 
 
 def optional(vector: Vector) -> Vector | None:

@@ -19,6 +19,7 @@ from sparkdl import models
 from sparkdl.backends.base import Batch, Center, Mean, Reading
 from sparkdl.backends.common import Capture, first_rows, optional, reading
 from sparkdl.losses import watched
+from sparkdl.weights import Vector
 
 Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # trainable, other, optimizer, metric variables
@@ -42,7 +43,6 @@ class JaxReplica:
         self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
         self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
-        self._size = models.layout_of(models.trainable(model)).size
         self._measured = False
         self._gradient = self._compiled(self._take_gradient)
         self._step = self._compiled(self._take_step, static_argnames="read")
@@ -120,31 +120,36 @@ class JaxReplica:
         return trainable, self._with_statistics(other, mean[1]), optimizer, metrics
 
     def _take_step(
-        self, state: State, progress: Sequence[Any], center: Pair | None, data: Any, read: bool
+        self, state: State, progress: Sequence[Any], center: Pair | None, data: Any, since: Any, read: bool
     ) -> tuple[Any, State]:
         if center is not None:
             state = self._assigned(state, center)
         with self._following(progress):
             _, state = self._model.train_step(state, data)
-        return self._packed(state) if read else None, state
+        if center is not None and since is None:
+            since = center[0]
+        return self._packed(state, since=since) if read else None, state
 
     def _take_test(self, state: State, data: Any) -> State:
         trainable, other, optimizer, metrics = state
         _, (trainable, other, metrics) = self._model.test_step((trainable, other, metrics), data)
         return trainable, other, optimizer, metrics
 
-    def _packed(self, state: State, vectors: Any = None, denominator: Any = None) -> Any:
-        """Return vectors, statistics and scalars as one array: one copy to NumPy."""
+    def _packed(
+        self, state: State, vectors: Any = None, denominator: Any = None, since: Any = None
+    ) -> tuple[Any, Any]:
+        """Return vectors as one array, less ``since``; statistics and scalars as another."""
         trainable, other, _, metrics = state
         names = [id(variable) for variable in self._model.metrics_variables]
         loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
         sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else []
         scalars = [metrics[names.index(id(variable))] for variable in sums] or [0.0, 0.0]
-        parts = [
-            *(trainable if vectors is None else vectors), *(other[index] for index in self._statistics),
-            *scalars, 0.0 if denominator is None else denominator,
-        ]  # fmt: skip
-        return jnp.concatenate([jnp.reshape(part, -1).astype(jnp.float32) for part in parts])
+        flat = _flat(trainable if vectors is None else vectors)
+        rest = *(other[index] for index in self._statistics), *scalars
+        return (
+            flat if since is None else flat - since,
+            _flat([*rest, 0.0 if denominator is None else denominator]),
+        )
 
     def _assigned(self, state: State, center: Pair) -> State:
         trainable, other, optimizer, metrics = state
@@ -186,13 +191,15 @@ class JaxReplica:
         parts = mean.gradient, optional(mean.statistics)
         self._held = self._apply(self._state(), self._progress(), parts)
 
-    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
-        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
+    def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""
         start = None if center is None else (center.parameters, optional(center.statistics))
+        other = None if center is not None and since is center.parameters else since
         packed, self._held = self._step(
-            self._state(batch), self._progress(), start, _placed(batch.to_tuple()), read=read
-        )
-        return self._reading(packed) if read else None
+            self._state(batch), self._progress(), start, _placed(batch.to_tuple()), other,
+            read=since is not None,
+        )  # fmt: skip
+        return None if since is None else self._reading(packed)
 
     def catch_up(self) -> None:
         """Do what could wait: nothing can in a compiled function."""
@@ -209,8 +216,13 @@ class JaxReplica:
         """Set the trainable variables, and the statistics unless they are empty."""
         self._held = self._write(self._state(), (center.parameters, optional(center.statistics)))
 
-    def _reading(self, packed: Any) -> Reading:
-        return reading(np.asarray(packed), self._size)
+    @staticmethod
+    def _reading(packed: tuple[Any, Any]) -> Reading:
+        return reading(np.asarray(packed[0]), np.asarray(packed[1]))
+
+
+def _flat(parts: Sequence[Any]) -> Any:
+    return jnp.concatenate([jnp.reshape(part, -1).astype(jnp.float32) for part in parts])
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:

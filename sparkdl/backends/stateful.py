@@ -30,8 +30,8 @@ class StatefulReplica(ABC):
         self._statistics = models.statistics(model)
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
         shapes = [tuple(variable.shape) for variable in (*self._trainable, *self._statistics)]
-        self._size = sum(int(np.prod(shape, dtype=int)) for shape in shapes[: len(self._trainable)])
-        self._shapes = [*shapes, *[()] * SCALARS]
+        self._shapes = shapes[: len(self._trainable)]
+        self._other_shapes = [*shapes[len(self._trainable) :], *[()] * SCALARS]
         self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
         self._gradient = self.compiled(self._take_gradient, "train")
@@ -69,6 +69,15 @@ class StatefulReplica(ABC):
     def array(self, packed: Any) -> Vector:
         """Return a flat tensor as an array."""
 
+    def loss_sums(self, loss: keras.metrics.Mean) -> list[Any]:
+        """Return the sum of losses and of weights that the loss metric has taken in."""
+        return [loss.total, loss.count]
+
+    def difference(self, vectors: Sequence[Any], since: Any) -> Any:
+        """Return vectors as one flat tensor, less another where there is one."""
+        flat = self.pack(vectors, self._shapes)
+        return flat if since is None else flat - since
+
     # What is computed, in terms of the backend's tensors.
 
     def _take_gradient(self, scale: Any, data: Any) -> Any:
@@ -77,11 +86,12 @@ class StatefulReplica(ABC):
             self._model.train_step(data)
         return self._packed(self._capture.gradients, watch.denominator())
 
-    def _packed(self, vectors: Sequence[Any], denominator: Any = None) -> Any:
-        """Return vectors, statistics and scalars as one tensor: one copy to NumPy."""
+    def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> tuple[Any, Any]:
+        """Return vectors as one tensor, less ``since``; statistics and scalars as another."""
         loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
-        sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else [None, None]
-        return self.pack([*vectors, *self._statistics, *sums, denominator], self._shapes)
+        sums = self.loss_sums(loss) if isinstance(loss, keras.metrics.Mean) else [None, None]
+        rest = self.pack([*self._statistics, *sums, denominator], self._other_shapes)
+        return self.difference(vectors, since), rest
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
@@ -92,11 +102,13 @@ class StatefulReplica(ABC):
         self._apply_gradient(gradient, statistics)
         return self._take_gradient(scale, data)
 
-    def _take_step(self, parameters: Any, statistics: Any, data: Any, read: bool) -> Any:
+    def _take_step(self, parameters: Any, statistics: Any, data: Any, since: Any, read: bool) -> Any:
         if parameters is not None:
             self._assign(parameters, statistics)
         self._model.train_step(data)
-        return self._packed(self._trainable) if read else None
+        if not read:
+            return None
+        return self._packed(self._trainable, since=parameters if since is None else since)
 
     def _assign(self, parameters: Any, statistics: Any) -> None:
         self._set(parameters, self._trainable)
@@ -120,11 +132,12 @@ class StatefulReplica(ABC):
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
         self._apply(mean.gradient, optional(mean.statistics))
 
-    def step(self, batch: Batch, center: Center | None = None, *, read: bool = False) -> Reading | None:
-        """Go on from the center, if given, and train on a batch; return the outcome if asked to."""
-        start = (None, None) if center is None else (center[0], optional(center[1]))
-        outcome = self._step(*start, batch.to_tuple(), read)
-        return self._reading(outcome) if read else None
+    def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
+        """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""
+        parameters, statistics = (None, None) if center is None else (center[0], optional(center[1]))
+        other = None if since is parameters else since
+        outcome = self._step(parameters, statistics, batch.to_tuple(), other, since is not None)
+        return None if since is None else self._reading(outcome)
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
@@ -138,8 +151,8 @@ class StatefulReplica(ABC):
         """Set the trainable variables, and the statistics unless they are empty."""
         self._write(center.parameters, optional(center.statistics))
 
-    def _reading(self, packed: Any) -> Reading:
-        return reading(self.array(packed), self._size)
+    def _reading(self, packed: Sequence[Any]) -> Reading:
+        return reading(self.array(packed[0]), self.array(packed[1]))
 
 
 def _nothing(logs: Any) -> None:

@@ -20,8 +20,8 @@ class Compiled:
     ``tf.function`` takes longer to find a trace and to call it than a small step takes to run.
 
     Args:
-        function: what is compiled; it is given tensors where arrays come, else what comes, and returns a
-            float32 tensor or None.
+        function: what is compiled; it is given tensors where arrays come, else what comes, and returns
+            float32 tensors or None.
         jit: whether XLA compiles it.
     """
 
@@ -31,7 +31,7 @@ class Compiled:
         self._jit = jit
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns for arrays, structures of arrays, None and bools."""
+        """Return what the function returns for arrays, structures of arrays, None and bools, as a list."""
         tensors: list[Any] = []
         kind = _flatten(arguments, tensors)
         if kind not in self._traces:
@@ -40,8 +40,7 @@ class Compiled:
         trace, captured, kinds = self._traces[kind]
         if self._jit:
             return trace._call_flat(tensors, captured)
-        outputs = tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
-        return outputs[0] if kinds else None
+        return tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
 
 
 def _tensors(arguments: tuple[Any, ...]) -> Any:

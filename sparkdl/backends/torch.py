@@ -19,10 +19,10 @@ from sparkdl.weights import Vector
 class TorchReplica(StatefulReplica):
     """A replica on torch.
 
-    Steps are not compiled, so what Keras does to take an array in, or to be asked for a variable's value, is
-    spared them where it can be, and so are the metrics' results, which a step of Keras's own returns. What
-    the metrics take in of a step waits until its outcome is on its way. The trainable variables of a replica
-    whose steps are taken whole are parts of one tensor, which is set at once.
+    Steps are not compiled, so what Keras does to take an array in, to be asked for a variable's value, or to
+    find the gradients to clear, is spared them where it can be, and so are the metrics' results, which a step
+    of Keras's own returns. What the metrics take in of a step waits until its outcome is on its way. The
+    trainable variables of a replica whose steps are taken whole are parts of one tensor, set, read at once.
 
     Args:
         model: a compiled and built model.
@@ -35,10 +35,14 @@ class TorchReplica(StatefulReplica):
         asked = *self._trainable, *self._statistics, *models.metric_variables(model)
         self._values = {id(variable): variable.value for variable in asked}
         self._flat = self._joined() if self.exact and self._trainable and not joint else None
-        self._waiting: Callable[[], Any] | None = None
+        self._waiting: list[Callable[[], Any]] = []
+        self._loss: tuple[Any, Any] | None = None  # the newest that waits, and its weight
         if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
-            self._measure = model.compute_metrics
+            self._measure, self._track = model.compute_metrics, model._loss_tracker.update_state
             vars(model).update(compute_metrics=self._measure_later, get_metrics_result=dict)
+            vars(model._loss_tracker).update(update_state=self._track_later)
+        if type(model).zero_grad is torch.nn.Module.zero_grad:
+            vars(model).update(zero_grad=self._clear)
 
     def _joined(self) -> Any:
         """Make the trainable variables parts of one tensor; return it."""
@@ -55,14 +59,37 @@ class TorchReplica(StatefulReplica):
 
     def catch_up(self) -> None:
         """Let the metrics take in the last step."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            with torch.no_grad():
-                waiting()
+        waiting, self._waiting, self._loss = self._waiting, [], None
+        with torch.no_grad():
+            for take_in in waiting:
+                take_in()
 
     def _measure_later(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        self._waiting = partial(self._measure, *arguments, **named)
+        self._waiting.append(partial(self._measure, *arguments, **named))
         return {}
+
+    def _track_later(self, loss: Any, sample_weight: Any = None) -> None:
+        self._loss = loss.detach(), sample_weight
+        self._waiting.append(partial(self._track, *self._loss))
+
+    def loss_sums(self, loss: keras.metrics.Mean) -> list[Any]:
+        """Return the sum of losses and of weights that the loss metric has taken in, or is about to."""
+        total, count = (self._value(variable) for variable in (loss.total, loss.count))
+        if self._loss is None:
+            return [total, count]
+        value, weight = self._loss
+        return [total + value * weight, count + weight]
+
+    def _clear(self) -> None:
+        """Clear the gradients of the step before."""
+        for variable in self._trainable:
+            self._value(variable).grad = None
+
+    def difference(self, vectors: Sequence[Any], since: Any) -> Any:
+        """Return vectors as one flat tensor, less another where there is one."""
+        if vectors is not self._trainable or self._flat is None:
+            return super().difference(vectors, since)
+        return self._flat.clone() if since is None else self._flat - since
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""

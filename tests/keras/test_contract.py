@@ -11,7 +11,7 @@ from keras import layers
 
 from sparkdl import models
 from sparkdl.backends import make_replica
-from sparkdl.backends.base import Batch, Mean
+from sparkdl.backends.base import Batch, Center, Mean
 from sparkdl.batches import Plan, ranks
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop
@@ -455,6 +455,23 @@ def test_metrics_take_in_every_step(joint):
     replica.model.reset_metrics()
     replica.test(Batch(x, y))
     assert results(replica) == pytest.approx(reference.evaluate(x, y, TOTAL, verbose=0), rel=1e-5)
+
+
+def test_a_step_tells_how_far_it_went():
+    """From the center it began at, or from weights before it; the loss is what the metric has taken in."""
+    model, (x, y, _) = problem(dense)
+    replica = make_replica(model, joint=False)
+    batch = Batch(x[:BATCH_SIZE], y[:BATCH_SIZE])
+    before = replica.read()
+    center = Center(before.vector + np.float32(0.125), before.statistics)
+
+    for start, since in ((center, center.parameters), (None, before.vector), (center, before.vector)):
+        moved = replica.step(batch, start, since)
+        assert moved.vector == pytest.approx(replica.read().vector - since, abs=1e-6)
+        loss = replica.model.metrics[0]
+        assert moved.loss == pytest.approx([float(loss.total), float(loss.count)], rel=1e-6)
+    assert moved.loss[1] == 3 * BATCH_SIZE
+    assert replica.step(batch, center) is None
 
 
 def results(replica):
