@@ -277,8 +277,11 @@ def counted(training: dict) -> dict:
 def moving(spec: Spec) -> dict:
     """What it takes to send the model's trainable variables over TCP and to receive as many back.
 
-    The one end is on the worker's core, the other, which answers from a process of its own, is not.
+    Each time a step of plain Keras has gone before, as in training: by then the other end sleeps, and
+    the caches hold something else. The one end is on the worker's core, the other, which answers from a
+    process of its own, is not.
     """
+    rows, _ = load(spec)
     model, _ = initial(spec)
     data = b"".join(variable.numpy().tobytes() for variable in model.trainable_variables)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -291,17 +294,18 @@ def moving(spec: Spec) -> dict:
             far.sendall(data)
         os._exit(0)
     os.sched_setaffinity(0, [spec.pin])
-    turns = [exchanged(spec, near, data) for _ in range(1 + spec.turns)]
+    turns = [exchanged(spec, near, data, model, rows) for _ in range(1 + spec.turns)]
     near.close()
     os.waitpid(child, 0)
     return {"turns": turns[1:]}
 
 
-def exchanged(spec: Spec, connection: socket.socket, data: bytes) -> float:
-    """Return the median seconds that data take to the other end and back."""
+def exchanged(spec: Spec, connection: socket.socket, data: bytes, model, rows) -> float:
+    """Return the median seconds that data take to the other end and back, over an epoch of steps."""
     gate(spec)
     seconds = []
-    for _ in range(2000):
+    for first in range(0, len(rows[0]), spec.batch_size):
+        model.train_on_batch(*(part[first : first + spec.batch_size] for part in rows))
         start = time.perf_counter()
         connection.sendall(data)
         received(connection, len(data))

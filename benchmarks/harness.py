@@ -166,10 +166,11 @@ def in_turns(specs: list[Spec], *, python: str = sys.executable, timeout: float 
     """Return the answers of contestants that live side by side, of whom one trains at a time.
 
     After its first fit each waits until all had theirs; then they take turns, so that what is measured in
-    one turn lies seconds apart, and a slow spell of the machine falls on everybody.
+    one turn lies seconds apart, and a slow spell of the machine falls on everybody. ``stolen`` in an answer
+    is the share of the processors' time that the host of a virtual machine took in each of its turns.
     """
     with contextlib.ExitStack() as stack:
-        running = {}
+        running, losses = {}, {spec: [] for spec in specs}
         for spec in specs:
             gated = Contestant(replace(spec, gated=True), python, timeout)
             running[spec] = stack.enter_context(gated)
@@ -177,10 +178,19 @@ def in_turns(specs: list[Spec], *, python: str = sys.executable, timeout: float 
                 gated.go()
                 gated.ready()
         for turn, spec in interleave(specs, max(spec.turns for spec in specs)):
+            before = ticks()
             running[spec].go()
             running[spec].ready()
-            print(f"# turn {turn}: {spec.title}", flush=True)
-        return [running[spec].end() for spec in specs]
+            stolen, passed = (now - then for now, then in zip(ticks(), before, strict=True))
+            losses[spec].append(stolen / max(1, passed))
+            print(f"# turn {turn}: {spec.title}, {losses[spec][-1]:.0%} stolen", flush=True)
+        return [running[spec].end() | {"stolen": losses[spec]} for spec in specs]
+
+
+def ticks() -> tuple[int, int]:
+    """Return the clock ticks that the host took from this machine's processors, and all there were."""
+    counts = [int(count) for count in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return counts[7], sum(counts)
 
 
 def environment(spec: Spec, python: str) -> dict:

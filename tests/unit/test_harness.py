@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import harness
+import overhead
 
 
 @pytest.fixture
@@ -77,6 +78,27 @@ def test_one_trains_while_the_others_wait(contestants):
     turns = [{answer["turns"][turn][0] for answer in answers} for turn in range(3)]
     assert max(turns[0]) < min(turns[1])
     assert max(turns[1]) < min(turns[2])
+
+
+def test_what_the_host_took_is_told_by_turn_and_the_calmer_half_counts(contestants, monkeypatch):
+    clock = iter([(0, 0), (5, 100), (5, 100), (25, 200), (25, 200), (25, 300), (25, 300), (115, 400)])
+    monkeypatch.setattr(harness, "ticks", lambda: next(clock))
+    contestants()
+    spec = harness.Spec("sparkdl", turns=4)
+    (answer,) = harness.in_turns([spec])
+    assert answer["stolen"] == [0.05, 0.2, 0.0, 0.9]
+
+    calm = overhead.calmer_half(
+        {spec: answer, harness.Spec("plain"): {"error": "", "stolen": [0.5, 0, 0, 0]}}
+    )
+    assert calm[spec]["turns"] == [answer["turns"][2], answer["turns"][1]]
+    assert "turns" not in calm[harness.Spec("plain")]
+
+
+def test_the_clock_of_the_processors_goes_on():
+    stolen, passed = harness.ticks()
+    assert 0 <= stolen <= passed
+    assert passed > 0
 
 
 @pytest.mark.parametrize(
