@@ -44,7 +44,9 @@ def load(spec: Spec):
 
         (x, y), test = keras.datasets.mnist.load_data()
     first, step = spec.share
-    rows = slice(first, spec.rows or None, step)
+    rows = np.arange(len(x))[first : spec.rows or None : step]
+    if spec.shuffled:
+        np.random.default_rng(spec.seed).shuffle(rows)
     return (flat(x[rows]), y[rows].astype("int32")), (flat(test[0]), test[1].astype("int32"))
 
 

@@ -59,6 +59,7 @@ class Spec:
     rows: int = 0  # the first rows of the training set; 0 is all of them
     share: tuple[int, int] = (0, 1)  # (k, K): train on every K-th of those rows, from the k-th
     seed: int = 0
+    shuffled: bool = False  # give the rows in an order drawn by the seed, not the file's
     data: str = ""  # a folder of IDX files; empty asks keras.datasets
     cores: int = 2  # how many cores the whole contestant may use
     pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
