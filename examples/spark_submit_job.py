@@ -2,7 +2,7 @@
 
     spark-submit --master spark://HOST:7077 --archives environment.tar.gz#environment spark_submit_job.py
 
-with PYSPARK_PYTHON=./environment/bin/python, see docs/deployment.md.
+with PYSPARK_PYTHON=./environment/bin/python and a PYSPARK_DRIVER_PYTHON of your own, see docs/deployment.md.
 """
 
 import argparse

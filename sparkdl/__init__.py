@@ -17,6 +17,7 @@ _HOMES = {
     "to_simple_rdd": "sparkdl.spark_model",
     "SparkDLError": "sparkdl.errors",
 }
+_EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "to_simple_rdd"]
 
 if TYPE_CHECKING:
@@ -28,7 +29,16 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used, so that importing sparkdl costs next to nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        raise ModuleNotFoundError(
+            f"sparkdl.{name} needs {missing}. Install it: pip install 'sparkdl-keras[{_EXTRAS[missing]}]'",
+            name=missing,
+        ) from error
 
 
 def __dir__() -> list[str]:

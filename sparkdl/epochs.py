@@ -20,14 +20,18 @@ from sparkdl.store import Cut
 from sparkdl.weights import Array, Layout
 
 logger = logging.getLogger(__name__)
-BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+ELSEWHERE = (  # what happens on executors
+    "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end", "on_test_begin",
+    "on_test_end", "on_test_batch_begin", "on_test_batch_end",
+)  # fmt: skip
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one of them wants to be called at every batch, which happens on executors; names it.
+        ConfigError: one of them wants to be called at batches or evaluations, which happen on executors;
+            names it.
     """
     if callbacks is None:
         return []
@@ -39,12 +43,12 @@ def check_callbacks(callbacks: Any) -> list[Any]:
             raise ConfigError(
                 f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
             )
-        hooks = [hook for hook in BATCH_HOOKS if _overrides(callback, hook)]
+        hooks = [hook for hook in ELSEWHERE if _overrides(callback, hook)]
         if hooks and not _at_epochs(callback):
             raise ConfigError(
-                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and batches are "
-                "trained on executors. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq "
-                'or update_freq="epoch").'
+                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and executors train "
+                "and evaluate. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq or "
+                'update_freq="epoch"; for SwapEMAWeights swap_on_epoch=True).'
             )
     return kept
 
@@ -56,12 +60,14 @@ def _overrides(callback: Any, hook: str) -> bool:
 
 
 def _at_epochs(callback: Any) -> bool:
-    """Return whether a callback of Keras's own does nothing that matters at batches as it is set."""
+    """Return whether a callback of Keras's own does, as it is set, nothing that matters elsewhere."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.ModelCheckpoint | kinds.BackupAndRestore):
         return bool(callback.save_freq == "epoch")
     if isinstance(callback, kinds.TensorBoard):
         return bool(callback.update_freq == "epoch")
+    if isinstance(callback, kinds.SwapEMAWeights):
+        return bool(callback.swap_on_epoch)
     return isinstance(callback, kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History)
 
 
@@ -156,19 +162,28 @@ class Callbacks:
         self.model = model
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
         kept = [one for one in callbacks if not isinstance(one, keras.callbacks.TerminateOnNaN)]
+        self.early = any(_overrides(one, "on_epoch_begin") for one in kept)
         self.list = keras.callbacks.CallbackList(
             [*kept, history], add_history=False, add_progbar=False, model=model, epochs=epochs, verbose=0,
             steps=None,
         )  # fmt: skip
 
-    def begin(self) -> None:
-        """Begin training."""
+    def begin(self) -> int | None:
+        """Begin training; return the epoch that a callback restored, if one did."""
         self.model.stop_training = False
+        self.model._initial_epoch = None  # where BackupAndRestore says so; Keras never forgets it
         self.list.on_train_begin()
+        return self.model._initial_epoch  # type: ignore[no-any-return]
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
+    def begin_epoch(self, epoch: int) -> bool:
+        """Begin an epoch; return whether a callback set other weights."""
+        before = models.read(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
+        return self.early and self._changed(before)
+
+    def _changed(self, before: list[Array]) -> bool:
+        after = models.read(self.model.weights)
+        return any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
     def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
         """End an epoch; return whether a callback set other weights."""
@@ -182,8 +197,7 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True
-        after = models.read(self.model.weights)
-        return any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+        return self._changed(before)
 
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""

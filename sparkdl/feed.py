@@ -38,6 +38,11 @@ class Block(NamedTuple):
     part: int
     columns: tuple[Array, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rows."""
+        return self.keys.nbytes + sum(column.nbytes for column in self.columns)
+
 
 def row_keys(partition: int, indices: NDArray[np.uint64]) -> Keys:
     """Return the keys of rows of a source partition, which sort as (partition, index)."""
@@ -58,9 +63,10 @@ def unit(keys: Keys) -> NDArray[np.float64]:
     return (scramble(keys, 0x5EED) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def rows_per_block(columns: Sequence[Column]) -> int:
-    """Return how many rows make a block."""
-    return max(64, min(1 << 16, BLOCK_BYTES // max(1, sum(column.nbytes for column in columns))))
+def rows_per_block(columns: Sequence[Column], most: int = BLOCK_BYTES) -> int:
+    """Return how many rows make a block of no more than so many bytes, unless one row alone has more."""
+    row = max(1, sum(column.nbytes for column in columns))
+    return max(1, min(1 << 16, min(most, BLOCK_BYTES) // row))
 
 
 def blocks_of_rows(

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
+from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle, errors
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
 from sparkdl.errors import (
     ClusterError,
+    DataError,
     PreflightError,
     SparkDLError,
     StaleWorkerError,
@@ -40,6 +41,19 @@ from sparkdl.errors import (
 from sparkdl.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
+BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
+# The exceptions of expressions and functions of the user's own, which no other try mends: PySpark's for
+# DataFrames, and the JVM's in the message of an RDD's job.
+OF_FRAMES = (
+    errors.ArithmeticException, errors.ArrayIndexOutOfBoundsException, errors.DateTimeException,
+    errors.IllegalArgumentException, errors.NumberFormatException, errors.SparkRuntimeException,
+    errors.UnsupportedOperationException,
+)  # fmt: skip
+OF_ROWS = (
+    r"(?:org\.apache\.spark\.Spark(?:Arithmetic|ArrayIndexOutOfBounds|DateTime|IllegalArgument|NumberFormat|"
+    r"Runtime|UnsupportedOperation)Exception|org\.apache\.spark\.SparkException: \[FAILED_EXECUTE_UDF\]|"
+    r"java\.lang\.(?:Arithmetic|ArrayIndexOutOfBounds|ClassCast|IllegalArgument|NumberFormat)Exception)"
+)
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 
@@ -64,6 +78,11 @@ class Cluster:
     def local(self) -> bool:
         """Whether tasks run in the driver's own JVM."""
         return bool(re.fullmatch(r"local(\[.*\])?", self.context.master))
+
+    @property
+    def task_bytes(self) -> int:
+        """How many bytes of data go well into the message that starts a task."""
+        return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
 
     def slots(self) -> int:
         """Return how many tasks can run at the same time on the executors there are."""
@@ -304,12 +323,14 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
     for name in ("StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError"):
         found = re.search(rf"sparkdl\.errors\.{name}: (.+)", text)
         if found:
-            from sparkdl import errors
+            from sparkdl import errors as own
 
-            kind: type[SparkDLError] = getattr(errors, name)
+            kind: type[SparkDLError] = getattr(own, name)
             return kind(found[1])
     if "RefusedError: " not in text and (raised := _raised(text)):
         return raised
+    if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
+        return ClusterError(refused[0])
     if cancelled := re.search(r"\bJob \d+ cancelled\b[^\n]*", text):
         return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
     if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
@@ -318,6 +339,9 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
             f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
             f"{_more_overhead(cluster)} or more, or take fewer workers per executor.\n{text[:2000]}"
         )
+    of_rows = re.search(rf"{OF_ROWS}[^\n]*", text)
+    if of_rows or isinstance(error, OF_FRAMES):
+        return DataError(f"Spark could not compute the rows: {of_rows[0] if of_rows else text[:2000]}")
     lines = re.findall(r"[^\n]*(?:exited unexpectedly|ExecutorLostFailure|SparkException: )[^\n]*", text)
     return WorkerLostError("\n".join([*lines[-1:], text[:4000]]))
 
@@ -371,6 +395,11 @@ def other_processes() -> Iterator[None]:
         yield
     finally:
         environment.pop("SPARKDL_APART", None)  # a job of another thread may have been in here as well
+
+
+def refuses_barrier(error: SparkDLError) -> bool:
+    """Return whether Spark would not start a barrier stage on an RDD such as a coalesced one."""
+    return isinstance(error, ClusterError) and BARRIER_REFUSED in str(error)
 
 
 def lacks_package(error: SparkDLError) -> bool:

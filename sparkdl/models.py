@@ -6,8 +6,9 @@ executors, inside Spark's own closure; arrays and states are what an endpoint ex
 
 The variables of a model fall into four lists: *trainable* variables, which a rule merges; *statistics*,
 the floating-point variables that trainable layers move themselves (BatchNormalization's mean and
-variance), which are averaged; *optimizer* variables and random *generators*, which stay with their worker
-and are saved in cuts. Weights of frozen layers are constants and never travel again.
+variance), which are averaged; *optimizer* variables and *generators*, the states of random numbers and
+other counters, which stay with their worker and are saved in cuts. Weights of frozen layers are constants
+and never travel again.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class ModelSpec:
 
     Attributes:
         config: the serialized model as JSON; None for a model that a function builds.
+        built: the shapes that the model was built with, as Keras says them.
         weights: the values of ``model.weights``.
         optimizer: the values of the optimizer's variables.
-        generators: the states of the random generators.
+        generators: the states of random generators, and counters.
         backend: the Keras backend that it was made on.
         floatx: Keras's default float type on the driver.
         policy: the name of Keras's default dtype policy there, by which compile scales the loss.
@@ -48,6 +50,7 @@ class ModelSpec:
     """
 
     config: str | None
+    built: Any
     weights: list[Array]
     optimizer: list[Array]
     generators: list[Array]
@@ -80,14 +83,23 @@ def trainable(model: keras.Model) -> list[Any]:
 
 def statistics(model: keras.Model) -> list[Any]:
     """Return the floating-point variables that trainable layers move by themselves."""
-    frozen = {
-        id(variable) for layer in model._flatten_layers() if not layer.trainable for variable in layer.weights
-    }
-    return [
-        variable
-        for variable in model.non_trainable_weights
-        if id(variable) not in frozen and "float" in keras.backend.standardize_dtype(variable.dtype)
-    ]
+    return [variable for variable in _moved(model) if _is_float(variable)]
+
+
+def _moved(model: keras.Model) -> list[Any]:
+    """Return the weights that are not trained and not constant."""
+    fixed = [layer for layer in model._flatten_layers() if not layer.trainable] + adapted(model)
+    frozen = {id(variable) for layer in fixed for variable in layer.weights}
+    return [variable for variable in model.non_trainable_weights if id(variable) not in frozen]
+
+
+def _is_float(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def adapted(model: keras.Model) -> list[Any]:
+    """Return the layers that compute with constants made of their variables, such as Normalization."""
+    return [layer for layer in model._flatten_layers() if layer.weights and hasattr(layer, "finalize_state")]
 
 
 def decays(model: keras.Model) -> Vector:
@@ -114,10 +126,11 @@ def _called_again(model: keras.Model) -> set[int]:
 
 
 def generators(model: keras.Model) -> list[Any]:
-    """Return the states of the random generators of layers such as Dropout."""
+    """Return the states of the random generators of layers such as Dropout, and layers' own counters."""
     known = {id(variable) for variable in model.weights}
     known |= {id(variable) for metric in model.metrics for variable in metric.variables}
-    return [variable for variable in model.non_trainable_variables if id(variable) not in known]
+    random = [variable for variable in model.non_trainable_variables if id(variable) not in known]
+    return random + [variable for variable in _moved(model) if not _is_float(variable)]
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
@@ -161,9 +174,12 @@ def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
         variable.assign(np.array(array))
 
 
-def set_generators(variables: Sequence[Any], arrays: Sequence[Array], worker: int) -> None:
-    """Set random generators so that every worker draws numbers of its own, worker 0 the model's."""
-    write(variables, [np.add(array, np.asarray(worker, array.dtype)) for array in arrays])
+def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> None:
+    """Set generators so that every worker draws random numbers of its own, worker 0 the model's."""
+    counters = {id(variable) for variable in model.weights}
+    for variable, array in zip(generators(model), arrays, strict=True):
+        apart = 0 if id(variable) in counters else worker
+        variable.assign(np.add(array, np.asarray(apart, array.dtype)))
 
 
 def require_compiled(model: Any) -> None:
@@ -236,25 +252,26 @@ def freeze(
         objects = {**found, **objects}
     spec = ModelSpec(
         config=config,
+        built=model.get_build_config(),
         weights=read(model.weights),
         optimizer=read(optimizer_variables(model)),
         generators=read(generators(model)),
         backend=keras.backend.backend(),
         floatx=keras.config.floatx(),
         policy=keras.config.dtype_policy().name,
-        key=_key(config, objects, builder, Layouts.of(model)),
+        key=_key(config, objects, builder, model),
     )
-    if builder is None:
-        _check_restored(model, thaw(spec, objects))
+    _check_restored(model, thaw(spec, objects, builder))
     return spec, objects
 
 
-def _key(config: str | None, objects: Objects, builder: Any, layouts: Layouts) -> str:
-    """Return a digest of a model's architecture, compile arguments and code."""
+def _key(config: str | None, objects: Objects, builder: Any, model: keras.Model) -> str:
+    """Return a digest of a model's architecture, compile arguments, code and constants."""
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
     code = cloudpickle.dumps((sorted(objects.items()), builder))
-    return hashlib.sha256(f"{config} {layouts}".encode() + code).hexdigest()
+    constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
+    return hashlib.sha256(f"{config} {Layouts.of(model)} {constants}".encode() + code).hexdigest()
 
 
 def _serialize(model: keras.Model) -> tuple[str, Objects]:
@@ -319,6 +336,12 @@ def _check_restored(model: keras.Model, restored: keras.Model) -> None:
             f'The model "{model.name}" does not come back from its configuration with the same variables. '
             "Check get_config and build of its custom layers, or pass SparkModel a function that builds it."
         )
+    for layer, again in zip(model._flatten_layers(), restored._flatten_layers(), strict=True):
+        if hasattr(layer, "get_vocabulary") and layer.get_vocabulary() != again.get_vocabulary():
+            raise ModelError(
+                f'The layer "{layer.name}" was adapted, and its configuration does not have the vocabulary. '
+                "Make it with vocabulary=layer.get_vocabulary() instead."
+            )
 
 
 def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
@@ -336,8 +359,22 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
         keras.config.set_floatx(kept[0])
         keras.config.set_dtype_policy(kept[1])
     require_compiled(model)
+    if not model.built and spec.built:
+        model.build_from_config(spec.built)
+    _check_weights(model, spec)
     restore(model, spec)
     return model
+
+
+def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
+    expected = [array.shape for array in spec.weights]
+    given = [tuple(weight.shape) for weight in model.weights]
+    if given != expected:
+        raise ModelError(
+            f'The model "{model.name}" does not come back with the same weights: expected shapes {expected}, '
+            f"got {given}. Check get_config and build of its custom layers; a function that builds a model "
+            "should build the same one each time."
+        )
 
 
 def _deserialize(spec: ModelSpec, objects: Objects) -> keras.Model:
@@ -356,6 +393,8 @@ def _deserialize(spec: ModelSpec, objects: Objects) -> keras.Model:
 def restore(model: keras.Model, spec: ModelSpec) -> None:
     """Set weights, optimizer and generators of a model to what its spec holds, and clear its metrics."""
     model.set_weights(spec.weights)
+    for layer in adapted(model):
+        layer.finalize_state()
     write(optimizer_variables(model), spec.optimizer)
     write(generators(model), spec.generators)
     model.reset_metrics()
@@ -469,6 +508,11 @@ def output_shapes(model: keras.Model, predicted: Any) -> Any:
     return {name: tuple(part.shape[1:]) for name, part in zip(names, predicted, strict=True)}
 
 
+def computes_loss(model: keras.Model) -> bool:
+    """Return whether ``compute_loss`` is what trains the model; its own ``train_step`` may do without."""
+    return model.loss is not None or type(model).train_step is keras.Model.train_step
+
+
 def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> Any:
     """Let the model's metrics make their states, by one forward pass over a few rows; then clear them.
 
@@ -476,7 +520,8 @@ def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None)
         What the model predicts for those rows.
     """
     predicted = model(x, training=False)
-    model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+    if computes_loss(model):
+        model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
     model.compute_metrics(x, y, predicted, sample_weight)
     model.reset_metrics()
     return predicted
@@ -517,7 +562,7 @@ def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
     for y, predicted in samples:
         try:
             metric.update_state(y, predicted)
-        except (TypeError, ValueError):  # it is not a metric of such labels and predictions
+        except Exception:  # noqa: BLE001 - each backend has its own for labels and predictions of another kind
             continue
         return y, predicted
     return None

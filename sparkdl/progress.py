@@ -82,6 +82,7 @@ class BarDisplay(Display):
     def begin(self, epoch: int, rows: int) -> None:
         """Draw the bar of an epoch."""
         super().begin(epoch, rows)
+        self._remove()
         self.progress.start()
         self.task = self.progress.add_task(f"Epoch {epoch + 1}/{self.epochs}", total=rows or None, speed="-")
 
@@ -94,11 +95,14 @@ class BarDisplay(Display):
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """Replace the bar by the epoch's line."""
-        if self.task is not None:
-            self.progress.remove_task(self.task)
-            self.task = None
+        self._remove()
         self.progress.console.print(self._line(epoch, rows, logs), highlight=False)
 
     def close(self) -> None:
         """Take the bar away."""
         self.progress.stop()
+
+    def _remove(self) -> None:
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+            self.task = None

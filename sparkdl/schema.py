@@ -85,19 +85,20 @@ class Column:
         """Return the rows in this column's dtype.
 
         Raises:
-            DataError: they are not numbers, or whole numbers are expected and some are not.
+            DataError: they are not numbers, or whole numbers are expected and some are none, or too large.
         """
         if array.dtype.kind not in "biuf":
             raise DataError(
                 f"Expected {self.name} to be numbers ({self.dtype}); row {first} of {place} has "
                 f"{_short(array.ravel()[:1].tolist())}."
             )
-        result = array.astype(self.dtype, copy=False)
-        if array.dtype.kind == "f" and result.dtype.kind in "iu" and not (result == array).all():
+        with np.errstate(invalid="ignore"):  # NaN is no whole number, and found to be none
+            result = array.astype(self.dtype, copy=False)
+        if result.dtype != array.dtype and result.dtype.kind in "biu" and not (result == array).all():
             bad = first + int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
             raise DataError(
-                f"Expected {self.name} to be whole numbers ({self.dtype}), as in the first row; row {bad} of "
-                f"{place} has {_short(array[bad - first].tolist())}."
+                f"Expected {self.name} to be whole numbers that fit {self.dtype}, as in the first row; row "
+                f"{bad} of {place} has {_short(array[bad - first].tolist())}."
             )
         return result
 
@@ -171,6 +172,12 @@ class Schema:
                     f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
                     f"{given.shape}."
                 )
+        if self.weights and other.weights and _form_of(self) != _form_of(other):
+            raise DataError(
+                "validation_data should have sample weights like the training rows': "
+                f"{', '.join(f'{c.name} of shape {c.shape}' for c in self.weights)}; got "
+                f"{', '.join(f'{c.name} of shape {c.shape}' for c in other.weights)}."
+            )
         return mine.with_weights(other)
 
     def flatten(self, row: Any, place: str, index: int) -> tuple[Any, ...]:
@@ -190,6 +197,11 @@ class Schema:
     def batch(self, arrays: Sequence[Array]) -> Batch:
         """Return the arrays of some rows, one per column, as Keras takes them."""
         return Batch(*assemble(self.template, arrays))
+
+
+def _form_of(schema: Schema) -> tuple[Any, ...]:
+    """Return the structure and the shapes of a schema's sample weights."""
+    return schema.form[2:], [column.shape for column in schema.weights]
 
 
 class Sample(NamedTuple):

@@ -85,7 +85,7 @@ class ArraySource(Source):
         """Return the first row."""
         if not self.count():
             raise DataError("There are no rows to train on: x has length 0.")
-        return self.sample._replace(values=tuple(array[0] for array in self.arrays))
+        return self.sample._replace(values=tuple(as_array(array[0]) for array in self.arrays))
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -111,13 +111,16 @@ class ArraySource(Source):
         pairs = zip(self.schema.columns, self.arrays, strict=True)
         return [column.of(array, "x and y") for column, array in pairs]
 
-    def dealt(self, num_workers: int, seed: int | None, part: int) -> Iterator[tuple[int, Block]]:
+    def dealt(
+        self, cluster: Cluster, num_workers: int, seed: int | None, part: int
+    ) -> Iterator[tuple[int, Block]]:
         """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
         arrays = self._columns()
         order = np.arange(self.count())
         if seed is not None and part == TRAINING:
             order = np.random.default_rng(seed).permutation(self.count())
-        rows, size = even_split(self.count(), num_workers), feed.rows_per_block(self.schema.columns)
+        rows = even_split(self.count(), num_workers)
+        size = feed.rows_per_block(self.schema.columns, cluster.task_bytes)
         for worker in range(num_workers):
             places = order[ranks(rows, worker)]
             for start in range(0, len(places), size):
@@ -131,10 +134,10 @@ class ArraySource(Source):
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the arrays, dealt on the driver."""
         source, held = self.split(split) if split else (self, validation)
-        dealt = list(source.dealt(num_workers, seed, TRAINING))
+        dealt = list(source.dealt(cluster, num_workers, seed, TRAINING))
         shuffled: RddSource | None = None
         if isinstance(held, ArraySource):
-            dealt += held.dealt(num_workers, None, VALIDATION)
+            dealt += held.dealt(cluster, num_workers, None, VALIDATION)
         elif held is not None:
             assert isinstance(held, RddSource)  # noqa: S101 - require_partner saw to it
             shuffled = held
@@ -150,8 +153,9 @@ class ArraySource(Source):
         return make
 
     def _slices(self, cluster: Cluster) -> Any:
-        """Return the rows in their order as one block, or a few, per slot."""
-        parts = max(1, min(cluster.slots(), self.count()))
+        """Return the rows in their order, a block per slot, or more where they would not go into a task."""
+        parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
+        parts = max(1, min(parts, self.count()))
         return cluster.context.parallelize(list(self._in_order(parts)), parts)
 
     def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
@@ -177,11 +181,20 @@ class ArraySource(Source):
         piles: list[list[tuple[int, Block]]] = [[] for _ in range(num_workers)]
         for worker, block in dealt:
             piles[worker].append((worker, block))
+        if max(sum(block.nbytes for _, block in pile) for pile in piles) > cluster.task_bytes:
+            return _in_slices(cluster, dealt).partitionBy(num_workers, int)
         longest = max(map(len, piles))
         first = next(block for _, block in dealt)
         empty = feed.select(first, slice(0, 0))
         slots = [(piles[k] + [(k, empty)] * longest)[:longest] for k in range(num_workers)]
         return cluster.context.parallelize(sum(slots, []), num_workers)
+
+
+def _in_slices(cluster: Cluster, dealt: list[tuple[int, Block]]) -> Any:
+    """Return an RDD of blocks, cut so that what a task begins with goes into the message that starts it."""
+    most = max((block.nbytes for _, block in dealt), default=1)
+    together = max(1, cluster.task_bytes // max(1, most))
+    return cluster.context.parallelize(dealt, max(1, -(-len(dealt) // together)))
 
 
 _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
@@ -213,7 +226,22 @@ def sample_of(row: Any, counts: Counts) -> Sample:
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
         )
     sample = Sample.of(row, counts)
-    return sample._replace(values=tuple(map(as_array, sample.values)))
+    return sample._replace(values=tuple(map(_first, sample.names, sample.values)))
+
+
+def _first(name: str, value: Any, dtype: Any = None) -> Array:
+    """Return a value of the first row as an array.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        return as_array(value) if dtype is None else np.asarray(value, dtype)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"Expected {name} to be numbers, or arrays of one shape without nulls; the first row has "
+            f"{str(value)[:80]}."
+        ) from None
 
 
 class RddSource(Source):
@@ -247,8 +275,8 @@ class RddSource(Source):
             if isinstance(validation, RddSource):
                 blocks = blocks.union(validation.dealt(num_workers, None, stage, part=VALIDATION))
             elif isinstance(validation, ArraySource):
-                held = list(validation.dealt(num_workers, None, VALIDATION))
-                blocks = blocks.union(cluster.context.parallelize(held, num_workers))
+                held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
+                blocks = blocks.union(_in_slices(cluster, held))
             return launch.run_rdd(
                 blocks.partitionBy(num_workers, int), stage("train", encoding="dealt"), barrier=barrier
             )
@@ -296,11 +324,8 @@ class FrameSource(Source):
                     f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
                 )
         fields = self.frame.select(*self.selected).schema.fields
-        arrays = (
-            np.asarray(value, _numpy_type(field.dataType))
-            for value, field in zip(rows[0], fields, strict=True)
-        )
-        return self.sample._replace(values=tuple(arrays))
+        kinds = [_numpy_type(field.dataType) for field in fields]
+        return self.sample._replace(values=tuple(map(_first, self.sample.names, rows[0], kinds)))
 
     def _rows(self, width: int) -> DataFrame:
         """Return the columns and a key; weights that are missing are 1."""
@@ -454,7 +479,8 @@ def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts
         names = (*columns, weights) if weights is not None else columns
         return FrameSource(x, _name_columns(names, counts))
     kind = f"{type(x).__module__}.{type(x).__name__}"
-    if kind.startswith(("tensorflow", "torch", "keras")) or hasattr(x, "__next__") or callable(x):
+    homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
+    if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
             f"{kind}. tf.data, generators and torch loaders live in one process: pass the arrays behind "

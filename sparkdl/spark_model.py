@@ -207,6 +207,13 @@ class SparkModel:
             require_partner(source, validation)
         models.require_trainable(self.model)
         cluster = Cluster()
+        most = min(fit.batch_size, source.count() or fit.batch_size)
+        num_workers, why = cluster.num_workers(
+            self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
+        )
+        launch.logger.info("%d workers: %s.", num_workers, why)
+        if self.model.built and source.count() is None:
+            models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         models.require_trainable(self.model)  # a model may not be built before its rows are known
         if validation is not None:
@@ -214,11 +221,6 @@ class SparkModel:
         schema = share_weights(source, validation)
         if class_weight is not None:
             schema = _with_class_weights(source.schema, schema)
-        most = min(fit.batch_size, source.count() or fit.batch_size)
-        num_workers, why = cluster.num_workers(
-            self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
-        )
-        launch.logger.info("%d workers: %s.", num_workers, why)
         if self.config.joint and num_workers > 1:
             losses.check(self.model, *self._sample)
         self.history = keras.callbacks.History()
@@ -474,6 +476,12 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
         raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
     if not isinstance(schema.template[1], int):
         raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
+    label = schema.columns[schema.template[1]]
+    if len(label.shape) > 1 or any(column.shape for column in schema.weights):
+        raise ConfigError(
+            "class_weight is for rows of one label each, a whole number or a one-hot vector; "
+            f"{label.name} has shape {label.shape}. Give the rows sample weights instead."
+        )
     if schema.weights:
         return schema
     column = Column("class_weight", (), keras.config.floatx())

@@ -540,7 +540,8 @@ class ParameterStore:
                 return replace(self.cut, parameters=parameters, statistics=statistics, version=version)
             report = self.partial.get(0)
             if report is None or not len(report.parameters):
-                return self.cut
+                complete = [book.cut for book in self.books.values() if book.cut is not None]
+                return max([self.cut, *complete], key=lambda cut: cut.epoch)
             return replace(
                 self.cut, parameters=report.parameters, statistics=report.statistics,
                 states={0: _spool(report.state)}, progress=self.progress,

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -24,7 +24,14 @@ from sparkdl import launch, models, preflight
 from sparkdl.batches import Plan
 from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
-from sparkdl.errors import ClusterError, ConfigError, SparkDLError, StaleWorkerError, WorkerLostError
+from sparkdl.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    SparkDLError,
+    StaleWorkerError,
+    WorkerLostError,
+)
 from sparkdl.exchange import Endpoint
 from sparkdl.launch import Cluster, Job, Stage
 from sparkdl.merging import make_merging
@@ -84,7 +91,7 @@ class Gang:
     Attributes:
         cluster: the Spark application.
         store: the run's book.
-        submit: starts the job of a generation.
+        submit: starts the job of a generation, as a barrier stage or not.
         barrier: whether it is a barrier stage.
         restarts: how often in a row a start may fail without another epoch done.
         start_timeout: seconds that a gang which has begun to form may take.
@@ -92,7 +99,7 @@ class Gang:
 
     cluster: Cluster
     store: ParameterStore
-    submit: Callable[[int], Job]
+    submit: Callable[[int, bool], Job]
     barrier: bool
     restarts: int
     start_timeout: float
@@ -115,7 +122,7 @@ class Gang:
         """Submit the job of the present generation."""
         self.started = self.noticed = time.monotonic()
         self.forming, self.formed = None, False
-        self.job = self.submit(self.store.generation)
+        self.job = self.submit(self.store.generation, self.barrier)
 
     def check(self) -> None:
         """Look after the gang once: raise what went wrong, or start it again.
@@ -157,6 +164,10 @@ class Gang:
         elif isinstance(error, StaleWorkerError) and self.stale < self.most_stale:
             logger.info("%s A fresh one takes its place.", error)
             self.stale += 1
+            self.cancel()
+        elif self.barrier and launch.refuses_barrier(error):
+            logger.info("Spark starts no barrier stage on these rows; the gang forms without one.")
+            self.barrier = False
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
             self.failures += 1
@@ -244,7 +255,14 @@ class Run:
     def execute(self) -> None:
         """Train, and leave the model with what was merged last, whatever happens."""
         request = self.request
-        self.callbacks.begin()
+        restored = self.callbacks.begin()
+        if restored and restored >= request.fit.epochs:
+            request.history.training = self.training
+            self.callbacks.end({})
+            return
+        if restored:
+            request.fit = replace(request.fit, initial_epoch=restored)
+            self.plan = replace(self.plan, first_epoch=restored)
         self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
             self.interrupts = stack.enter_context(_noted_interrupts())
@@ -292,7 +310,7 @@ class Run:
         )  # fmt: skip
         barrier = rounds and not self.cluster.dynamic
 
-        def submit(generation: int) -> Job:
+        def submit(generation: int, barrier: bool) -> Job:
             stage = functools.partial(
                 Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
                 objects=objects, builder=request.builder, distribution=request.distribution,
@@ -332,7 +350,8 @@ class Run:
 
     def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
-            self.callbacks.begin_epoch(epoch)
+            if self.callbacks.begin_epoch(epoch):
+                store.replace(self.driver.parameters(), self.driver.statistics())
             store.release(epoch, models.learning_rate(self.request.model))
         rows = sum(self._rows(store))
         display.begin(epoch, rows)
@@ -360,8 +379,15 @@ class Run:
 
         Raises:
             ConfigError: two workers are on one GPU, which was not asked for.
+            DataError: a fraction of the rows was to be held out, and none is.
         """
         self.said = True
+        held = sum(member.validation_rows for member in store.members.values())
+        if self.request.fit.validation_split and not held:
+            raise DataError(
+                f"validation_split={self.request.fit.validation_split} holds out none of the "
+                f"{sum(store.plans[0].rows)} rows. Take a larger fraction, or pass validation_data."
+            )
         self.training["gpus"] = _gpus_of(store, shared=self.request.config.share_gpus)
         plan = store.plans[0]
         rows = plan.rows
@@ -401,9 +427,13 @@ class Run:
         if store.plans and store.failure is None and gang.job is not None and gang.job.running:
             store.stop()
             deadline = time.monotonic() + STOP_SECONDS
-            while self.joint and 0 not in store.partial and time.monotonic() < deadline:
+            while self._to_report(store, gang.job) and time.monotonic() < deadline:
                 store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
         return store.stopped_cut()
+
+    def _to_report(self, store: ParameterStore, job: Job) -> bool:
+        """Return whether worker 0 has still to say where the replicas have got to."""
+        return self.joint and 0 not in store.partial and job.running
 
     def _rows(self, store: ParameterStore) -> tuple[int, ...]:
         return store.plans[0].rows if store.plans else (0,) * self.num_workers

@@ -498,7 +498,7 @@ def _train(
         if spread:
             _kept.clear()
         replica = take_replica(job.spec, code.objects, code.builder, joint=job.settings.plan.joint)
-        models.set_generators(models.generators(replica.model), job.spec.generators, task.worker)
+        models.set_generators(replica.model, job.spec.generators, task.worker)
         loop = Loop(job.settings, task.worker, replica, rows, validation, exchange)
         with Heartbeat(exchange, loop.position, loop.stop, log):
             loop.run(notes)

@@ -228,6 +228,7 @@ def spark(request, tmp_path_factory):
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
+        "spark.rpc.message.maxSize": "1",  # MiB; what a task brings along is in such a message
         # RDD and DataFrame tasks then share their Python workers, and keras is imported half as often.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     }

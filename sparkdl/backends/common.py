@@ -49,6 +49,16 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         """The real optimizer's variables, among which a loss scale may be."""
         return list(self.real.variables)
 
+    @property
+    def iterations(self) -> Any:
+        """The real optimizer's count of steps, by which a loss may change."""
+        return self.real.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The real optimizer's learning rate."""
+        return self.real.learning_rate
+
     def apply_real(self, gradients: Sequence[Any]) -> None:
         """Have the real optimizer apply gradients, but to what the step leaves without one, as Keras does."""
         present = [None if kept is None else one for kept, one in zip(self.gradients, gradients, strict=True)]

@@ -1,5 +1,8 @@
 """What is refused of a model, and what comes back of it."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -52,3 +55,118 @@ def test_a_frozen_layers_weights_are_constants():
     assert ((4,), (4,), (4, 1), (1,)) == layouts.trainable.shapes
     assert ((4,), (4,)) == layouts.statistics.shapes
     assert 1 == len(layouts.generators.shapes)
+
+
+def adapted(scale):
+    """Return a model whose first layer was adapted to rows of this scale."""
+    normalization = keras.layers.Normalization(name="scale")
+    normalization.adapt(scale * np.arange(12, dtype=np.float32).reshape(4, 3))
+    layers = [keras.Input((3,), name="rows"), normalization, keras.layers.Dense(2, name="out")]
+    model = keras.Sequential(layers, name="adapted")
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_an_adapted_layer_comes_back_adapted():
+    """What it computes with is made of its variables, and is no variable."""
+    model, x = adapted(5.0), np.ones((1, 3), np.float32)
+    spec, objects = models.freeze(model)
+
+    np.testing.assert_allclose(models.thaw(spec, objects)(x), model(x), rtol=1e-6)
+    assert () == models.Layouts.of(model).statistics.shapes
+
+
+def test_a_model_that_was_adapted_anew_is_another():
+    """A replica that is compiled has the old constants in it."""
+    model = adapted(5.0)
+    first, same = (models.freeze(model)[0].key for _ in range(2))
+    model.layers[0].adapt(np.eye(3, dtype=np.float32))
+
+    assert first == same
+    assert first != models.freeze(model)[0].key
+
+
+def test_an_adapted_vocabulary_is_refused():
+    """Keras keeps it in a file beside the configuration, so workers would have none."""
+    lookup = keras.layers.IntegerLookup()
+    lookup.adapt(np.array([[3], [5]]))
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), lookup, keras.layers.Embedding(4, 2)])
+    model.compile("sgd", "mse")
+
+    with pytest.raises(ModelError, match="was adapted, .* Make it with vocabulary=layer.get_vocabulary"):
+        models.freeze(model)
+
+
+class Counting(keras.layers.Layer):
+    """A layer that counts its calls."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return inputs
+
+
+def test_counters_go_with_the_generators():
+    """They are saved in cuts; only random generators are another worker by worker."""
+    model = keras.Sequential(
+        [keras.Input((3,)), Counting(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    before = models.read(models.generators(model))
+    models.set_generators(model, before, 3)
+    after = models.read(models.generators(model))
+
+    assert [(2,), ()] == [array.shape for array in before]
+    assert [3, 0] == [int(np.max(b - a)) for a, b in zip(before, after, strict=True)]
+
+
+class Late(keras.Model):
+    """A model that is built by the first rows it sees."""
+
+    def __init__(self, width=2):
+        super().__init__()
+        self.dense = keras.layers.Dense(width)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_a_function_may_build_a_model_that_its_first_rows_build():
+    """The driver has seen a row, and a worker builds its own of the same shapes."""
+
+    def build():
+        model = Late()
+        model.compile("sgd", "mse")
+        return model
+
+    model, x = build(), np.ones((4, 3), np.float32)
+    expected = model(x)
+    spec, objects = models.freeze(model, build)
+
+    np.testing.assert_array_equal(models.thaw(spec, objects, build)(x), expected)
+
+
+def test_a_function_that_builds_another_model_each_time_is_refused():
+    """On the driver, where its first model is at hand."""
+    widths = iter((2, 3))
+
+    def build():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(next(widths))])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ModelError, match="should build the same one each time"):
+        models.freeze(build(), build)
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("pyspark", "spark"), (keras.backend.backend(),) * 2])
+def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, extra):
+    """`import sparkdl` works without; what needs it says so."""
+    code = f"import sys; sys.modules[{missing!r}] = None; import sparkdl; sparkdl.SparkModel"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert (
+        f"sparkdl.SparkModel needs {missing}. Install it: pip install 'sparkdl-keras[{extra}]'" in run.stderr
+    )

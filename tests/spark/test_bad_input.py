@@ -25,6 +25,22 @@ class Unknown(keras.layers.Layer):
         return inputs
 
 
+POINT = np.zeros(6, "float32")
+
+
+class EveryEvaluation(keras.callbacks.Callback):
+    def on_test_end(self, logs=None):
+        pass
+
+
+class Sequence(keras.utils.PyDataset):
+    def __getitem__(self, index):
+        return np.zeros((2, 6)), np.zeros(2)
+
+    def __len__(self):
+        return 2
+
+
 class EveryBatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         pass
@@ -47,6 +63,8 @@ ARGUMENTS = [
     ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
     ({"validation_steps": 3}, ConfigError, "fit does not support validation_steps yet"),
     ({"callbacks": [EveryBatch()]}, ConfigError, "EveryBatch overrides on_train_batch_end"),
+    ({"callbacks": [EveryEvaluation()]}, ConfigError, "EveryEvaluation overrides on_test_end"),
+    ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, ConfigError, "for SwapEMAWeights swap_on_epoch=True"),
     ({"callbacks": ["early"]}, ConfigError, "callbacks should be keras.callbacks.Callback objects; got str."),
     ({"colour": "red"}, TypeError, "colour"),
 ]
@@ -82,13 +100,14 @@ def test_a_model_has_to_be_a_compiled_keras_model(no_job):
         SparkModel("model.keras")
 
 
-def test_a_custom_object_that_is_missing_is_named(problem, no_job):
+def test_a_custom_object_that_is_missing_is_named(spark, problem, no_job):
     """A layer that cannot be made from its configuration is found on the driver, before any job."""
     model = keras.Sequential([keras.Input((6,)), Unknown(3), keras.layers.Dense(3, activation="softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
 
-    with pytest.raises(ModelError, match="Unknown"):
-        SparkModel(model, num_workers=2).fit(problem.x, problem.y)
+    for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
+        with pytest.raises(ModelError, match="Unknown"):
+            SparkModel(model, num_workers=2).fit(*data)
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -113,6 +132,8 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
         ((x, None), ConfigError, "y should be given"),
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
         ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
+        ((pd.DataFrame(x), pd.Series(list("ab" * 101 + "a"))), DataError, "Expected y to be numbers"),
+        ((Sequence(), None), ConfigError, "pass the arrays behind them"),
         ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "pass the arrays behind them"),
         ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
     ]  # fmt: skip
@@ -137,10 +158,11 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
             fit(x, y, **arguments)
 
 
-def test_more_workers_than_slots_are_refused(problem, no_job):
-    """The error has the number of slots that there are."""
-    with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
-        SparkModel(problem.model(), num_workers=3).fit(problem.x, problem.y)
+def test_more_workers_than_slots_are_refused(spark, problem, no_job):
+    """The error has the number of slots that there are, and no row was looked at."""
+    for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
+        with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+            SparkModel(problem.model(), num_workers=3).fit(*data)
 
 
 def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
@@ -165,6 +187,8 @@ def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs)
         (context.parallelize([1.0, 2.0]), "Expected an RDD of tuples"),
         (context.parallelize([(np.zeros(5), 1)]), r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
         (context.parallelize([("six", 1)]), "Expected x to be numbers"),
+        (context.parallelize([([[1], [1, 2]], 1)]), "Expected x to be numbers, or arrays of one shape"),
+        (frames["array"].selectExpr("array(1, null) as features", "label"), "without nulls; the first row"),
         (frames["array"].filter("row < 0"), "There are no rows to train on: the DataFrame is empty."),
         (frames["array"].selectExpr("slice(features, 1, 5) as features", "label"), r"of shape \(5,\)"),
         (frames["array"].selectExpr("features", "cast(null as int) as label"), "Expected no nulls in label"),
@@ -197,11 +221,10 @@ def refused(spark_model, data, kind, **arguments):
     return str(caught.value)
 
 
-POINT = np.zeros(6, "float32")
 ROWS = {
     "shape": ((POINT[:5], 1), "Expected x of shape (6,); row 36 of partition 1 has shape (5,)."),
     "text": ((POINT, "one"), "Expected y to be numbers (int64); row 36 of partition 1 has ['one']."),
-    "fraction": ((POINT, 0.5), "whole numbers (int64), as in the first row; row 36 of partition 1 has 0.5."),
+    "fraction": ((POINT, 0.5), "fit int64, as in the first row; row 36 of partition 1 has 0.5."),
     "none": ((None, 1), "row 36 of partition 1 has None."),
     "triple": ((POINT, 1, 1), "Expected a tuple (x, y); row 36 of partition 1 is "),
 }
@@ -246,6 +269,26 @@ def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffl
 
     assert "no such picture" in error
     assert "in broken" in error
+
+
+def test_an_expression_of_the_users_own_that_fails_is_raised_once(spark, problem, frames):
+    """Spark computes it in the JVM; no other try would mend it."""
+    label = "case when row = 150 then cast(raise_error('no such label') as int) else label end as label"
+    frame = frames["array"].selectExpr("features", label)
+
+    error = refused(SparkModel(problem.model(), num_workers=2), frame, DataError)
+
+    assert "Spark could not compute the rows: " in error
+    assert "no such label" in error
+
+
+def test_a_split_that_holds_out_no_row_is_refused(spark, problem):
+    """There would be nothing to validate with, and a loss of 0."""
+    rdd = problem.rdd(spark, 100, 103)
+
+    error = refused(SparkModel(problem.model(), num_workers=2), rdd, DataError, validation_split=1e-6)
+
+    assert "holds out none of the 203 rows" in error
 
 
 def test_evaluate_and_predict_refuse_what_fit_refuses(spark, problem):

@@ -1,5 +1,6 @@
 """What `model.fit` does around training is done here too: callbacks, History, progress, files."""
 
+import contextlib
 import logging
 import re
 
@@ -93,6 +94,49 @@ def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
     pd.testing.assert_frame_equal(pd.read_csv(theirs / "log.csv"), pd.read_csv(ours / "log.csv"), rtol=1e-4)
     assert problem.distance(model, reference, problem.model().get_weights()) <= 1
+
+
+def test_weights_that_a_callback_swaps_are_swapped_back(problem):
+    """The averages are there when an epoch ends, and training goes on from the weights themselves."""
+    ours, reference = (
+        problem.model(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)) for _ in range(2)
+    )
+    settings = {"epochs": 3, **SETTINGS}
+    history = SparkModel(ours, num_workers=2).fit(
+        problem.x, problem.y, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], **settings
+    )
+    expected = reference.fit(
+        problem.x, problem.y, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], **settings
+    )
+
+    same(expected, history)
+    assert problem.distance(ours, reference, problem.model().get_weights()) <= 1
+
+
+def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
+    """As in Keras, by BackupAndRestore: the epochs that are left, and none where none is."""
+
+    class Interrupted(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("the power is gone")
+
+    def fit(*more):
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        spark_model = SparkModel(problem.model(), num_workers=2)
+        with contextlib.suppress(RuntimeError):
+            spark_model.fit(problem.x, problem.y, epochs=4, callbacks=[backup, *more], **SETTINGS)
+        return spark_model
+
+    fit(Interrupted())
+    finished = fit()
+    again = fit()
+    plain = problem.model()
+    plain.fit(problem.x, problem.y, epochs=4, **SETTINGS)
+
+    assert [2, 3] == finished.history.epoch
+    assert problem.distance(finished.model, plain, problem.model().get_weights()) <= 1
+    assert [] == again.history.epoch
 
 
 def test_early_stopping_ends_training_and_restores_the_best_weights(problem):

@@ -95,3 +95,54 @@ def test_a_step_that_applies_gradients_twice(spark, problem):
 
     for mine, theirs in zip(ours.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@keras.saving.register_keras_serializable("steps")
+class WarmedUp(keras.Model):
+    """A loss whose second term grows with the optimizer's steps, as a KL warm-up does."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        share = keras.ops.minimum(1.0, keras.ops.cast(self.optimizer.iterations, "float32") / 10.0)
+        return loss + share * keras.ops.mean(keras.ops.square(y_pred))
+
+
+@keras.saving.register_keras_serializable("steps")
+class NoLoss(Taped):
+    """A training step that computes its loss without Keras."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            wanted = tf.one_hot(y, 3)
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - wanted))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def test_a_loss_may_follow_the_optimizers_steps(spark, problem):
+    """Where gradients are taken apart, the optimizer that keeps them tells the real one's steps."""
+    ours, reference = make(problem, WarmedUp), make(problem, WarmedUp)
+    settings = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
+    SparkModel(ours, num_workers=2).fit(problem.x, problem.y, **settings)
+    reference.fit(problem.x, problem.y, **settings)
+
+    assert problem.distance(ours, reference, problem.model().get_weights()) <= 1
+
+
+def test_a_step_may_do_without_a_compiled_loss(spark, problem):
+    """As in Keras's guide to training steps."""
+
+    def uncompiled():
+        plain = problem.model()
+        model = NoLoss(plain.inputs[0], plain.outputs[0], name="NoLoss")
+        model.compile(keras.optimizers.SGD(0.3))
+        return model
+
+    ours, reference = uncompiled(), uncompiled()
+    settings = {"batch_size": 32, "epochs": 1, "shuffle": False, "verbose": 0}
+    SparkModel(ours, num_workers=2).fit(problem.x, problem.y, **settings)
+    reference.fit(problem.x, problem.y, **settings)
+
+    assert problem.distance(ours, reference, problem.model().get_weights()) <= 1

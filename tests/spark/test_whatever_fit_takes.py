@@ -10,6 +10,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
 
 ROWS = 120
+POINTS, LABELS = np.zeros((3, 6), np.float32), np.zeros(3, np.int64)
 
 
 class Two:
@@ -321,12 +322,59 @@ def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
     assert close(ours.model, reference)
 
 
+def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, problem):
+    """Its constants are in what workers compile, and a worker keeps that for the next fit."""
+    scale = layers.Normalization()
+    model, other = (keras.Sequential([keras.Input((6,)), scale, layers.Dense(3)]) for _ in range(2))
+    other.set_weights(model.get_weights())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    ours = SparkModel(model, num_workers=2)
+    for rows in (problem.x * 3 + 1, problem.x - 5):
+        scale.adapt(rows)
+        other.compile(keras.optimizers.SGD(0.1), loss)  # Keras keeps what it compiled as well
+        ours.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+        other.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
+
+        assert close(model, other)
+        expected = other.evaluate(problem.x, problem.y, verbose=0)
+        assert ours.evaluate(problem.x, problem.y) == pytest.approx(expected)
+
+
+def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
+    """A coalesced RDD in its own order: the gang forms without one."""
+    rdd = problem.rdd(spark, 50, 50, 50, 53).coalesce(2)
+    history = SparkModel(problem.model(), num_workers=2).fit(rdd, shuffle=False, verbose=0)
+
+    assert (203, 0) == (history.training["rows"], history.training["restarts"])
+
+
+@pytest.mark.parametrize("validation", ["none", "rdd"])
+def test_arrays_that_no_task_can_bring_along_are_trained(spark, problem, validation):
+    """The tests' Spark refuses messages of more than a mebibyte."""
+    x, y = np.repeat(problem.x, 400, axis=0), np.repeat(problem.y, 400)
+    rdd = problem.rdd(spark, 100, 103) if validation == "rdd" else None
+    ours = SparkModel(problem.model(), num_workers=2)
+    history = ours.fit(x, y, 4096, 1, validation_data=rdd, verbose=0)
+
+    assert len(y) == history.training["rows"]
+    assert (validation == "rdd") is ("val_loss" in history.history)
+    expected = ours.model.predict(x, 4096, verbose=0)
+    np.testing.assert_allclose(ours.predict(x, batch_size=4096), expected, atol=1e-5)
+    assert ours.evaluate(x, y, 4096) == pytest.approx(ours.model.evaluate(x, y, 4096, verbose=0), rel=1e-4)
+
+
 BAD = [
     ({"class_weight": {"a": 1.0}}, ConfigError, "class_weight should be a dict of a number by class index"),
     (
         {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)},
         ConfigError,
         "where rows have sample weights",
+    ),
+    (
+        {"class_weight": {0: 2.0}, "validation_data": (POINTS, LABELS, np.ones((3, 2)))},
+        ConfigError,
+        "class_weight is for rows of one label each",
     ),
     ({"sample_weight": np.ones(7)}, DataError, "sample_weight with 7"),
     ({"initial_epoch": 3, "epochs": 2}, ConfigError, "initial_epoch should be below epochs=2"),

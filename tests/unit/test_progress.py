@@ -31,3 +31,13 @@ def test_a_bar_shows_speed_and_leaves_the_line_of_each_epoch():
 
     assert [] == display.progress.tasks
     assert "loss: 0.5000 - f1: [0.25 0.5 ]" in console.file.getvalue()
+
+
+def test_an_epoch_whose_rows_become_known_has_one_bar():
+    """The first one is drawn before the workers have said what they hold."""
+    display = BarDisplay(2, Console(file=io.StringIO(), force_terminal=True))
+    display.begin(0, 0)
+    display.begin(0, 10)
+
+    assert [10] == [task.total for task in display.progress.tasks]
+    display.close()

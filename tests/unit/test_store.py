@@ -404,6 +404,16 @@ def test_a_stopped_gang_of_replicas_tells_its_weights():
     assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(0))
 
 
+def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
+    """All have reported it, and then evaluate: the last complete merge, which the driver may not have yet."""
+    store = begun(store_of(workers=1, size=1, optimizer=2))
+    store.stop()
+    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op"))
+    cut = store.stopped_cut()
+
+    assert (1, [6.0], b"op") == (cut.epoch, cut.parameters.tolist(), cut.state(0))
+
+
 def test_the_first_failure_of_a_generation_counts():
     """What older tasks have to say is no news."""
     store = store_of()
