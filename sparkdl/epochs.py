@@ -259,6 +259,6 @@ class DriverModel:
                 continue
             weight += rows[worker]
             for mean, array in zip(total, arrays, strict=True):
-                if mean.dtype.kind == "f":
+                if "float" in mean.dtype.name:  # bfloat16 is no float to NumPy
                     mean += (array - mean) * (rows[worker] / weight)
         return total

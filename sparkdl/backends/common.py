@@ -36,13 +36,22 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Stand in the place of the model's optimizer for one step."""
+        """Stand in the place of the model's optimizer for one step.
+
+        Raises:
+            ModelError: the step has not applied gradients by it.
+        """
         self.gradients, self.taken = [None] * len(self.places), False
         self.model.optimizer = self
         try:
             yield
         finally:
             self.model.optimizer = self.real
+        if not self.taken:
+            raise ModelError(
+                "train_step does not apply gradients by model.optimizer, and workers that make each update "
+                'together exchange those. Set frequency to a number of batches or to "epoch".'
+            )
 
     @property
     def variables(self) -> list[Any]:

@@ -80,8 +80,8 @@ class TorchReplica(StatefulReplica):
         value, weight = self._loss
         return [total + value * weight, count + weight]
 
-    def _clear(self) -> None:
-        """Clear the gradients of the step before."""
+    def _clear(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the step before, whatever is asked for: a step adds to none as to zeros."""
         for variable in self._trainable:
             self._value(variable).grad = None
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from sparkdl import models
+from sparkdl.epochs import DriverModel
 from sparkdl.errors import ModelError
+from sparkdl.store import Cut
 
 
 def compiled(loss="mse"):
@@ -170,3 +172,23 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, 
     assert (
         f"sparkdl.SparkModel needs {missing}. Install it: pip install 'sparkdl-keras[{extra}]'" in run.stderr
     )
+
+
+def test_optimizers_of_low_precision_are_averaged_by_rows():
+    """Workers that step on their own have states of their own, and the driver's is their mean."""
+    layers = [keras.Input((3,)), keras.layers.Dense(1, use_bias=False, dtype="bfloat16")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    driver = DriverModel(model, joint=False)
+    layout = driver.layouts.optimizer
+    states = {}
+    for worker, value in enumerate((1.0, 5.0)):
+        arrays = [
+            np.full(shape, value, dtype) for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
+        ]
+        states[worker] = layout.to_bytes(arrays)
+    cut = Cut(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
+    driver.load(cut, (10, 30))
+
+    momentum = models.read(models.optimizer_variables(model))[-1]
+    assert ("bfloat16", [4.0] * 3) == (momentum.dtype.name, momentum.ravel().tolist())

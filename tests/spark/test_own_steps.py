@@ -146,3 +146,25 @@ def test_a_step_may_do_without_a_compiled_loss(spark, problem):
     reference.fit(problem.x, problem.y, **settings)
 
     assert problem.distance(ours, reference, problem.model().get_weights()) <= 1
+
+
+@keras.saving.register_keras_serializable("steps")
+class Aside(keras.Model):
+    """A training step that moves the variables by itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        for variable, gradient in zip(
+            self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True
+        ):
+            variable.assign_sub(0.1 * gradient)
+        return {"loss": loss}
+
+
+def test_a_step_that_leaves_the_optimizer_out(spark, problem):
+    """There would be no gradient to exchange: it is refused by name."""
+    rows, options = whole_batches(problem)
+    with pytest.raises(WorkerError, match="train_step does not apply gradients by model.optimizer"):
+        SparkModel(make(problem, Aside), num_workers=2).fit(*rows, **options)
