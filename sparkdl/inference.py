@@ -71,9 +71,18 @@ def _predict(model: Any, job: InferenceJob, columns: Sequence[Array]) -> Any:
 def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any]:
     template = job.schema.template[0]
     parts = len(template) if isinstance(template, tuple) else 1
-    rows = ((features_of(row, parts),) for row in inputs.rows)
+    rows: Iterator[tuple[Any]] = ((features_of(row, parts),) for row in inputs.rows)
+    if isinstance(template, int):
+        rows = ((_expanded(value, job.schema.columns[template].shape),) for (value,) in rows)
     for block in feed.blocks_of_rows(rows, job.schema, inputs.partition):
         yield from models.rows_of(_predict(model, job, block.columns))
+
+
+def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return a value with a last dimension of 1 more or less, where the model's input has that."""
+    given = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
+    alike = given is not None and ((*given, 1) == shape or given == (*shape, 1))
+    return np.reshape(value, shape) if alike else value
 
 
 def features_of(row: Any, parts: int | None) -> Any:

@@ -341,6 +341,20 @@ def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, probl
         assert ours.evaluate(problem.x, problem.y) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("shape", [(6, 1), (6,)])
+def test_a_last_dimension_of_one_may_be_left_out(spark, problem, shape):
+    """As in Keras, and in predict and evaluate as in fit."""
+    model = keras.Sequential([keras.Input((6, 1)), layers.Flatten(), layers.Dense(3, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    rows = [(x.reshape(shape), y) for x, y in zip(problem.x[:64], problem.y[:64], strict=True)]
+    rdd, ours = spark.sparkContext.parallelize(rows, 2), SparkModel(model, num_workers=2)
+    ours.fit(rdd, verbose=0)
+
+    x = problem.x[:64, :, None]
+    np.testing.assert_allclose(np.stack(ours.predict(rdd).collect()), model.predict(x, verbose=0), atol=1e-6)
+    assert ours.evaluate(rdd) == pytest.approx(model.evaluate(x, problem.y[:64], verbose=0), rel=1e-5)
+
+
 def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
     """A coalesced RDD in its own order: the gang forms without one."""
     rdd = problem.rdd(spark, 50, 50, 50, 53).coalesce(2)
