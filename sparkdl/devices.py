@@ -13,18 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparkdl.errors import StaleWorkerError
+from sparkdl.errors import ConfigError, StaleWorkerError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
 
 _held: tuple[str, ...] = ()
+_scheduled = False
 _bound: tuple[str, ...] | None = None  # what this process's backend saw when it was imported
 
 
 @contextmanager
 def hold(
-    backend: str, threads: int, addresses: Sequence[str], place: int | None = None
+    backend: str, threads: int, addresses: Sequence[str], place: int | None = None, *, apart: bool = True
 ) -> Iterator[tuple[str, ...]]:
     """Set up the process of a task for as long as it runs; yields the GPUs that it may use.
 
@@ -35,12 +36,16 @@ def hold(
         threads: how many threads it may use.
         addresses: the GPUs that Spark gave the task, which count within those that are visible.
         place: the task's number where Spark gives no GPUs, in local mode: tasks take turns.
+        apart: whether they have to; else a process stays with the GPU that it is bound to.
 
     Raises:
+        ConfigError: Spark gave the task a GPU that is not visible.
         StaleWorkerError: this process is bound to other GPUs.
     """
-    global _held, _bound
+    global _held, _bound, _scheduled
     ids = choose_gpus(addresses, place)
+    if not addresses and backend in sys.modules and not (apart and _bound):
+        ids = _bound or ()  # without any, somebody else imported the backend, which sees them all
     if ids and backend in sys.modules and _bound != ids:
         raise StaleWorkerError(f"This process is bound to the GPUs {_bound}, and its task was given {ids}.")
     settings = {"KERAS_BACKEND": backend}
@@ -54,6 +59,7 @@ def hold(
     kept = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     _held = _bound = ids
+    _scheduled = bool(addresses)
     try:
         yield ids
     finally:
@@ -70,15 +76,37 @@ def held() -> tuple[str, ...]:
     return _held
 
 
+def scheduled() -> bool:
+    """Return whether Spark gave the task that runs in this process its GPUs."""
+    return _scheduled
+
+
 def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
-    """Return the GPUs of a task, as CUDA_VISIBLE_DEVICES names them; none where there is no choice."""
+    """Return the GPUs of a task, as CUDA_VISIBLE_DEVICES names them; none where there is no choice.
+
+    Raises:
+        ConfigError: Spark gave the task a GPU that is not visible.
+    """
     visible = visible_gpus()
     if addresses:
         limited = os.environ.get(VISIBLE) is not None
-        return tuple(visible[int(address)] if limited else address for address in addresses)
+        return tuple(_within(visible, address) if limited else address for address in addresses)
     if place is None or not visible:
         return ()
     return (visible[place % len(visible)],)
+
+
+def _within(visible: list[str], address: str) -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls the GPU of an address, which counts within it or is a name."""
+    if not address.isdigit():
+        return address
+    if int(address) >= len(visible):
+        raise ConfigError(
+            f"Spark gave the task GPU {address}, and {VISIBLE} shows {len(visible)} ({','.join(visible)}), "
+            "counted from 0. Let the script of spark.worker.resource.gpu.discoveryScript count within "
+            f"{VISIBLE}, or unset that."
+        )
+    return visible[int(address)]
 
 
 def visible_gpus() -> list[str]:

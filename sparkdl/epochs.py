@@ -111,7 +111,7 @@ class Metrics:
         ]
         results = self._results(merged)
         for metric in self.apart if given else []:
-            results[metric.name] = self._merged(metric, given)
+            results[self._key(metric)] = self._merged(metric, given)
         self.model.reset_metrics()
         return results
 
@@ -119,13 +119,28 @@ class Metrics:
         models.write(self.variables, state)
         return {name: to_number(value) for name, value in self.model.get_metrics_result().items()}
 
+    def _key(self, metric: Any) -> str:
+        """Return what Keras calls a metric's result: with several outputs not just by its name."""
+        mark = object()
+        metric.result = lambda: mark
+        try:
+            results = self.model.get_metrics_result().items()
+        except TypeError:  # a model's own computes with it
+            results = ()
+        finally:
+            del metric.result
+        return next((str(name) for name, value in results if value is mark), str(metric.name))
+
     def _merged(self, metric: Any, given: Sequence[Sequence[Array]]) -> Any:
         """Return the result of a metric whose states cannot be added."""
         if hasattr(metric, "merge_state"):
             first, *others = [self._copy(metric, state) for state in given]
             first.merge_state(others)
             return to_number(first.result())
-        results = [self._results(state)[metric.name] for state in given]
+        results = []
+        for state in given:
+            models.write(self.variables, state)
+            results.append(to_number(metric.result()))
         return to_number(np.average(results, axis=0, weights=[self._rows(state) for state in given]))
 
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:

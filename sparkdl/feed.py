@@ -28,7 +28,7 @@ from sparkdl.wire import as_bytes
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
-TRAINING, VALIDATION = 0, 1
+TRAINING, VALIDATION, EMPTY = 0, 1, 2  # what a block is for; the last tells of a partition without rows
 
 
 class Block(NamedTuple):
@@ -119,7 +119,11 @@ def select(block: Block, which: Array | slice) -> Block:
 
 
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
-    """Yield each worker's rows of the blocks; with a seed in its order, else in turn."""
+    """Yield each worker's rows of the blocks; with a seed in its order, else in turn.
+
+    Where there are none, worker 0 gets a block that says so.
+    """
+    block = None
     for block in blocks:
         if seed is None:
             targets = block.keys % np.uint64(num_workers)
@@ -130,6 +134,8 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
             mask = targets == worker
             if mask.any():
                 yield worker, select(block, mask)
+    if block is None:
+        yield 0, Block(np.zeros(0, np.uint64), EMPTY, ())
 
 
 def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | None) -> Iterator[Block]:
@@ -141,6 +147,9 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
         classes: the weight of a training row by the class of its label; a class that is missing weighs 1.
     """
     for block in blocks:
+        if block.part == EMPTY:
+            yield block
+            continue
         missing = schema.columns[len(block.columns) :]
         weights = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
         if missing and classes is not None and block.part == TRAINING:
@@ -200,6 +209,9 @@ class Spool:
     Args:
         schema: what the blocks are.
         directory: where the file is made; it never has a name there for long.
+
+    Attributes:
+        empty: of how many source partitions blocks told that they have no rows.
     """
 
     def __init__(self, schema: Schema, directory: str) -> None:
@@ -209,10 +221,14 @@ class Spool:
             for part in (TRAINING, VALIDATION)
         }
         self._keys: dict[int, list[Keys]] = {TRAINING: [], VALIDATION: []}
+        self.empty = 0
 
     def extend(self, blocks: Iterable[Block]) -> None:
         """Write blocks out."""
         for block in blocks:
+            if block.part == EMPTY:
+                self.empty += 1
+                continue
             self._keys[block.part].append(block.keys)
             for file, array in zip(self._files[block.part], block.columns, strict=True):
                 if array.size:

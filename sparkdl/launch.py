@@ -13,14 +13,11 @@ import importlib.util
 import logging
 import re
 import shutil
-import sys
-import sysconfig
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -29,6 +26,7 @@ from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle, er
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import preflight
+from sparkdl.code import pickled
 from sparkdl.errors import (
     ClusterError,
     DataError,
@@ -54,6 +52,7 @@ OF_ROWS = (
     r"Runtime|UnsupportedOperation)Exception|org\.apache\.spark\.SparkException: \[FAILED_EXECUTE_UDF\]|"
     r"java\.lang\.(?:Arithmetic|ArrayIndexOutOfBounds|ClassCast|IllegalArgument|NumberFormat)Exception)"
 )
+OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 
@@ -93,6 +92,11 @@ class Cluster:
         except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
             logger.debug("maxNumConcurrentTasks was refused: %s", error)
             return int(self.context.defaultParallelism)
+
+    def hosts(self) -> list[str]:
+        """Return the hosts of the executors, and of a driver that is not one of them."""
+        executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
+        return sorted({str(executor.host()) for executor in executors})
 
     def settled_slots(self, wanted: int | None, timeout: float) -> int:
         """Return the slots there are, once executors that are still starting have registered.
@@ -227,9 +231,10 @@ class Stage:
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
+        own = [*(objects or {}).values(), builder, options.get("distribution")]
         call = {
             "stage": name, "generation": generation, "shared": shared,
-            "code": pickled(code, [*(objects or {}).values(), builder, options.get("distribution")]),
+            "code": pickled(code, own, cloudpickle),
             "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
         }  # fmt: skip
         self.function = functools.partial(
@@ -237,40 +242,6 @@ class Stage:
             expected=expected, call=call,
         )  # fmt: skip
         _used.add(Cluster().context)
-
-
-_pickling = threading.Lock()
-
-
-def pickled(code: Any, objects: list[Any]) -> bytes:
-    """Return code as bytes; what is not of an installed package goes whole, not by its module's name.
-
-    Args:
-        code: what is pickled.
-        objects: classes and functions in it that may be of the user's own modules.
-    """
-    names = {str(getattr(one, "__module__", type(one).__module__)).split(".")[0] for one in objects}
-    pickler: Any = cloudpickle
-    own = [sys.modules[name] for name in names if name in sys.modules and not _installed(sys.modules[name])]
-    with _pickling:
-        new = [module for module in own if module.__name__ not in pickler.list_registry_pickle_by_value()]
-        for module in new:
-            pickler.register_pickle_by_value(module)
-        try:
-            return bytes(pickler.dumps(code))
-        finally:
-            for module in new:
-                pickler.unregister_pickle_by_value(module)
-
-
-def _installed(module: Any) -> bool:
-    """Return whether a module is one that executors have: Python's own, or of an installed package."""
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), None)
-    if place is None or module is sys.modules["sparkdl"]:
-        return True
-    path = Path(place)
-    packages = {"site-packages", "dist-packages"}.intersection(path.parts)
-    return bool(packages) or path.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 class Job:
@@ -327,6 +298,11 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
 
             kind: type[SparkDLError] = getattr(own, name)
             return kind(found[1])
+    if other := re.search(OTHER_PYTHON, text):
+        return PreflightError(
+            f"An executor (hosts: {', '.join(cluster.hosts())}) runs Python {other[1]}.{other[2]}, the "
+            f"driver {other[3]}. {preflight.REMEDY}"
+        )
     if "RefusedError: " not in text and (raised := _raised(text)):
         return raised
     if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
@@ -430,9 +406,66 @@ def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
     return action
 
 
+def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
+    """Return the action that shuffles an RDD of (worker, block) to the workers and runs a stage there."""
+
+    def action() -> Any:
+        blocks = dealt.partitionBy(num_workers, int)
+        try:
+            return run_rdd(blocks, stage, barrier=barrier)()
+        finally:
+            with suppress(Exception):  # what the job gave, or why it failed, is what counts
+                _forget_shuffles(dealt.context, [_shuffle_of(blocks)])
+
+    return action
+
+
 def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame."""
-    return lambda: frame.mapInArrow(stage.function, schema, barrier=barrier).collect()
+    return lambda: collect(frame.mapInArrow(stage.function, schema, barrier=barrier))
+
+
+def collect(frame: DataFrame) -> list[Any]:
+    """Return the rows of a DataFrame, whose plan is run for this once."""
+    done = False
+    try:
+        rows = frame.collect()
+        done = True
+        return rows
+    finally:
+        with suppress(Exception):
+            plan = frame._jdf.queryExecution().executedPlan()
+            _forget_shuffles(frame.sparkSession.sparkContext, _shuffles_of(plan, run=done))
+
+
+def _shuffle_of(rdd: Any) -> int:
+    """Return the id of the shuffle that an RDD's ``partitionBy`` made, the first one below it."""
+    rdd = rdd._jrdd.rdd()
+    while (below := rdd.dependencies().head()).getClass().getSimpleName() != "ShuffleDependency":
+        rdd = below.rdd()
+    return int(below.shuffleId())
+
+
+def _shuffles_of(plan: Any, *, run: bool) -> Iterator[int]:
+    """Yield the ids of the shuffles of a physical plan that were run; ``run``: all of it was."""
+    name = plan.getClass().getSimpleName()
+    if name == "ShuffleExchangeExec" and run:  # to ask another for its id would prepare it
+        yield int(plan.shuffleDependency().shuffleId())
+    if name == "AdaptiveSparkPlanExec":
+        yield from _shuffles_of(plan.executedPlan(), run=run)
+    elif name.endswith("QueryStageExec"):
+        yield from _shuffles_of(plan.plan(), run=True)
+    else:
+        for index in range(plan.children().size()):
+            yield from _shuffles_of(plan.children().apply(index), run=run)
+
+
+def _forget_shuffles(context: Any, ids: Iterable[int]) -> None:
+    """Have the files of shuffles removed, as Spark does when the JVM's garbage collector comes by."""
+    cleaner = context._jsc.sc().cleaner()
+    for shuffle in ids:
+        if cleaner.isDefined():
+            cleaner.get().doCleanupShuffle(shuffle, False)
 
 
 def active_context() -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras.src.losses import loss as reductions
+from keras.src.losses.losses import LossFunctionWrapper
 
 from sparkdl import models
 from sparkdl.errors import ModelError
@@ -141,8 +142,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     own = [name for name in ("train_step", "compute_loss") if is_own(model, name)]
     if own:
         logger.warning(
-            "%s has its own %s: workers' gradients are averaged by rows, which is what one process computes "
-            "if its loss is a mean over rows.", type(model).__name__, " and ".join(own),
+            "%s has its own %s: workers' gradients are averaged, which is what one process computes if its "
+            "loss is a mean over rows.", type(model).__name__, " and ".join(own),
         )  # fmt: skip
     weighed = [name for name, kind in kinds.items() if kind == "weights"]
     if weighed and len(watch.reductions) > 1:
@@ -151,12 +152,35 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
             "by other ones. Workers' gradients are averaged by rows, so that a step differs a little from "
             "that of one process.", ", ".join(weighed),
         )  # fmt: skip
-    coupled = [name for name, loss in _own_losses(model) if _couples_rows(loss, y, predicted)]
+    coupled = [name for name, loss, samples in _losses(model, y, predicted) if _couples_rows(loss, samples)]
     if coupled:
         logger.warning(
             "%s: the loss of two rows together is not the mean of theirs. Workers' gradients are averaged by "
             "rows, so that a step differs from that of one process.", ", ".join(coupled),
         )  # fmt: skip
+
+    if _adds_by_rows(model, x):
+        logger.warning(
+            "%s: what these layers add to the loss grows with the rows of a batch. Workers' gradients are "
+            "averaged by rows, so that it weighs less than in one process; add a mean over rows instead.",
+            ", ".join(layer.name for layer in model._flatten_layers() if layer._losses),
+        )
+
+
+def _adds_by_rows(model: keras.Model, x: Any) -> bool:
+    """Return whether what layers add to the loss is no mean over rows, by an experiment.
+
+    What they add at random says nothing.
+    """
+
+    def added(rows: Any) -> list[float]:
+        model(rows, training=False)
+        return [float(keras.ops.sum(loss)) for loss in model.losses]
+
+    if not model.losses or not np.allclose(once := added(x), added(x), rtol=1e-3):
+        return False
+    twice = keras.tree.map_structure(lambda part: np.concatenate([part, part]), x)
+    return not np.allclose(once, added(twice), rtol=1e-3)
 
 
 def is_own(model: keras.Model, name: str) -> bool:
@@ -164,27 +188,61 @@ def is_own(model: keras.Model, name: str) -> bool:
     return not getattr(type(model), name).__module__.startswith("keras.")
 
 
-def _own_losses(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each loss that is not Keras's, and what computes it."""
-    for loss in keras.tree.flatten(model.loss):
-        if isinstance(loss, keras.losses.Loss) and not models.from_keras(loss):
-            yield loss.name, loss
-        elif callable(loss) and not str(getattr(loss, "__module__", "")).startswith("keras."):
-            yield getattr(loss, "__name__", str(loss)), loss
+Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other
 
 
-def _couples_rows(loss: Any, y: Any, predicted: Any) -> bool:
-    """Return whether a loss of rows together is not the mean, or the sum, of theirs, by an experiment."""
-    summed = getattr(loss, "reduction", None) == "sum"
-    for labels, first in zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False):
-        second = keras.ops.add(keras.ops.multiply(first, 0.5), 0.1)
-        twice, both = keras.ops.concatenate([labels, labels]), keras.ops.concatenate([first, second])
+def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, Any, Samples]]:
+    """Yield each loss of ``compile``: its name, what computes it, and the outputs that it may be of."""
+    given, names = model.loss, getattr(model, "output_names", None)
+    if not isinstance(predicted, dict) and names:
+        given, y = (
+            [part.get(name) for name in names] if isinstance(part, dict) else part for part in (given, y)
+        )
+    losses = keras.tree.flatten(given)
+    samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
+    for place, loss in enumerate(losses):
+        if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras makes one of these
+            computed = keras.losses.get(loss)
+            if not isinstance(computed, keras.losses.Loss):
+                computed = LossFunctionWrapper(computed, name=getattr(computed, "__name__", str(loss)))
+            yield computed.name, computed, [samples[place]] if len(losses) == len(samples) else samples
+
+
+def _couples_rows(loss: Any, samples: Samples) -> bool:
+    """Return whether a loss of rows together is not the mean, or the sum, of theirs, by an experiment.
+
+    One that is divided by the entries of a mask, such as that of a class to ignore, is neither.
+    """
+    share = 1.0 if loss.reduction == "sum" else 0.5
+    near = 1e-3 if keras.config.floatx() in ("float32", "float64") else 0.05
+    for labels, first in samples:
         try:
-            a, b, together = (
-                float(keras.ops.mean(loss(*pair)))
-                for pair in ((labels, first), (labels, second), (twice, both))
-            )
+            pairs = _pairs(labels, first)
+            with watched() as watch:
+                a, b, together = (float(keras.ops.mean(loss(*pair))) for pair in pairs)
         except Exception:  # noqa: BLE001 - each backend has its own for what is of another output
             continue
-        return not np.isclose(together, (a + b) * (1.0 if summed else 0.5), rtol=1e-3, atol=1e-6)
+        if any(each.kind == "weights" for each in watch.reductions):
+            return False
+        return not np.isclose(together, (a + b) * share, rtol=near, atol=1e-6, equal_nan=True)
     return False
+
+
+def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
+    """Return labels and predictions of some rows, of others like them, and of both together."""
+    kind = keras.config.floatx()
+    labels, others = keras.ops.cast(labels, kind), keras.ops.cast(_other_labels(labels), kind)
+    first = keras.ops.multiply(keras.ops.cast(predicted, kind), 1.0)  # without a mask
+    second = keras.ops.add(keras.ops.multiply(first, 0.5), 0.1)
+    yield labels, first
+    yield others, second
+    yield keras.ops.concatenate([labels, others]), keras.ops.concatenate([first, second])
+
+
+def _other_labels(labels: Any) -> Any:
+    """Return labels of the same kind: other classes, or other places in a vector."""
+    if len(labels.shape) > 1 and labels.shape[-1] > 1:
+        return keras.ops.roll(labels, 1, axis=-1)
+    if "float" in keras.backend.standardize_dtype(labels.dtype):
+        return 1 - labels
+    return keras.ops.where(labels > 0, keras.ops.zeros_like(labels), keras.ops.ones_like(labels))

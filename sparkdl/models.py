@@ -25,6 +25,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
 from sparkdl.schema import Column, Schema
 from sparkdl.structure import leaves
@@ -215,6 +216,12 @@ def require_honoured(model: keras.Model) -> None:
             f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
             "Leave it out."
         )
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # which Keras has had since 3.14
+    if several is not None and isinstance(inner_optimizer(model), several):
+        raise ModelError(
+            f'The model "{model.name}" was compiled with a MultiOptimizer, whose optimizers workers do not '
+            "follow. Take one optimizer for all variables."
+        )
 
 
 def require_trainable(model: keras.Model) -> None:
@@ -269,7 +276,9 @@ def _key(config: str | None, objects: Objects, builder: Any, model: keras.Model)
     """Return a digest of a model's architecture, compile arguments, code and constants."""
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
-    code = cloudpickle.dumps((sorted(objects.items()), builder))
+    for optimizer in (model.optimizer, inner_optimizer(model)):  # Keras numbers those that it names
+        config = config and config.replace(json.dumps(optimizer.name), "null")
+    code = pickled((sorted(objects.items()), builder), [*objects.values(), builder], cloudpickle)
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
     return hashlib.sha256(f"{config} {Layouts.of(model)} {constants}".encode() + code).hexdigest()
 
@@ -358,6 +367,12 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
     finally:
         keras.config.set_floatx(kept[0])
         keras.config.set_dtype_policy(kept[1])
+    if builder is None and getattr(model, "optimizer", None) is None:
+        raise ModelError(
+            f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
+            "its own. Give it a get_compile_config and a compile_from_config, or pass SparkModel a function "
+            "that builds and compiles the model."
+        )
     require_compiled(model)
     if not model.built and spec.built:
         model.build_from_config(spec.built)

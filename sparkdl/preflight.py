@@ -17,6 +17,7 @@ import sparkdl
 
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
+REMEDY = "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
 STALE = "This Python process has Keras on another backend already"
 
 
@@ -32,6 +33,7 @@ def expectations(backend: str, *, local: bool) -> dict[str, Any]:
         "sparkdl_file": sparkdl.__file__,
         "mark": MARK,
         "missing": MISSING,
+        "remedy": REMEDY,
         "stale": STALE,
     }
 
@@ -54,9 +56,7 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     def fail(what: str) -> None:
         raise RuntimeError(f"{expected['mark']} {what}")
 
-    remedy = (
-        "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
-    )
+    remedy = expected["remedy"]
     python = ".".join(platform.python_version_tuple()[:2])
     if python != expected["python"]:
         fail(
@@ -123,8 +123,10 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
 
     threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
     gpu = context.resources().get("gpu")
+    addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
-    with devices.hold(expected["backend"], threads, gpu.addresses if gpu else (), place):
+    apart = call["stage"] == "train"
+    with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
         from sparkdl import tasks
 
         if call["stage"] != "deal":

@@ -141,14 +141,16 @@ class ArraySource(Source):
         elif held is not None:
             assert isinstance(held, RddSource)  # noqa: S101 - require_partner saw to it
             shuffled = held
-        rdd = self._parallelize(cluster, dealt, num_workers)
+        rdd, in_place = self._parallelize(cluster, dealt, num_workers)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            blocks = rdd
+            train = stage("train", encoding="dealt")
             if shuffled is not None:
                 blocks = rdd.union(shuffled.dealt(num_workers, None, stage, part=VALIDATION))
-                blocks = blocks.partitionBy(num_workers, int)
-            return launch.run_rdd(blocks, stage("train", encoding="dealt"), barrier=barrier)
+                return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
+            if in_place:
+                return launch.run_rdd(rdd, train, barrier=barrier)
+            return launch.run_dealt(rdd, num_workers, train, barrier=barrier)
 
         return make
 
@@ -176,18 +178,18 @@ class ArraySource(Source):
         return launch.run(action, cluster)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> Any:
-        """Return an RDD whose partition k holds worker k's blocks: slices of equal length."""
+    def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> tuple[Any, bool]:
+        """Return an RDD of blocks, and whether its partition k is worker k's, in slices of equal length."""
         piles: list[list[tuple[int, Block]]] = [[] for _ in range(num_workers)]
         for worker, block in dealt:
             piles[worker].append((worker, block))
         if max(sum(block.nbytes for _, block in pile) for pile in piles) > cluster.task_bytes:
-            return _in_slices(cluster, dealt).partitionBy(num_workers, int)
+            return _in_slices(cluster, dealt), False
         longest = max(map(len, piles))
         first = next(block for _, block in dealt)
         empty = feed.select(first, slice(0, 0))
         slots = [(piles[k] + [(k, empty)] * longest)[:longest] for k in range(num_workers)]
-        return cluster.context.parallelize(sum(slots, []), num_workers)
+        return cluster.context.parallelize(sum(slots, []), num_workers), True
 
 
 def _in_slices(cluster: Cluster, dealt: list[tuple[int, Block]]) -> Any:
@@ -277,9 +279,8 @@ class RddSource(Source):
             elif isinstance(validation, ArraySource):
                 held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
                 blocks = blocks.union(_in_slices(cluster, held))
-            return launch.run_rdd(
-                blocks.partitionBy(num_workers, int), stage("train", encoding="dealt"), barrier=barrier
-            )
+            train = stage("train", encoding="dealt")
+            return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make
 
@@ -315,7 +316,7 @@ class FrameSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
-        rows = launch.run(lambda: self.frame.select(*self.selected).take(1), Cluster())
+        rows = launch.run(lambda: launch.collect(self.frame.select(*self.selected).limit(1)), Cluster())
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
         for name, value in zip(self.sample.names, rows[0], strict=True):

@@ -97,7 +97,9 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
     options, partition = call.options, context.partitionId()
     try:
         blocks = blocks_of(iterator, "rows", partition, options)
-        yield from feed.deal(blocks, options["num_workers"], options["seed"])
+        for worker, block in feed.deal(blocks, options["num_workers"], options["seed"]):
+            if block.part != feed.EMPTY or options.get("part", feed.TRAINING) == feed.TRAINING:
+                yield worker, block
     except DataError as error:
         if call.endpoint is not None:
             client.report_failure(

@@ -393,14 +393,17 @@ class Run:
         rows = plan.rows
         self.training["rows"] = sum(rows)
         self.training["worker_rows"] = list(rows)
-        empty = sum(not count for count in rows)
+        idle = sum(not count for count in rows)
+        empty = sum(member.notes.get("empty", 0) for member in store.members.values())
         logger.info(
             "%d workers on %d rows, batch_size=%d %s: %d updates per epoch.", self.num_workers, sum(rows),
             plan.batch_size, "over all workers" if self.joint else "per worker",
             plan.steps if self.joint else sum(p.num_batches for p in store.plans),
         )  # fmt: skip
+        if idle:
+            logger.warning("%d of %d workers have no rows.", idle, self.num_workers)
         if empty:
-            logger.warning("%d of %d workers have no rows.", empty, self.num_workers)
+            logger.warning("Partitions of the data without rows: %d.", empty)
         one = [k for k, member in sorted(store.members.items()) if member.notes.get("one_class")]
         if one and not self.request.fit.shuffle:
             logger.warning("The rows of workers %s are all of one class; shuffle=True mixes them.", one)
@@ -480,7 +483,7 @@ def _gpus_of(store: ParameterStore, *, shared: bool) -> list[list[str]]:
     gpus = []
     for worker, member in sorted(store.members.items()):
         gpus.append(list(member.notes.get("gpus", ())))
-        for gpu in gpus[-1]:
+        for gpu in gpus[-1] if member.notes.get("on_gpu") else ():
             other = taken.setdefault((member.host, gpu), worker)
             if other != worker and not shared:
                 raise ConfigError(

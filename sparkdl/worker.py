@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparkdl import client, devices, feed, models
-from sparkdl.backends import distributed, make_replica, prepare_backend
+from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
 from sparkdl.batches import Integers, Plan, Span
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
@@ -31,6 +32,9 @@ from sparkdl.rules import Rule
 from sparkdl.schema import Schema
 from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+
+logger = logging.getLogger(__name__)
+LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class Loop:
         self.order: tuple[int, Integers] = -1, np.zeros(0, np.int64)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
+        self.waited, self.judged = 0.0, False
         self.learning_rate = float("nan")
         kind = JointSteps if settings.plan.joint else LocalSteps
         self.stepper: Stepper = kind(replica, settings)
@@ -265,7 +270,8 @@ class Loop:
         self.stopped = self.stopped or not self.settings.rounds
 
     def _train_epoch(self, sequence: int) -> None:
-        self.seen_rows = 0
+        self.seen_rows, self.waited = 0, 0.0
+        began = time.perf_counter()
         start = self.plan.sequence(self.epoch)
         for window in range(sequence - start, self.plan.windows):
             spans, gathered = self._window(start + window)
@@ -280,7 +286,23 @@ class Loop:
             if self.stopped:
                 self._finish(Flag.STOP)
                 return
+        self._judge_exchanges(time.perf_counter() - began)
         self._finish(Flag.NONE)
+
+    def _judge_exchanges(self, seconds: float) -> None:
+        """Say once if most of an epoch went into exchanges; the driver shows what worker 0 logs."""
+        first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1  # others may still start
+        if self.worker or self.judged or self.plan.windows == 1 or first:
+            return
+        if self.waited < max(LONG_SECONDS, seconds / 2):
+            return
+        fewer = 16 if self.plan.window == 1 else "epoch"
+        logger.warning(
+            "Exchanging updates, and waiting for other workers to, took %.0f of the %.0f s of epoch %d. "
+            "frequency=%r exchanges less often, which costs some accuracy per epoch.",
+            self.waited, seconds, self.epoch + 1, fewer,
+        )  # fmt: skip
+        self.judged = True
 
     def _window(self, sequence: int) -> tuple[list[Span], list[Batch]]:
         """Return this worker's shares of the batches before an exchange, and the first of them gathered."""
@@ -302,11 +324,15 @@ class Loop:
     def _exchange(self, sequence: int) -> None:
         update = self.stepper.update()
         update.sequence, update.epoch = sequence, self.epoch
+        self.waited -= time.perf_counter()
         ticket = self.exchange.begin(update)
+        self.waited += time.perf_counter()
         self.replica.catch_up()  # while the reply is on its way
         if sequence + 1 < self.plan.sequence(self.epoch + 1):
             self.ahead = sequence + 1, self._window(sequence + 1)
+        self.waited -= time.perf_counter()
         reply = self.exchange.finish(ticket)
+        self.waited += time.perf_counter()
         self.stepper.adopt(reply)
         self._obey(reply)
 
@@ -465,10 +491,10 @@ class Code(NamedTuple):
 def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
     """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
     exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, job.layout)
-    logger, log = logging.getLogger("sparkdl"), LogBuffer()
-    level = logger.level
+    package, log = logging.getLogger("sparkdl"), LogBuffer()
+    level = package.level
     logging.getLogger().addHandler(log)
-    logger.setLevel(logging.INFO)
+    package.setLevel(logging.INFO)
     try:
         exchange.join(socket.gethostname(), os.getpid())
         _train(job, task, blocks, exchange, code, log)
@@ -481,7 +507,7 @@ def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -
         raise
     finally:
         logging.getLogger().removeHandler(log)
-        logger.setLevel(level)
+        package.setLevel(level)
         exchange.close()
 
 
@@ -492,8 +518,13 @@ def _train(
     spool.extend(feed.weigh(blocks, job.schema, job.class_weight))
     rows, validation = spool.rows(feed.TRAINING), spool.rows(feed.VALIDATION)
     prepare_backend(task.threads)
-    gpus = devices.held()
-    notes = {"one_class": rows.one_class(), "threads": task.threads, "gpus": list(gpus)}
+    gpus, visible = devices.held(), devices.visible_gpus()
+    on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
+    taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
+    notes = {
+        "one_class": rows.one_class(), "threads": task.threads, "empty": spool.empty, "gpus": list(taken),
+        "on_gpu": on_gpu,
+    }  # fmt: skip
     with distributed(code.distribution, len(gpus)) as spread:
         if spread:
             _kept.clear()

@@ -151,7 +151,7 @@ class Standalone:
                 self.url,
             )
         log = self.folder / "master.log"
-        if not eventually(lambda: log.read_text().count("Registering worker") == 2, 60):
+        if not eventually(lambda: log.read_text().count("Registering worker") == 2, 180):
             self.__exit__()
             pytest.fail(f"The standalone workers did not register: {log.read_text()}")
         return self

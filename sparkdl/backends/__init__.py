@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,11 @@ def prepare_backend(threads: int) -> None:
         from sparkdl.backends import tensorflow
 
         tensorflow.set_threads(threads)
+
+
+def has_gpu() -> bool:
+    """Return whether the backend computes on a GPU."""
+    return bool(importlib.import_module(f"sparkdl.backends.{_backend()}").has_gpu())
 
 
 def require_distribution(backend: str, distribution: object) -> None:

@@ -241,3 +241,8 @@ def _placed(data: Any) -> Any:
         return jax.device_put(array, distribution.get_data_layout(array.shape).backend_layout)
 
     return keras.tree.map_structure(place, data)
+
+
+def has_gpu() -> bool:
+    """Return whether JAX computes on a GPU."""
+    return bool(jax.default_backend() == "gpu")

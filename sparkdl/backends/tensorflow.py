@@ -153,3 +153,8 @@ def set_threads(count: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(count)
     except RuntimeError:
         return  # A reused process keeps the threads that it began with.
+
+
+def has_gpu() -> bool:
+    """Return whether TensorFlow computes on a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))

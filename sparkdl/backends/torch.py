@@ -153,3 +153,8 @@ class TorchReplica(StatefulReplica):
 def set_threads(count: int) -> None:
     """Bound the threads of torch's operations."""
     torch.set_num_threads(count)
+
+
+def has_gpu() -> bool:
+    """Return whether torch computes on a GPU."""
+    return bool(torch.cuda.is_available())

@@ -5,12 +5,14 @@ and a `python` that sees nothing but this folder.
 """
 
 import site
+import socket
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from pyspark import SparkConf
 
 from sparkdl import SparkModel
 from sparkdl.errors import PreflightError
@@ -117,6 +119,17 @@ def test_executors_with_another_numpy_are_refused(spark, problem, environment):
     assert f" has numpy 1.0, the driver numpy {np.__version__}. " in refused(spark, problem)
 
 
+def test_executors_with_another_python_are_refused(spark, problem, monkeypatch):
+    """Spark finds it out before anything of ours runs; the error is ours all the same."""
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.8")
+
+    message = refused(spark, problem)
+
+    assert f" runs Python {sys.version_info[0]}.{sys.version_info[1]}, the driver 3.8. " in message
+    assert "127.0.0.11, 127.0.0.12" in message  # Spark does not say which of them
+    assert "spark.pyspark.python, or --archives with a packed venv" in message
+
+
 def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environment):
     """Databricks had a package of this name: its file and ours are named, and so is the remedy."""
     made = environment("sparkdl", "__editable__")
@@ -126,6 +139,37 @@ def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environmen
 
     assert f" has another sparkdl, 2.0.0-db1 from {made.packages}/sparkdl/__init__.py; " in message
     assert "--py-files" in message
+
+
+def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
+    """The error names the address that was tried, and the settings that decide it."""
+    spark_model = SparkModel(problem.model(), num_workers=2, advertised_host="127.0.0.99")
+
+    with pytest.raises(PreflightError, match=r"cannot reach .* at 127\.0\.0\.99:\d+ ") as caught:
+        spark_model.fit(problem.x, problem.y, verbose=0)
+
+    assert "spark.driver.host or advertised_host=" in str(caught.value)
+
+
+def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
+    """spark.sparkdl.bindAddress, .advertisedHost and .port, where arguments do not say otherwise."""
+    conf = spark.sparkContext._conf
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = {"bindAddress": "127.0.0.3", "advertisedHost": "127.0.0.3", "port": str(port)}
+    monkeypatch.setattr(spark.sparkContext, "_conf", SparkConf(loadDefaults=False).setAll(conf.getAll()))
+    for name, value in settings.items():
+        spark.sparkContext._conf.set(f"spark.sparkdl.{name}", value)
+    seen = []
+
+    def ask(epoch, logs):
+        with socket.create_connection(("127.0.0.3", port)) as connection:
+            seen.append(connection.getpeername())
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=ask)
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, verbose=0, callbacks=[callback])
+
+    assert seen == [("127.0.0.3", port)]
 
 
 def test_proxies_of_the_executors_are_not_used(spark, problem, monkeypatch):

@@ -78,9 +78,22 @@ def shared():
     return keras.Model(points, layers.Dense(2)(Scaled()(both))), "mse", x, x[:, :2]
 
 
+def paired():
+    """Inputs in a tuple, of unequal shapes, one of them a sequence."""
+    x = numbers(5, 3), numbers(2, seed=1)
+    inputs = keras.Input((5, 3)), keras.Input((2,))
+    read = layers.GRU(4)(inputs[0])
+    return (
+        keras.Model(inputs, layers.Dense(1)(layers.Concatenate()([read, inputs[1]]))),
+        "mse",
+        x,
+        x[1][:, :1],
+    )
+
+
 CASES = {
     "dense": dense, "recurrent": recurrent, "two by two": two_by_two, "attentive": attentive,
-    "shared": shared,
+    "shared": shared, "paired": paired,
 }  # fmt: skip
 WINDOWS = [
     ("synchronous", 1), ("synchronous", 3), ("synchronous", None), ("asynchronous", 1),
@@ -396,6 +409,107 @@ def test_a_worker_may_spread_a_model_over_its_devices(mode):
     assert fit_and_train(attentive, rows=(TOTAL,), mode=mode, distribution=spread) < 1e-3
 
 
+def wide():
+    x = numbers(6)
+    return (
+        keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh", name="wide"), layers.Dense(2)]),
+        "mse",
+        x,
+        x[:, :2],
+    )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="several devices are for Keras on JAX")
+def test_a_worker_may_divide_a_layer_among_its_devices():
+    """Model-parallel, by a layout that the user passes: the answer is that of one device."""
+    seen = []
+
+    def divided():
+        mesh = keras.distribution.DeviceMesh(
+            (2, 2), ["rows", "units"], keras.distribution.list_devices("cpu")
+        )
+        layout = keras.distribution.LayoutMap(mesh)
+        layout["wide/kernel"] = (None, "units")
+        return keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="rows")
+
+    class Looking(Loop):
+        def run(self, notes):
+            super().run(notes)
+            seen.append(self.replica.model.get_layer("wide").kernel.value.sharding.spec)
+
+    assert fit_and_train(wide, rows=(TOTAL,), distribution=divided, loop=Looking) < 1e-3
+    assert [(None, "units")] == [tuple(spec) for spec in seen]
+
+
+class Sure(keras.Model):
+    """A loss of its own beside Keras's."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.3 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+class Stepping(keras.Model):
+    """A training step of its own, as the guide of each backend writes it, that clips gradients by hand."""
+
+    def train_step(self, *arguments):
+        return getattr(self, f"on_{keras.backend.backend()}")(*arguments)
+
+    def on_tensorflow(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = [0.5 * part for part in tape.gradient(loss, self.trainable_variables)]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+    def on_torch(self, data):
+        import torch
+
+        x, y = data
+        self.zero_grad(set_to_none=True)
+        loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        loss.backward()
+        gradients = [0.5 * variable.value.grad for variable in self.trainable_weights]
+        with torch.no_grad():
+            self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+    def on_jax(self, state, data):
+        import jax
+
+        trainable, fixed, optimizer, metrics = state
+        x, y = data
+
+        def loss_of(variables):
+            predicted, moved = self.stateless_call(variables, fixed, x, training=True)
+            return self.compute_loss(x, y, predicted), moved
+
+        (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+        gradients = [0.5 * part for part in gradients]
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        return {"loss": loss}, (trainable, moved, optimizer, metrics)
+
+
+keras.saving.register_keras_serializable("contract")(Sure)
+keras.saving.register_keras_serializable("contract")(Stepping)
+
+
+@pytest.mark.parametrize("kind", [Sure, Stepping])
+@pytest.mark.parametrize(("mode", "rows"), [("synchronous", ROWS), ("asynchronous", (TOTAL,))])
+def test_steps_and_losses_of_ones_own_are_honoured(kind, mode, rows):
+    """What the user wrote is what workers do."""
+
+    def owned():
+        x = numbers(6)
+        points = keras.Input((6,))
+        return kind(points, layers.Dense(2)(layers.Dense(8, "tanh")(points))), "mse", x, x[:, :2]
+
+    assert fit_and_train(owned, rows=rows, mode=mode) < 1e-3
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_scaled_loss_may_have_a_schedule(mode):
     """The optimizer that scales losses has the scheduled one within: the last rate is plain Keras's."""
@@ -433,6 +547,23 @@ def test_low_precision_stays_close(policy):
     assert distance(one, other, start) < 0.02
     assert len(losses) == 30
     assert abs(ours - theirs) < 0.01 * theirs
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_variables_of_low_precision_train(window):
+    """Where weights themselves are bfloat16, two workers come about as far as one process."""
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        (model, (x, y, _)), (reference, _) = (problem(dense, keras.optimizers.SGD(0.1)) for _ in range(2))
+        before = reference.evaluate(x, y, verbose=0)
+        reference.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
+        train(model, x, y, window=window, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+        ours, theirs = (m.evaluate(x, y, verbose=0) for m in (model, reference))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+    assert theirs < 0.97 * before
+    assert before - ours > (0.8 if window == 1 else 0.4) * (before - theirs)
 
 
 @pytest.mark.parametrize("joint", [True, False])

@@ -73,6 +73,93 @@ def test_what_they_do_not_is_named(caplog):
     assert "mse: these losses are divided by" in warnings_of(both, caplog)
 
 
+ALONE = [keras.losses.Dice(), keras.losses.Tversky(), "dice"]
+
+
+@pytest.mark.parametrize("loss", ALONE, ids=str)
+def test_losses_of_keras_that_couple_rows_are_named(loss, caplog):
+    """They are ratios of sums over the batch."""
+    assert "the loss of two rows together is not the mean of theirs" in warnings_of(compiled(loss), caplog)
+
+
+BY_ROWS = [
+    "mae", "mape", "msle", "log_cosh", "huber", "poisson", "binary_crossentropy", "hinge",
+    keras.losses.CosineSimilarity(),
+    keras.losses.BinaryFocalCrossentropy(), keras.losses.KLDivergence(),
+]  # fmt: skip
+
+
+def test_losses_of_keras_by_row_need_no_word(caplog):
+    """Whatever the experiment does to labels and predictions."""
+    assert {str(loss): "" for loss in BY_ROWS} == {
+        str(loss): warnings_of(compiled(loss), caplog) for loss in BY_ROWS
+    }
+
+
+def judged(model, x, y, caplog):
+    """Return the warnings of a model over its first row."""
+    caplog.clear()
+    losses.check(model, x[:1], y, None, models.build_metrics(model, x[:1], y))
+    return " ".join(caplog.messages)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "squared_hinge", mean_of_squares])
+def test_labels_may_lack_the_last_dimension(loss, caplog):
+    """Keras gives them one before it computes a loss; a function alone would compare each with each."""
+    assert judged(compiled(loss), X, Y[:1, 0], caplog) == ""
+
+
+def test_entries_that_do_not_count_are_no_coupling(caplog):
+    """Masks and classes to ignore divide a loss by what is left, by which workers' gradients weigh."""
+    tokens = np.array([[3, 2, 0, 0]], "int32")
+    parts = [
+        keras.Input((4,), dtype="int32"),
+        layers.Embedding(5, 3, mask_zero=True),
+        layers.SimpleRNN(3, return_sequences=True),
+    ]
+    masked = keras.Sequential([*parts, layers.Dense(5, "softmax")])
+    masked.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+    ignoring = keras.Sequential([keras.Input((4,)), layers.Dense(5, "softmax")])
+    ignoring.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=0))
+
+    assert judged(masked, tokens, tokens, caplog) == ""
+    assert judged(ignoring, X, np.array([3]), caplog) == ""
+
+
+def test_labels_go_with_the_outputs_of_their_names(caplog):
+    """Outputs in a list are labelled by a dict in another order."""
+    inputs = keras.Input((4,))
+    outputs = [layers.Dense(3, "softmax", name="z")(inputs), layers.Dense(1, name="a")(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": "mse", "z": "categorical_crossentropy"})
+    y = {"a": Y[:1], "z": np.eye(3, dtype="float32")[:1]}
+
+    assert judged(model, X, y, caplog) == ""
+    assert [("mean_squared_error", (1, 1)), ("categorical_crossentropy", (1, 3))] == sorted(
+        ((name, samples[0][0].shape) for name, _, samples in losses._losses(model, y, model(X[:1]))),
+        reverse=True,
+    )
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_what_layers_add_to_the_loss_is_a_mean_or_named(mean, caplog):
+    """A sum over rows weighs less where each worker has only some of them."""
+
+    class Added(layers.Layer):
+        def call(self, inputs):
+            over_rows = keras.ops.mean if mean else keras.ops.sum
+            self.add_loss(over_rows(keras.ops.square(inputs)))
+            if not mean:
+                self.add_loss(keras.ops.sum(keras.ops.square(inputs), axis=-1))  # one for each row
+            return inputs
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(1, kernel_regularizer="l2")(Added(name="added")(inputs)))
+    model.compile("sgd", "mse")
+
+    assert ("added: what these layers add to the loss" in warnings_of(model, caplog)) is not mean
+
+
 def test_a_loss_that_is_not_reduced_is_refused(caplog):
     """There is no gradient to average."""
     with pytest.raises(ModelError, match="The loss 'huber' is not reduced"):

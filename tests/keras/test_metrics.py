@@ -68,6 +68,32 @@ def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
     assert not [record for record in caplog.records if record.name.startswith("sparkdl")]
 
 
+@pytest.mark.parametrize("kind", [Largest, MergedLargest])
+def test_a_metric_of_one_of_several_outputs(kind):
+    """Its result takes the place of the one that Keras calls by the output."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")})
+    model.compile("sgd", {"a": "mse", "b": "mse"}, metrics={"b": [kind(), "mae"]})
+    x, y = rows()
+    labels = {"a": y, "b": 2 * y}
+    first = {name: part[:1] for name, part in labels.items()}
+    together = Metrics(model, first, models.build_metrics(model, x[:1], first))
+    states, apart = [], []
+    for start, stop in SHARES:
+        part = {name: label[start:stop] for name, label in labels.items()}
+        apart.append(model.evaluate(x[start:stop], part, verbose=0, return_dict=True))
+        states.append(together.layout.to_bytes(models.read(together.variables)))
+    whole = model.evaluate(x, labels, batch_size=20, verbose=0, return_dict=True)
+    ours = together.merge(states)
+
+    largest = [each["b_largest"] for each in apart]
+    counts = [stop - start for start, stop in SHARES]
+    expected = max(largest) if kind is MergedLargest else np.average(largest, weights=counts)
+    assert whole.keys() == ours.keys()
+    assert expected == pytest.approx(ours["b_largest"], rel=1e-5)
+    assert whole["b_mae"] == pytest.approx(ours["b_mae"], rel=1e-5)
+
+
 def test_a_metric_that_cannot_be_merged_is_a_mean_and_says_so(caplog):
     """By rows, with a warning that names it; the other metrics stay exact."""
     ours, whole, apart = merged(Largest())

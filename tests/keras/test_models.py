@@ -1,5 +1,6 @@
 """What is refused of a model, and what comes back of it."""
 
+import importlib
 import subprocess
 import sys
 
@@ -86,6 +87,91 @@ def test_a_model_that_was_adapted_anew_is_another():
 
     assert first == same
     assert first != models.freeze(model)[0].key
+
+
+SCALED = """
+import keras
+
+class Scaled(keras.layers.Layer):
+    def call(self, inputs):
+        return {factor} * inputs
+"""
+
+
+def test_a_model_with_another_optimizer_of_its_kind_is_the_same():
+    """Keras calls it sgd_1, sgd_2 and so on, which no worker has to compile a model anew for."""
+    parts = [keras.Input((3,), name="rows"), keras.layers.Dense(1, name="out")]
+    keys = set()
+    for optimizer in ("sgd", "sgd", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "adam"):
+        model = keras.Sequential(parts, name="small")
+        model.compile(optimizer, "mse")
+        keys.add(models.freeze(model)[0].key)
+
+    assert 3 == len(keys)
+
+
+def test_a_module_that_was_edited_and_loaded_again_makes_another_model(tmp_path, monkeypatch):
+    """A worker that keeps the model of the last fit would go on with the code of then."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    keys = []
+    for factor in (2.0, 2.0, 3.0):
+        (tmp_path / "edited_layers.py").write_text(SCALED.format(factor=factor))
+        module = sys.modules.get("edited_layers")
+        if module is None or factor == 3.0:
+            module = importlib.reload(module) if module else importlib.import_module("edited_layers")
+        parts = [keras.Input((3,), name="rows"), module.Scaled(name="s"), keras.layers.Dense(1, name="out")]
+        model = keras.Sequential(parts, name="scaled")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        keys.append(models.freeze(model)[0].key)
+    monkeypatch.delitem(sys.modules, "edited_layers")
+
+    assert keys[0] == keys[1] != keys[2]
+
+
+class OwnCompile(keras.Sequential):
+    """A model that is compiled in a way of its own."""
+
+    def compile(self, speed):
+        super().compile(keras.optimizers.SGD(speed), "mse")
+
+
+@pytest.mark.filterwarnings("ignore:`compile..` was not called as part of model loading")
+def test_a_compile_of_the_models_own_needs_its_configuration():
+    """Keras does not call it again; the error says what would help."""
+    model = OwnCompile([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(0.1)
+
+    with pytest.raises(ModelError, match="OwnCompile has a compile of its own. Give it a get_compile_config"):
+        models.freeze(model)
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has none")
+def test_several_optimizers_are_refused_by_name():
+    """A schedule, a learning rate and a count of steps are then several."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1)), "mse")
+
+    with pytest.raises(ModelError, match="compiled with a MultiOptimizer, .* Take one optimizer"):
+        models.require_honoured(model)
+
+
+def test_workers_drop_other_units_and_the_same_in_every_run():
+    """Worker 0 draws what the model would draw, another worker numbers of its own."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((50,)), keras.layers.Dropout(0.5)])
+    model.compile("sgd", "mse")
+    spec, objects = models.freeze(model)
+    drawn = []
+    for worker in (0, 1, 1, 2):
+        replica = models.thaw(spec, objects)
+        models.set_generators(replica, spec.generators, worker)
+        drawn.append(np.asarray(keras.ops.convert_to_numpy(replica(np.ones((1, 50)), training=True))))
+    first, one, again, two = drawn
+
+    np.testing.assert_array_equal(first, keras.ops.convert_to_numpy(model(np.ones((1, 50)), training=True)))
+    np.testing.assert_array_equal(one, again)
+    assert not any(np.array_equal(a, b) for a, b in ((first, one), (first, two), (one, two)))
 
 
 def test_an_adapted_vocabulary_is_refused():

@@ -1,10 +1,14 @@
 """Promise 1: synchronous/batch computes what one Keras process would, and so does one worker anywhere."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
 from gang import OneDropped, even_split, merging_of, train
 
+from sparkdl import worker
+from sparkdl.exchange import LocalExchange
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop
 
@@ -156,6 +160,30 @@ def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
         assert norm(ours - theirs) <= tolerance * norm(theirs - start) + 1e-7 * np.sqrt(ours.size)
 
 
+@pytest.mark.parametrize("rows", [(200, 110), (100, 0, 210)], ids=str)
+def test_units_that_may_flip_are_compared_a_step_at_a_time(rows):
+    """A ReLU that rounding lets flip moves weights by 1e-3, so each step begins at common weights."""
+
+    def rectified():
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((6,)), keras.layers.Dense(12, "relu"), keras.layers.Dense(3, "softmax")]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.3), "sparse_categorical_crossentropy")
+        return model
+
+    x, y = problem()
+    reference = rectified()
+    for step in range(3):
+        model, start = rectified(), reference.get_weights()
+        model.set_weights(start)
+        reference.train_on_batch(x, y)
+        train(model, x, y, rows=rows, batch_size=ROWS, epochs=1)
+
+        assert step + 1 == int(reference.optimizer.iterations)
+        for ours, theirs, before in zip(model.get_weights(), reference.get_weights(), start, strict=True):
+            assert norm(ours - theirs) <= 1e-5 * norm(theirs - before) + 1e-7 * np.sqrt(ours.size)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     ("mode", "window"), [("synchronous", 1), ("synchronous", 4), ("asynchronous", 1), ("hogwild", None)]
@@ -163,10 +191,38 @@ def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
 def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
     """The learning rate after the last epoch is plain Keras's within one step, for any number of workers."""
     x, y = problem()
-    model = model_with(OPTIMIZERS["adamw"][0])
+    model, own = model_with(OPTIMIZERS["adamw"][0]), []
+
+    class Watched(Loop):
+        def run(self, notes):
+            super().run(notes)
+            own.append(float(self.replica.model.optimizer.learning_rate))
+
     train(
-        model, x, y, mode=mode, window=window, rows=even_split(ROWS, workers), batch_size=BATCH_SIZE, epochs=3
-    )
+        model, x, y, mode=mode, window=window, rows=even_split(ROWS, workers), batch_size=BATCH_SIZE,
+        epochs=3, loop=Watched,
+    )  # fmt: skip
     rates = [float(schedule()(step)) for step in (29, 30, 31)]
 
     assert rates[2] <= float(model.optimizer.learning_rate) <= rates[0]
+    assert workers == len(own)
+    assert rates[2] <= min(own) <= max(own) <= rates[0]
+
+
+def test_exchanges_that_take_most_of_an_epoch_are_said_once(monkeypatch, caplog):
+    """By worker 0, whose log the driver shows: a frequency that exchanges less often is named."""
+    finish = LocalExchange.finish
+
+    def slowly(self, ticket):
+        time.sleep(0.05)
+        return finish(self, ticket)
+
+    monkeypatch.setattr(LocalExchange, "finish", slowly)
+    monkeypatch.setattr(worker, "LONG_SECONDS", 0.3)
+    x, y = problem()
+    model = model_with(OPTIMIZERS["sgd"][0])
+    train(model, x, y, rows=even_split(ROWS, 2), batch_size=BATCH_SIZE, epochs=4)
+
+    said = [line for line in caplog.messages if line.startswith("Exchanging updates")]
+    assert 1 == len(said)
+    assert "frequency=16 exchanges less often, which costs some accuracy per epoch." in said[0]

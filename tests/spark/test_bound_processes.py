@@ -34,6 +34,37 @@ def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
     assert spark_model.evaluate(problem.x, problem.y)[0] < 2
 
 
+def bound_to_a_gpu(context):
+    """Let the Python processes of all slots, which have Keras, pass for bound to a GPU of their own."""
+
+    def bind(rows):
+        import keras  # noqa: F401
+
+        from sparkdl import devices
+
+        list(rows)
+        devices._bound = ("9",)
+        return [os.getpid()]
+
+    return set(context.parallelize(range(20), 2).mapPartitions(bind).collect())
+
+
+def test_a_process_bound_to_another_gpu_is_replaced(spark, problem, monkeypatch):
+    """Tasks take turns on the GPUs that are visible, each in a process that has seen no other."""
+    monkeypatch.setitem(spark.sparkContext.environment, "CUDA_VISIBLE_DEVICES", "3,1")
+    spark_model = SparkModel(problem.model(), num_workers=2)
+    before = bound_to_a_gpu(spark.sparkContext)
+
+    fits = [spark_model.fit(problem.x, problem.y, 64, 1, verbose=0).training for _ in range(2)]
+
+    assert [[["3"], ["1"]]] * 2 == [fit["gpus"] for fit in fits]
+    assert [0, 0] == [fit["restarts"] for fit in fits]
+    assert not before & processes(spark.sparkContext)
+    after = processes(spark.sparkContext)
+    assert 203 == spark_model.predict(problem.rdd(spark, 50, 50, 50, 53)).count()
+    assert after == processes(spark.sparkContext)  # which predict whatever the number of a partition
+
+
 def processes(context):
     """Return the ids of the Python processes of all slots."""
     return set(context.parallelize(range(2), 2).barrier().mapPartitions(lambda _: [os.getpid()]).collect())

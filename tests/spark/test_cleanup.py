@@ -45,9 +45,10 @@ def on_the_driver(spark):
 
 
 def blocks(spark):
-    """Return the files of broadcast variables in the local directories of driver and executors."""
+    """Return the files of broadcasts and of shuffles in the local directories of driver and executors."""
     local = Path(spark.conf.get("spark.local.dir"))
-    return {path.name for path in local.rglob("broadcast_*") if path.is_file()}
+    files = {path.name for pattern in ("broadcast_*", "shuffle_*") for path in local.rglob(pattern)}
+    return {name for name in files if "python" in name or name.startswith("shuffle")}
 
 
 def in_the_workers(spark):
@@ -81,18 +82,21 @@ def nothing_is_left(spark, problem, eventually):
 
     eventually(lambda: not left(), 10)
     assert left() == {}
-    eventually(lambda: not {name for name in blocks(spark) - held if "python" in name}, 10)
-    assert {name for name in blocks(spark) - held if "python" in name} == set()
+    eventually(lambda: not blocks(spark) - held, 10)
+    assert blocks(spark) - held == set()
     assert in_the_workers(spark) == []
     assert eventually(lambda: Cluster().slots() >= 2)  # where an executor was killed, another one starts
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_after_a_fit(problem, mode):
-    """Thread, socket, job, broadcast and files are gone when fit returns."""
+@pytest.mark.parametrize("kind", ["arrays", "rdd", "frame"])
+def test_after_a_fit(spark, problem, frames, kind, mode):
+    """Thread, socket, job, broadcast and files, those of shuffles too, are gone when fit returns."""
+    frame = frames["array"].repartition(3, "row")
+    data = {"arrays": (problem.x, problem.y), "rdd": (problem.rdd(spark, 100, 3, 100),), "frame": (frame,)}
     SparkModel(problem.model(), mode=mode, num_workers=2).fit(
-        problem.x, problem.y, epochs=2, verbose=0, validation_split=0.2
+        *data[kind], epochs=2, verbose=0, validation_split=0.2
     )
 
 

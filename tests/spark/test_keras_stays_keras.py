@@ -12,6 +12,7 @@ from pyspark import TaskContext
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.config import Mode
+from sparkdl.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("spark")
 SETTINGS = {"batch_size": 32, "shuffle": False, "verbose": 0}
@@ -239,6 +240,20 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
         )
     with pytest.raises(FileNotFoundError):
         SparkModel.load(target.replace("m.keras", "n.keras"))
+
+
+def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path):
+    """A Lambda layer is code, which loading runs: `safe_mode` is Keras's, and on."""
+    parts = [keras.Input((6,)), keras.layers.Lambda(lambda x: 2 * x), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential(parts)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    target = str(tmp_path / "lambda.keras")
+    SparkModel(model).save(target)
+
+    with pytest.raises(ModelError, match="lambda.keras cannot be loaded: .*unsafe|safe_mode"):
+        SparkModel.load(target)
+    loaded = SparkModel.load(target, safe_mode=False).model
+    np.testing.assert_array_equal(model.predict(problem.x, verbose=0), loaded.predict(problem.x, verbose=0))
 
 
 def test_pandas_and_columns_of_numbers_train(spark, problem, frames):

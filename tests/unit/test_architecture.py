@@ -12,10 +12,10 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "store", "exchange",
-    "backends.base", "schema", "feed", "frames", "models", "losses", "backends.common", "backends.stateful",
-    "backends.tensorflow", "backends.torch", "backends.jax", "backends", "devices", "server", "client",
-    "files", "worker", "tasks", "inference", "preflight", "launch", "sources", "progress", "epochs",
-    "training", "spark_model", "",
+    "backends.base", "schema", "feed", "frames", "code", "models", "losses", "backends.common",
+    "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax", "backends", "devices",
+    "server", "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources",
+    "progress", "epochs", "training", "spark_model", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},

@@ -6,12 +6,13 @@ import sys
 import pytest
 
 from sparkdl import devices
-from sparkdl.errors import StaleWorkerError
+from sparkdl.errors import ConfigError, StaleWorkerError
 
 GIVEN = [
-    (None, ["0", "3"], None, ("0", "3")),  # as Spark says
-    ("4,5,6", ["0", "2"], None, ("4", "6")),  # counted within those that are visible
-    ("GPU-a,GPU-b", ["1"], None, ("GPU-b",)),
+    (None, ["0", "3"], 0, ("0", "3")),  # as Spark says
+    ("4,5,6", ["0", "2"], 1, ("4", "6")),  # counted within those that are visible
+    ("GPU-a,GPU-b", ["1"], 0, ("GPU-b",)),
+    ("GPU-a,GPU-b", ["GPU-b"], 0, ("GPU-b",)),  # or named
     ("4,5", [], 0, ("4",)),  # local mode: tasks take turns
     ("4,5", [], 3, ("5",)),
     ("4,5", [], None, ()),  # a cluster whose Spark gives no GPUs
@@ -43,6 +44,14 @@ def test_a_task_gets_the_gpus_that_are_its_own(visible, listed, addresses, place
     assert expected == devices.choose_gpus(addresses, place)
 
 
+def test_a_gpu_that_is_not_visible_is_an_error(visible):
+    """A discovery script that does not heed CUDA_VISIBLE_DEVICES gives addresses that it does not have."""
+    visible("4,5")
+
+    with pytest.raises(ConfigError, match=r"gave the task GPU 2, and CUDA_VISIBLE_DEVICES shows 2 \(4,5\)"):
+        devices.choose_gpus(["2"], 0)
+
+
 def test_gpus_are_counted_where_none_are_named(visible, monkeypatch, tmp_path):
     """The driver's folder has an entry for each GPU of the machine."""
     visible(None)
@@ -63,6 +72,7 @@ def test_the_environment_is_as_it_was_afterwards(visible):
 
     assert (inside["CUDA_VISIBLE_DEVICES"], inside["KERAS_BACKEND"]) == ("5", "no_such_backend")
     assert "3" == inside["NPROC"]
+    assert ("true", "false") == (inside["TF_FORCE_GPU_ALLOW_GROWTH"], inside["XLA_PYTHON_CLIENT_PREALLOCATE"])
     assert before == dict(os.environ)
     assert devices.held() == ()
 
@@ -79,4 +89,16 @@ def test_a_process_is_bound_to_the_gpus_that_its_backend_saw(visible, monkeypatc
         pytest.raises(StaleWorkerError, match=r"bound to the GPUs \('4',\), and its task was given \('5',\)"),
         devices.hold("some_backend", 1, ["1"]),
     ):
+        pass
+
+
+def test_a_process_may_stay_with_its_gpu_where_tasks_need_not_be_apart(visible, monkeypatch):
+    """A prediction's tasks are many, and each that is refused costs a process what it has compiled."""
+    visible("4,5")
+    with devices.hold("some_backend", 1, [], 0):
+        monkeypatch.setitem(sys.modules, "some_backend", sys)
+
+    with devices.hold("some_backend", 1, [], 1, apart=False) as gpus:
+        assert gpus == ("4",)
+    with pytest.raises(StaleWorkerError), devices.hold("some_backend", 1, [], 1):
         pass
