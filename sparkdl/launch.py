@@ -131,10 +131,15 @@ class Cluster:
 
     def _asked_slots(self) -> int:
         """Return the slots that the application has asked for; 0 if it takes what there is."""
-        cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", self.context.master)
-        instances, cores = cluster.groups() if cluster else (
-            self.setting("spark.executor.instances", "0"), self.setting("spark.executor.cores", "1")
-        )  # fmt: skip
+        master, cores = self.context.master, self.setting("spark.executor.cores")
+        if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
+            instances, cores = cluster.groups()
+        elif master.startswith("spark://"):  # executors take whole machines if not told otherwise
+            most = self.setting("spark.cores.max", "0")
+            cores = cores or most
+            instances = int(most) // max(1, int(cores))
+        else:
+            instances, cores = self.setting("spark.executor.instances", "0"), cores or "1"
         return int(instances) * (int(cores) // int(self.setting("spark.task.cpus", "1")))
 
     def _seconds(self, name: str, default: float) -> float:

@@ -38,16 +38,18 @@ def first_statement(master, mode, *, variables=(), **settings):
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     """No executor has registered yet: they are waited for, and the answer is that of plain Keras.
 
-    They may take longer than Spark waits for them, as where their images are still to be fetched.
+    They may take longer than Spark waits for them, and one longer than another, as where their images are
+    still to be fetched.
     """
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
     slow_java = tmp_path / "bin" / "java"
     slow_java.parent.mkdir()
-    slow_java.write_text(f'#!/bin/sh\nsleep 10\nexec {java} "$@"\n')
+    script = f'#!/bin/sh\nsleep 4\nmkdir {tmp_path}/first || sleep 6\nexec {java} "$@"\n'
+    slow_java.write_text(script)
     slow_java.chmod(0o755)
-    slow = {"executorEnv.JAVA_HOME": tmp_path, "scheduler.maxRegisteredResourcesWaitingTime": "5s"}
+    slow = {"executorEnv.JAVA_HOME": tmp_path, "scheduler.maxRegisteredResourcesWaitingTime": "1s"}
 
-    report = first_statement(standalone, "synchronous", **slow)
+    report = first_statement(standalone, "synchronous", **{"cores.max": "2"}, **slow)
 
     assert report["workers"] == 2
     assert report["worker_rows"] == [45, 45]
