@@ -78,18 +78,18 @@ def flatten(template: Template, value: Any) -> Iterator[Any]:
     Raises:
         TypeError: it has another structure.
     """
-    if isinstance(template, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != template.keys():
-            raise TypeError(f"Expected a dict with {', '.join(map(repr, template))}.")
-        for name, part in template.items():
-            yield from flatten(part, value[name])
+    if isinstance(template, int):  # first, and Mapping last, for this is done to every row
+        yield value
     elif isinstance(template, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(template):
             raise TypeError(f"Expected a tuple of {len(template)} parts.")
         for part, each in zip(template, value, strict=True):
             yield from flatten(part, each)
-    else:
-        yield value
+    elif isinstance(template, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != template.keys():
+            raise TypeError(f"Expected a dict with {', '.join(map(repr, template))}.")
+        for name, part in template.items():
+            yield from flatten(part, value[name])
 
 
 def assemble(template: Template, values: Sequence[Any]) -> Any:

@@ -35,7 +35,7 @@ class Compiled:
         tensors: list[Any] = []
         kind = _flatten(arguments, tensors)
         if kind not in self._traces:
-            trace = self._function.get_concrete_function(*_tensors(arguments))
+            trace = self._function.get_concrete_function(*_specs(arguments))
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
         if self._jit:
@@ -48,6 +48,15 @@ def _tensors(arguments: tuple[Any, ...]) -> Any:
     return tf.nest.map_structure(
         lambda part: _tensor(part) if isinstance(part, np.ndarray) else part, arguments
     )
+
+
+def _specs(arguments: tuple[Any, ...]) -> Any:
+    """Return the arguments with the kind of tensor in the place of each array, for any number of rows."""
+
+    def spec(part: Any) -> Any:
+        return tf.TensorSpec([None, *part.shape[1:]] if part.ndim else [], part.dtype)
+
+    return tf.nest.map_structure(lambda part: spec(part) if isinstance(part, np.ndarray) else part, arguments)
 
 
 def _flatten(value: Any, tensors: list[Any]) -> Any:
