@@ -21,7 +21,7 @@ def test_average_moves_the_center_by_a_kth_part(delta, merge):
     """The step is delta / K."""
     step, _ = Average().update(delta, None, merge)
 
-    np.testing.assert_allclose(step, delta / merge.workers, rtol=1e-6, atol=1e-40)
+    np.testing.assert_array_max_ulp(step, delta / np.float32(merge.workers), 2)
 
 
 @given(deltas, merges)
@@ -35,7 +35,7 @@ def test_dynsgd_divides_by_staleness_plus_one(delta, merge):
     """The step is delta / (staleness + 1)."""
     step, _ = DynSGD().update(delta, None, merge)
 
-    np.testing.assert_allclose(step, delta / (merge.staleness + 1), rtol=1e-6, atol=1e-40)
+    np.testing.assert_array_max_ulp(step, delta / np.float32(merge.staleness + 1), 2)
 
 
 @pytest.mark.parametrize("rule", RULES.values())
