@@ -29,6 +29,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -192,7 +193,8 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
-    return wire.fill(update, lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
+    """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
+    return wire.fill(replace(update), lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
 
 
 def _until_refused(first: list[Any], replies: Iterator[list[Any]]) -> Iterator[list[Any]]:

@@ -1,6 +1,7 @@
 """The endpoint: what it answers, and what it refuses before it reads it."""
 
 import http.client
+import io
 import json
 import logging
 import socket
@@ -14,7 +15,7 @@ from stores import begun, state_of, store_of, update_of
 from sparkdl import server, wire
 from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
 from sparkdl.server import Traffic, make_app, serve
-from sparkdl.wire import Answer
+from sparkdl.wire import Answer, Kind, Sections, Update
 
 TOKEN = {"Authorization": "Bearer secret"}
 WHO = {"worker": 0, "generation": 1, "attempt": 1}
@@ -375,3 +376,11 @@ def test_a_server_that_stops_leaves_its_port_free(app):
         pass
     with serve(app, "127.0.0.1", port, 1) as again:
         assert port == again
+
+
+def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
+    """A worker that waits for its round takes no memory of the driver's."""
+    update = Update(Kind.DELTA)
+    filled = server._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
+
+    assert (2, 0) == (len(filled.parameters), len(update.parameters))
