@@ -47,6 +47,8 @@ def load(spec: Spec):
     rows = np.arange(len(x))[first : spec.rows or None : step]
     if spec.shuffled:
         np.random.default_rng(spec.seed).shuffle(rows)
+    if spec.by_label:
+        rows = rows[np.argsort(y[rows], kind="stable")]
     return (flat(x[rows]), y[rows].astype("int32")), (flat(test[0]), test[1].astype("int32"))
 
 
@@ -67,7 +69,9 @@ def make_model(spec: Spec):
     """Return the compiled model."""
     import keras
 
-    optimizer = {"sgd": keras.optimizers.SGD(0.1), "adam": keras.optimizers.Adam(1e-3)}
+    optimizer = {
+        "sgd": keras.optimizers.SGD(0.1 * spec.rate), "adam": keras.optimizers.Adam(1e-3 * spec.rate)
+    }  # fmt: skip
     hidden = {"mlp": mlp, "cnn": cnn}[spec.model](keras.layers)
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10, activation="softmax")])
     model.compile(optimizer[spec.optimizer], "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -347,6 +351,9 @@ def reference(spec: Spec) -> dict:
     else:
         how = simulation.synchronous
         settings.update(frequency=spec.frequency)
+        if spec.merge == "bmuf":
+            power = 0.5 if spec.rate != 1 else 1.0  # the default, and the rule by its name
+            settings["combine"] = simulation.Nesterov(1.0, 1 - spec.workers**-power)
     trained = how(lambda: make_model(spec), model.get_weights(), x, y, **settings)
     return {"accuracy": accuracy(trained, test), "initial": weights}
 

@@ -128,8 +128,8 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
 
     from sparkdl import models
     from sparkdl.batches import Plan
-    from sparkdl.merging import make_merging
-    from sparkdl.rules import choose_rule
+    from sparkdl.merging import Terms, make_merging
+    from sparkdl.rules import choose
     from sparkdl.schema import Sample
     from sparkdl.server import Traffic, make_app, serve
     from sparkdl.store import ParameterStore, RunShape
@@ -140,7 +140,7 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
     joint, window = frequency == "batch", 1 if frequency == "batch" else None
     layouts, (spec, _) = models.Layouts.of(model), models.freeze(model)
     plan = Plan((), 0, batch_size, window, joint, True, 0)
-    rule = choose_rule(None, synchronous=True, window=window)
+    rule, power = choose(None, mode="synchronous", window=window)
     shape = RunShape(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=num_workers, plan=plan, epochs=EPOCHS,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
@@ -148,9 +148,9 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
-    store = ParameterStore(shape, make_merging(joint, "synchronous", center, held, num_workers, rule))
+    store = ParameterStore(shape, make_merging(Terms("synchronous", joint, num_workers, rule), center, held))
     schema = Sample.of((x[0], y[0]), (1, 1)).schema(keras.config.floatx())
-    settings = TrainSettings(plan, EPOCHS, True, rule, batch_size)
+    settings = TrainSettings(plan, EPOCHS, True, batch_size, rule, power)
     job = TrainJob(spec, settings, schema, layouts.trainable.digest)
     ends, context = [], multiprocessing.get_context("spawn")
     with serve(make_app(store, "token", Traffic()), "127.0.0.1", 0, num_workers) as port:

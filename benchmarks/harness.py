@@ -51,6 +51,7 @@ class Spec:
     frequency: str | int = ""
     merge: str | None = None  # the rule; None is the contestant's own default
     optimizer: str = "sgd"
+    rate: float = 1.0  # by what its learning rate is multiplied
     model: str = "mlp"  # or cnn, with BatchNormalization
     backend: str = "tensorflow"  # Keras's
     workers: int = 2
@@ -60,6 +61,7 @@ class Spec:
     share: tuple[int, int] = (0, 1)  # (k, K): train on every K-th of those rows, from the k-th
     seed: int = 0
     shuffled: bool = False  # give the rows in an order drawn by the seed, not the file's
+    by_label: bool = False  # give them sorted by their label
     data: str = ""  # a folder of IDX files; empty asks keras.datasets
     cores: int = 2  # how many cores the whole contestant may use
     pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
@@ -71,7 +73,9 @@ class Spec:
     def title(self) -> str:
         """The contestant as tables name it."""
         setting = f" {self.mode}/{self.frequency}" if self.mode else ""
-        return f"{self.name}{setting}{f' ({self.merge})' if self.merge else ''}"
+        rule, order = f" ({self.merge})" * bool(self.merge), ", sorted by label" * self.by_label
+        rate = f", {self.rate:.2f} times the rate" * (self.rate != 1)
+        return f"{self.name}{setting}{rule}{rate}{order}"
 
 
 # --- running ------------------------------------------------------------------------------------

@@ -15,6 +15,10 @@ With ``--model cnn`` they train a network with BatchNormalization instead, and t
 that a trained model has is printed, which must not be negative:
 
     python benchmarks/paired_accuracy.py --model cnn --only plain "sparkdl async" --data MNIST_FOLDER
+
+With ``--by-label`` sparkdl gets rows sorted by their label, and plain Keras does not:
+
+    python benchmarks/paired_accuracy.py --by-label --epochs 15 --only plain sparkdl --data MNIST_FOLDER
 """
 
 import argparse
@@ -31,14 +35,17 @@ TITLE = "Accuracy: paired seeds"
 def simulation(ours: Spec) -> Spec:
     """Return the answer key of this setting; hogwild's arithmetic is that of asynchronous."""
     mode = "asynchronous" if ours.mode == "hogwild" else ours.mode
-    return replace(ours, name="reference", mode=mode, merge=ours.merge or default_rule(ours))
+    rule, rate = default(ours)
+    return replace(ours, name="reference", mode=mode, merge=rule, rate=rate, by_label=False)
 
 
-def default_rule(ours: Spec) -> str:
-    """Return the rule that sparkdl uses where none is named."""
-    if ours.mode == "synchronous":
-        return "average"
-    return "sum" if ours.frequency == "batch" else "dynsgd"
+def default(ours: Spec) -> tuple[str, float]:
+    """Return the rule that sparkdl uses, and by what it multiplies the learning rate."""
+    if ours.merge:
+        return ours.merge, 1.0
+    if ours.frequency == "batch":
+        return "average" if ours.mode == "synchronous" else "sum", 1.0
+    return "bmuf" if ours.mode == "synchronous" else "dynsgd", ours.workers**0.5
 
 
 def contestants(rules: list[str]) -> list[Spec]:
@@ -98,10 +105,10 @@ def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
     """Refuse a simulation of another rule than the one that sparkdl says it used."""
     for spec in specs:
         for answer in answers[spec.title] if spec.name == "sparkdl" else []:
-            used = answer.get("training", [{}])[0].get("merge")
-            expected = spec.merge or default_rule(spec)
-            if used and used != expected:
-                raise SystemExit(f"{spec.title} used {used!r}; the simulation was of {expected!r}.")
+            training = answer.get("training", [{}])[0]
+            used = training.get("merge"), training.get("learning_rate_scale", 1.0)
+            if used[0] and used != default(spec):
+                raise SystemExit(f"{spec.title} used {used}; the simulation was of {default(spec)}.")
 
 
 def main() -> None:
@@ -111,11 +118,13 @@ def main() -> None:
     harness.add_elephas_options(parser)
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
     parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp")
+    parser.add_argument("--by-label", action="store_true", help="give sparkdl rows sorted by their label")
     parser.add_argument("--rules", nargs="*", default=[], help="asynchronous rules to add by name")
     options = parser.parse_args()
     specs = [
         replace(spec, model=options.model) for spec in harness.chosen(contestants(options.rules), options)
     ]
+    specs = [replace(spec, by_label=options.by_label and spec.name == "sparkdl") for spec in specs]
     pythons = harness.pythons(options, specs)
     journal = harness.Journal(options.journal, pythons)
     parts = [section(optimizer, specs, options, journal) for optimizer in options.optimizers]
@@ -124,7 +133,7 @@ def main() -> None:
         "64, 2 workers. Differences in points, mean ± half of the 95 % interval. " + harness.machine(pythons)
     )
     harness.report(
-        TITLE + ", BatchNormalization" * (options.model == "cnn"),
+        TITLE + ", BatchNormalization" * (options.model == "cnn") + ", sorted by label" * options.by_label,
         "\n\n".join([words, *parts]),
         options.results,
     )

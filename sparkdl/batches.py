@@ -98,6 +98,11 @@ class Plan:
     steps_per_epoch: int | None = None
 
     @cached_property
+    def working(self) -> int:
+        """How many workers have rows; 1 where none has any."""
+        return max(1, sum(count > 0 for count in self.rows))
+
+    @cached_property
     def turn_steps(self) -> int:
         """Updates per pass over all rows of one process with this ``batch_size``."""
         return num_batches(sum(self.rows), self.batch_size)

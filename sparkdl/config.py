@@ -6,6 +6,7 @@ both refuse, with the name of the argument, what they cannot honour.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,20 @@ class Mode(StrEnum):
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS = "asynchronous"
     HOGWILD = "hogwild"
+
+
+class Scaling(StrEnum):
+    """By what a learning rate grows with the number of workers."""
+
+    LINEAR = "linear"
+    SQRT = "sqrt"
+
+
+class Late(StrEnum):
+    """What becomes of an update whose round closed without it."""
+
+    DROP = "drop"
+    MERGE = "merge"
 
 
 def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
@@ -47,6 +62,38 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} should be a whole number of at least {least}; got {value!r}.")
     return value
+
+
+def positive_seconds(name: str, value: object) -> None:
+    """Refuse what is no positive number of seconds.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")
+
+
+def parse_quorum(quorum: object, num_workers: int | None) -> int:
+    """Return how many workers ``quorum`` asks for: a number of them, or a share of all if it is a float.
+
+    Args:
+        quorum: what is asked for.
+        num_workers: how many workers there are; None: not known yet.
+
+    Raises:
+        ConfigError: it is neither, or asks for more than there are.
+    """
+    most = math.inf if num_workers is None else num_workers
+    if isinstance(quorum, float) and 0 < quorum <= 1:
+        return math.ceil(quorum * (num_workers or 1))
+    if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
+        return quorum
+    workers = "the number of workers" if num_workers is None else f"the {num_workers} workers there are"
+    raise ConfigError(
+        f"quorum should be a whole number from 1 to {workers}, or a share of them, a float above 0 and up to "
+        f"1.0; got {quorum!r}."
+    )
 
 
 def parse_window(frequency: object) -> int | None:
@@ -94,7 +141,7 @@ class TrainConfig:
         mode: how workers' updates meet.
         frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
         num_workers: how many workers; None takes the slots that there are.
-        merge: the name of the rule by which updates change the center; None is the mode's default.
+        merge: the rule by which updates change the center, or its name; None is the mode's default.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
         advertised_host: the host that executors connect to; None is ``spark.driver.host``.
@@ -103,12 +150,18 @@ class TrainConfig:
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
         share_gpus: whether two workers may be on one GPU.
+        staleness: how many exchanges a worker may be ahead of the slowest one where there are no rounds;
+            None is any number.
+        quorum: how many workers with rows (from 1), or which share of all workers (a float, up to 1.0), are
+            enough for a round; None is all.
+        straggler_timeout: after how many seconds a round goes on with those that are in; None waits.
+        late_updates: "drop", or "merge" into the round that is open when they come.
     """
 
     mode: Mode = Mode.SYNCHRONOUS
     frequency: str | int = "batch"
     num_workers: int | None = None
-    merge: str | None = None
+    merge: Any = None
     batch_size_per_worker: int | None = None
     bind_address: str | None = None
     advertised_host: str | None = None
@@ -116,6 +169,10 @@ class TrainConfig:
     start_timeout: float = 300.0
     max_restarts: int = 3
     share_gpus: bool = False
+    staleness: int | None = None
+    quorum: int | float | None = None
+    straggler_timeout: float | None = None
+    late_updates: Late = Late.DROP
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", choose("mode", self.mode, Mode))
@@ -125,12 +182,47 @@ class TrainConfig:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         whole_number("max_restarts", self.max_restarts, least=0)
+        if self.staleness is not None:
+            whole_number("staleness", self.staleness, least=0)
+            if self.mode is Mode.SYNCHRONOUS:
+                raise ConfigError(
+                    "staleness is for workers that do not wait for each other in rounds; got "
+                    f'staleness={self.staleness!r} with mode="synchronous". Take mode="asynchronous", or '
+                    "leave it out."
+                )
+        self._check_hybrid()
         if not isinstance(self.share_gpus, bool):
             raise ConfigError(f"share_gpus should be True or False; got {self.share_gpus!r}.")
-        if not isinstance(self.start_timeout, int | float) or self.start_timeout <= 0:
+        positive_seconds("start_timeout", self.start_timeout)
+
+    def _check_hybrid(self) -> None:
+        object.__setattr__(self, "late_updates", choose("late_updates", self.late_updates, Late))
+        if self.quorum is not None:
+            parse_quorum(self.quorum, self.num_workers)
+        if self.straggler_timeout is not None:
+            positive_seconds("straggler_timeout", self.straggler_timeout)
+        if not self.hybrid:
+            if self.late_updates is Late.MERGE:
+                raise ConfigError(
+                    'late_updates="merge" is for exchanges that go on without some workers. Set quorum or '
+                    "straggler_timeout too, or leave it out."
+                )
+            return
+        if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                f"start_timeout should be a positive number of seconds; got {self.start_timeout!r}."
+                "quorum and straggler_timeout are for rounds; got them with "
+                f'mode="{self.mode.value}", which has none. Take mode="synchronous", or leave them out.'
             )
+        if self.window is None:
+            raise ConfigError(
+                "quorum and straggler_timeout are for rounds within an epoch, which workers end together; "
+                'got them with frequency="epoch". Take a number of batches, or leave them out.'
+            )
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether a round may go on without some of its workers."""
+        return self.quorum is not None or self.straggler_timeout is not None
 
     @property
     def window(self) -> int | None:
@@ -144,7 +236,7 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as values that JSON can hold."""
-        values = dict(vars(self), mode=self.mode.value)
+        values = dict(vars(self), mode=self.mode.value, late_updates=self.late_updates.value)
         if isinstance(self.port, range):
             values["port"] = f"{self.port[0]}:{self.port[-1]}"
         return values

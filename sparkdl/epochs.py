@@ -8,13 +8,15 @@ or new weights take effect exactly where they do in Keras.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import keras
 import numpy as np
 
 from sparkdl import models
+from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
 from sparkdl.store import Cut
 from sparkdl.weights import Array, Layout
@@ -68,7 +70,8 @@ def _at_epochs(callback: Any) -> bool:
         return bool(callback.update_freq == "epoch")
     if isinstance(callback, kinds.SwapEMAWeights):
         return bool(callback.swap_on_epoch)
-    return isinstance(callback, kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History)
+    known = kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History | LearningRateFactor
+    return isinstance(callback, known)
 
 
 class Metrics:
@@ -177,11 +180,17 @@ class Callbacks:
         self.model = model
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
         kept = [one for one in callbacks if not isinstance(one, keras.callbacks.TerminateOnNaN)]
+        self.factors = [one for one in kept if isinstance(one, LearningRateFactor)]
         self.early = any(_overrides(one, "on_epoch_begin") for one in kept)
         self.list = keras.callbacks.CallbackList(
             [*kept, history], add_history=False, add_progbar=False, model=model, epochs=epochs, verbose=0,
             steps=None,
         )  # fmt: skip
+
+    def factor(self, num_workers: int) -> Callable[[float], float] | None:
+        """Return by what they multiply the learning rate when so many epochs are done; None: by nothing."""
+        factors = self.factors
+        return (lambda epoch: prod(f.factor(epoch, num_workers) for f in factors)) if factors else None
 
     def begin(self) -> int | None:
         """Begin training; return the epoch that a callback restored, if one did."""
@@ -253,8 +262,10 @@ class DriverModel:
         if states is not None:
             models.write(models.optimizer_variables(self.model), states)
         if not self.joint:
+            models.constrain(self.model)
             models.batches_seen(self.model).assign(round(cut.progress))
-        random = cut.state(0)[-layouts.generators.nbytes :] if layouts.generators.nbytes else b""
+        begin = layouts.optimizer.nbytes
+        random = cut.state(0)[begin : begin + layouts.generators.nbytes]
         if random:
             models.write(models.generators(self.model), layouts.generators.from_bytes(random))
 
@@ -266,7 +277,7 @@ class DriverModel:
         weight = 0
         for worker in [0] if self.joint else range(len(rows)):
             state = cut.state(worker)
-            if len(state) != whole or not (rows[worker] or self.joint):
+            if len(state) < whole or not (rows[worker] or self.joint):
                 continue
             arrays = layout.from_bytes(state[:size])
             if total is None:

@@ -6,6 +6,7 @@ The tree::
       ConfigError            a run was asked for that cannot be run (also a ValueError)
       ModelError             a model that cannot be shipped to executors as it is (also a ValueError)
       DataError              rows that do not fit the model (also a ValueError)
+      RuleError              a rule failed on an update
       WireError              bytes that are not a message of this protocol
       RefusedError           the endpoint will not take a request; carries the HTTP status
       TransportError         a worker cannot reach the driver's endpoint
@@ -13,6 +14,7 @@ The tree::
         PreflightError       an executor's environment does not match the driver's
         StaleWorkerError     a Python process of Spark's is bound to another backend, or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
+      DivergedError          workers go on sending NaN or Inf, or their updates throw the center away
       WorkerLostError        an executor or its Python process died more often than is allowed
 """
 
@@ -31,6 +33,14 @@ class ModelError(SparkDLError, ValueError):
 
 class DataError(SparkDLError, ValueError):
     """Rows do not fit the model."""
+
+
+class RuleError(SparkDLError):
+    """A rule failed on an update, which was not merged."""
+
+
+class DivergedError(SparkDLError):
+    """Training diverged: workers send numbers that are none, or their updates throw the center away."""
 
 
 class WireError(SparkDLError):

@@ -236,7 +236,7 @@ class Stage:
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
-        own = [*(objects or {}).values(), builder, options.get("distribution")]
+        own = [*(objects or {}).values(), builder, options.get("distribution"), options.get("rule")]
         call = {
             "stage": name, "generation": generation, "shared": shared,
             "code": pickled(code, own, cloudpickle),

@@ -8,19 +8,27 @@ each (worker, sequence) once. None of them knows HTTP, and what they know of wor
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparkdl.errors import RefusedError
-from sparkdl.rules import Merge, Rule
+from sparkdl.rules import Merge, Rule, apply
+from sparkdl.rules.reduction import Mean, Reduction
 from sparkdl.weights import EMPTY, Vector, window_share
 from sparkdl.wire import Answer, Flag, Reply, Update
 
 PATIENCE = 20.0  # seconds that a request may wait before its worker is told to ask again
 EARLY_BYTES = 64 << 20  # what a round keeps of bodies that came before their turn
+KEPT_BYTES = 64 << 20  # what hybrid rounds keep of mean gradients for workers that come late
+STRAGGLERS = 3  # bodies of theirs that are read beside the others', whatever their size
+LEAST_KEPT = 4  # and how many of them, whatever their size
 STRIPE = 1 << 16  # elements that one lock of a hogwild center guards
 
 Read = Callable[[], Update]
@@ -31,19 +39,26 @@ class Merging(ABC):
     """What a center and its way of merging are to the store.
 
     Attributes:
+        working: how many of the workers have rows.
         parameters: the center variable; of ``GradientRounds`` what it was at the last cut.
         statistics: the moving statistics.
         version: how many updates, or rounds, the center has taken.
+        state: the rule's state.
         losses: the mean loss of each update or round counted since they were last taken away.
+        dropped: late updates that were not merged, by worker.
+        merged_late: late updates that were; ``late``: those that are to be, if their round closes.
         lock: guards all of it; the store that owns the center waits on it too.
     """
 
     def __init__(self, parameters: Vector, statistics: Vector, num_workers: int) -> None:
         self.parameters, self.statistics = parameters, statistics
-        self.num_workers = num_workers
+        self.num_workers = self.working = num_workers
         self.version = 0
         self.generation = 0
+        self.state: Any = None
         self.losses: list[float] = []
+        self.dropped: Counter[int] = Counter()
+        self.merged_late = self.late = 0
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
 
@@ -56,8 +71,16 @@ class Merging(ABC):
         """Return the first sequence number of this worker that is not counted yet."""
 
     @abstractmethod
+    def has_taken(self, worker: int, sequence: int) -> bool:
+        """Return whether an update was taken in, so that it changes nothing if it comes again."""
+
+    @abstractmethod
     def counted(self, worker: int, sequence: int) -> bool:
         """Return whether an update was counted, and not taken back since."""
+
+    def bind(self, working: int) -> None:
+        """Learn how many workers have rows, before the first update comes."""
+        self.working = working
 
     def wake(self) -> None:
         """Let every waiting request look again at why it waits."""
@@ -76,127 +99,214 @@ class Merging(ABC):
             self.version += 1
 
 
+class Hybrid(NamedTuple):
+    """When a round closes without all of its workers (Chen et al., 2016), and what becomes of late updates.
+
+    Attributes:
+        quorum: so many workers with rows are enough.
+        timeout: so many seconds after the first of them those that are in are enough; None: any time.
+        merge_late: whether a late update is merged into the round that is open when it comes, or dropped.
+    """
+
+    quorum: int
+    timeout: float | None = None
+    merge_late: bool = False
+
+
 class Rounds(Merging):
     """Synchronous: a round closes when all workers are in; sums run in worker order.
 
     The order makes a run repeat bit for bit. An update that comes before its turn is kept while it fits
     in a small budget; beyond it, its body stays unread in the socket.
+
+    *Hybrid* rounds close with those that are in at some moment, and add in the order of arrival. A worker
+    that is late is told which round is open, and goes on with that one.
+
+    Attributes:
+        round: the number of the round that is open.
+        depth: by how many rounds a worker may be late.
     """
 
-    def __init__(self, parameters: Vector, statistics: Vector, num_workers: int) -> None:
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None
+    ) -> None:
         super().__init__(parameters, statistics, num_workers)
-        self.mean = True  # whether a round's parameters are a row-weighted mean, or else a sum
+        self.hybrid = hybrid
+        self.clock = time.monotonic
+        self.depth = 0
         self.begin(0)
+
+    def _reduction(self) -> Reduction:
+        """Return what makes one vector of the parameters of a round."""
+        return Mean()
 
     def begin(self, sequence: int) -> None:
         """Forget the open round and wait for the one with this number."""
         with self.changed:
             self.round = sequence
-            self.last: Reply | None = None
+            self.replies: dict[int, Reply] = {}  # those of the last rounds
+            self.taken = dict.fromkeys(range(self.num_workers), sequence - 1)  # each worker's last update
+            self.answered = dict(self.taken)
+            self.reading: set[int] = set()
             self._open()
             self.changed.notify_all()
 
     def _open(self) -> None:
-        self.turn, self.rows, self.weight, self.loss = 0, 0, 0.0, 0.0
+        self.turn, self.rows, self.loss = 0, 0, 0.0
+        self.with_rows, self.late, self.deadline = 0, 0, inf
+        self.steps = 0
         self.early: dict[int, Update] = {}
-        self.reading: set[int] = set()
-        self.contributors, self.units = 0, (0.0, 0)
-        self.sums: tuple[Vector, Vector] = (EMPTY, EMPTY)
+        self.reductions: tuple[Reduction, Reduction] = self._reduction(), Mean()
 
     def next_sequence(self, worker: int) -> int:
-        """Return the number of the open round, which is the same for every worker."""
-        return self.round
+        """Return the number after that of the last update taken in of this worker."""
+        return self.taken[worker] + 1
 
     def counted(self, worker: int, sequence: int) -> bool:
         """Return whether an update is in the open round, or that round has closed."""
         with self.changed:
-            return sequence < self.round or (sequence == self.round and self._has(worker))
+            return sequence < self.round or self.has_taken(worker, sequence)
+
+    def has_taken(self, worker: int, sequence: int) -> bool:
+        """Return whether an update is in a round, or was dropped as late."""
+        return sequence <= self.taken[worker]
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Add an update to its round and answer when the round has closed."""
+        counts = False
         if self._admit(update):
             try:
-                self._accept(read(), control)
+                counts = self._accept(read(), control)
             finally:
                 with self.changed:
                     self.reading.discard(update.worker)
-            duplicate = Flag.NONE
+                    self.changed.notify_all()
         else:
-            read()
-            duplicate = Flag.DUPLICATE
+            counts = self._accept(read(), control)
         with self.changed:
-            closed = self.changed.wait_for(
-                lambda: self.round > update.sequence or self.generation != update.generation, PATIENCE
-            )
-            _check_generation(self, update)
-            if not closed:
+            if not self._closes(update, control):
                 return Reply(flags=Flag.AGAIN)
-            if self.round != update.sequence + 1 or self.last is None:
-                raise RefusedError(409, f"Round {update.sequence} closed long ago.")
-            return replace(self.last, flags=self.last.flags | duplicate) if duplicate else self.last
+            reply = self._answer(update)
+            return reply if counts else replace(reply, flags=reply.flags | Flag.DUPLICATE)
 
     def _admit(self, update: Update) -> bool:
-        """Wait until the update's body may be read; False if it is counted already."""
+        """Wait until the update's body may be read; False if it is counted already, or late."""
         size = 4 * (len(self.parameters) + len(self.statistics))
         with self.changed:
             if update.sequence > self.round:
                 raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
-            while update.sequence == self.round and not self._has(update.worker):
+            if update.rows and update.sequence == self.round and self.hybrid is not None:
+                self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
+            while update.sequence > self.taken[update.worker]:
                 kept = size * (len(self.early) + len(self.reading))
-                if update.worker == self.turn or kept + size <= EARLY_BYTES:
+                if self._is_next(update) or kept + size <= EARLY_BYTES:
                     self.reading.add(update.worker)
                     return True
-                self.changed.wait(PATIENCE)
+                self.changed.wait(self._until(self.clock() + PATIENCE))
                 _check_generation(self, update)
             return False
 
-    def _has(self, worker: int) -> bool:
-        return worker < self.turn or worker in self.early
+    def _until(self, patience: float) -> float:
+        """Return the seconds up to the deadline, or to when patience ends, whichever comes first."""
+        now = self.clock()
+        return (self.deadline if now < self.deadline < patience else patience) - now
 
-    def _accept(self, update: Update, control: Control) -> None:
+    def _is_next(self, update: Update) -> bool:
+        """Return whether a body is to be read whatever is kept: one in turn, or beside a few stragglers'."""
+        if self.hybrid is None:
+            return update.worker == self.turn
+        spare = min(STRAGGLERS, self.num_workers - self.hybrid.quorum)
+        return not update.rows or len(self.reading) <= spare or self.clock() >= self.deadline
+
+    def _accept(self, update: Update, control: Control) -> bool:
+        """Take in an update unless it was taken in before; return whether it was not."""
         with self.changed:
             _check_generation(self, update)
-            if update.sequence != self.round or self._has(update.worker):
-                return
+            if self.has_taken(update.worker, update.sequence):
+                return False
+            self.taken[update.worker] = update.sequence
+            if update.sequence < self.round:
+                self._accept_late(update)
+                return True
             self.early[update.worker] = update
-            while self.turn in self.early:
-                self._add(self.early.pop(self.turn))
+            for worker in self._in_turn():
+                self._add(self.early.pop(worker))
                 self.turn += 1
-            if self.turn == self.num_workers:
+            if self._may_close():
                 self._close(control)
             self.changed.notify_all()
+            return True
+
+    def _in_turn(self) -> Iterator[int]:
+        """Return the workers whose updates can be added."""
+        if self.hybrid is not None:
+            yield from tuple(self.early)
+        while self.turn in self.early:
+            yield self.turn
+
+    def _accept_late(self, update: Update) -> None:
+        if self.hybrid is not None and self.hybrid.merge_late:
+            self._add(update)
+            self.late += bool(update.rows)
+        elif update.rows:
+            self.dropped[update.worker] += 1
 
     def _add(self, update: Update) -> None:
-        """Add an update to the sums, which are kept in units of the first one's weights."""
+        """Add an update to the open round; statistics are a mean by rows, whatever the parameters are."""
         if not update.rows:
             return
-        parts = update.parameters, update.statistics
-        weight = update.normalizer or update.rows
-        if not self.rows:
-            self.sums, self.units = parts, (weight, update.rows)
-        else:
-            ratio = weight / self.units[0] if self.mean else 1.0
-            fresh = self.contributors == 1
-            self.sums = (
-                _plus(self.sums[0], parts[0], ratio, fresh=fresh),
-                _plus(self.sums[1], parts[1], update.rows / self.units[1], fresh=fresh),
-            )
-        self.contributors += 1
+        self.reductions[0].add(update.parameters, update.normalizer or update.rows)
+        self.reductions[1].add(update.statistics, update.rows)
         self.rows += update.rows
-        self.weight += weight
         self.loss += update.rows * update.loss
+        self.steps += update.steps
+        self.with_rows += update.sequence == self.round
+
+    def _may_close(self) -> bool:
+        if self.turn == self.num_workers or self.hybrid is None:
+            return self.turn == self.num_workers
+        enough = self.with_rows >= self.hybrid.quorum or (self.with_rows and self.clock() >= self.deadline)
+        return bool(enough) and (not self.depth or min(self.answered.values()) >= self.round - self.depth)
 
     def _close(self, control: Control) -> None:
-        parameters, statistics = self.sums
-        if self.contributors > 1:  # a lone update is its own mean, without a rounding
-            statistics *= np.float32(self.units[1] / self.rows)
-            if self.mean:
-                parameters *= np.float32(self.units[0] / self.weight)
+        parameters, statistics = (reduction.result() for reduction in self.reductions)
         self.version += 1
         self.losses.append(self.loss / max(1, self.rows))
-        self.last = self._conclude(parameters, statistics, control(True))
+        reply = self._conclude(parameters, statistics, control(True))
+        self.replies[self.round] = reply
+        self.replies.pop(self.round - self.depth - 1, None)
+        self.merged_late += self.late
         self.round += 1
+        reply.round = self.round
         self._open()
+        self.changed.notify_all()
+
+    def _closes(self, update: Update, control: Control) -> bool:
+        """Wait until an update's round has closed, and close it if its time is up; False: not yet."""
+        patience = self.clock() + PATIENCE
+
+        def over() -> bool:
+            return self.round > update.sequence or self.generation != update.generation
+
+        while not over():
+            if self._may_close():
+                self._close(control)
+            elif self.clock() >= patience:
+                return False
+            else:
+                self.changed.wait_for(lambda: over() or self._may_close(), self._until(patience))
+        _check_generation(self, update)
+        return True
+
+    def _answer(self, update: Update) -> Reply:
+        """Return the reply of a round; a worker that is late learns from it which round is open."""
+        reply = self.replies.get(update.sequence if self.depth or self.hybrid is None else self.round - 1)
+        if reply is None:
+            raise RefusedError(409, f"Round {update.sequence} closed long ago.")
+        self.answered[update.worker] = max(self.answered[update.worker], update.sequence)
+        if self.depth:
+            self.changed.notify_all()
+        return reply if self.round == reply.round else replace(reply, round=self.round)
 
     @abstractmethod
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
@@ -204,31 +314,57 @@ class Rounds(Merging):
 
 
 class GradientRounds(Rounds):
-    """Every worker gets the mean gradient of a round and applies it with its own optimizer."""
+    """Every worker gets the mean gradient of a round and applies it with its own optimizer.
+
+    One that is late applies the means of the rounds that it missed, one after the other, so that replicas
+    stay identical. The last ones are kept for that; a round that would let go of one that is still missing
+    at some worker waits.
+    """
+
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None
+    ) -> None:
+        super().__init__(parameters, statistics, num_workers, hybrid)
+        if hybrid is not None:
+            self.depth = max(LEAST_KEPT, KEPT_BYTES // (4 * (len(parameters) + len(statistics)) or 1))
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
         if len(statistics):
             self.statistics = statistics
         return replace(
             reply, kind=Answer.MEAN, version=self.version, parameters=parameters,
-            statistics=self.statistics if len(parameters) else EMPTY,
+            statistics=self.statistics,
         )  # fmt: skip
 
 
 class DeltaRounds(Rounds):
     """The center moves by the rule's answer to the reduced delta; every worker goes on from the center."""
 
-    def __init__(self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule) -> None:
-        super().__init__(parameters, statistics, num_workers)
-        self.rule, self.state = rule, rule.init(parameters)
-        self.mean = rule.reduces == "mean"
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        hybrid: Hybrid | None = None,
+    ) -> None:  # fmt: skip
+        self.rule, self.decays = rule, decays
+        super().__init__(parameters, statistics, num_workers, hybrid)
+        self.state = rule.init(parameters)
+
+    def bind(self, working: int) -> None:
+        """Take the rule for so many workers."""
+        super().bind(working)
+        self.rule = self.rule.bound(working)
+
+    def _reduction(self) -> Reduction:
+        """Return the rule's way to make one delta of a round's."""
+        return self.rule.reduction()
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
         if len(parameters):
-            step, self.state = self.rule.update(parameters, self.state, Merge(0, 1))
+            merge = Merge(0, 1, center=self.parameters)
+            step, self.state = apply(self.rule, parameters, self.state, merge)
             self.parameters = self.parameters + step
         if len(statistics):
-            self.statistics = statistics
+            share = window_share(self.decays, self.steps, 1)
+            self.statistics = self.statistics + share * (statistics - self.statistics)
         return replace(
             reply, kind=Answer.CENTER, version=self.version, parameters=self.parameters,
             statistics=self.statistics,
@@ -236,16 +372,42 @@ class DeltaRounds(Rounds):
 
 
 class Locked(Merging):
-    """Asynchronous: each update is merged under one lock, its staleness known."""
+    """Asynchronous: each update is merged under one lock, its staleness known.
+
+    Where staleness is bounded (stale-synchronous parallel: Ho et al., 2013), a worker that has made more
+    than ``bound`` exchanges more than the slowest one waits for it before it goes on.
+    """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
-        decays: Vector | None = None,
+        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        bound: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(parameters.copy(), statistics.copy(), num_workers)
         self.rule, self.state = rule, rule.init(parameters)
-        self.decays = np.full_like(statistics, np.nan) if decays is None else decays
+        self.decays = decays
         self.last: dict[int, int] = {}
+        self.bound = bound
+        self.clocks: dict[int, int] = {}  # the exchanges of each worker that is training
+
+    def bind(self, working: int) -> None:
+        """Take the rule for so many workers."""
+        super().bind(working)
+        self.rule = self.rule.bound(working)
+
+    def enter(self, worker: int) -> None:
+        """Let a worker begin, or begin again, beside the slowest of the others."""
+        with self.changed:
+            self.clocks.pop(worker, None)
+            self.clocks[worker] = min(self.clocks.values(), default=0)
+
+    def leave(self, worker: int) -> None:
+        """Let nobody wait for a worker any more."""
+        with self.changed:
+            self.clocks.pop(worker, None)
+            self.changed.notify_all()
+
+    def _ahead(self, worker: int) -> int:
+        return self.clocks.get(worker, 0) - min(self.clocks.values(), default=0)
 
     def next_sequence(self, worker: int) -> int:
         """Return the number after the last one counted of this worker."""
@@ -256,33 +418,55 @@ class Locked(Merging):
         with self.changed:
             return sequence < self.next_sequence(worker)
 
+    has_taken = counted
+
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Merge an update and answer the center, which the next one replaces and does not touch."""
         update = read()
         with self.changed:
             _check_generation(self, update)
-            flags = Flag.NONE
-            if self.counted(update.worker, update.sequence):
-                flags = Flag.DUPLICATE
-            else:
-                self._merge(update)
-            reply = control(not flags)
+            merge, flags = self._book(update)
+            if merge is not None:
+                step, self.state = apply(self.rule, update.parameters, self.state, merge)
+                self.parameters = self.parameters + step
+                del step
+            update = without_body(update)
+            reply = self._words(update, control, counts=merge is not None)
+            if reply.flags & Flag.AGAIN:
+                return reply
             return replace(
                 reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
                 parameters=self.parameters, statistics=self.statistics.copy(),
             )  # fmt: skip
 
-    def _merge(self, update: Update) -> None:
-        merge = self._count(update)
-        step, self.state = self.rule.update(update.parameters, self.state, merge)
-        self.parameters = self.parameters + step
+    def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
+        """Return the control words of the moment at which the worker is not too far ahead."""
+        reply = control(counts)
+        bound = self.bound
+        if bound is None:
+            return reply
+        with self.changed:
+            self.changed.notify_all()
+            near = self.changed.wait_for(
+                lambda: self.generation != update.generation or self._ahead(update.worker) <= bound, PATIENCE
+            )
+            _check_generation(self, update)
+            return control(False) if near else Reply(flags=Flag.AGAIN)
+
+    def _book(self, update: Update) -> tuple[Merge | None, Flag]:
+        """Count an update once; return how it is to be merged, if it is, and a word for the reply."""
+        if self.counted(update.worker, update.sequence):
+            return None, Flag.DUPLICATE
+        self.last[update.worker] = update.sequence
+        if update.worker in self.clocks:
+            self.clocks[update.worker] += 1
+        return self._count(update) if len(update.parameters) else None, Flag.NONE
 
     def _count(self, update: Update) -> Merge:
-        merge = Merge(self.version - update.base_version, self.num_workers)
-        self.last[update.worker] = update.sequence
+        merge = Merge(self.version - update.base_version, self.working, update.steps)
         self.losses.append(update.loss)
         if len(self.statistics):
-            share = window_share(self.decays, update.steps, self.num_workers)
+            share = window_share(self.decays, update.steps, self.working)
             self.statistics += share * (update.statistics - self.statistics)
         self.version += 1
         return merge
@@ -296,25 +480,24 @@ class Striped(Locked):
     """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
-        decays: Vector | None = None,
+        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        bound: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(parameters, statistics, num_workers, rule, decays)
+        super().__init__(parameters, statistics, num_workers, rule, decays, bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Merge an update stripe by stripe and answer what the center then looks like."""
         update = read()
-        flags = Flag.NONE
         with self.changed:
             _check_generation(self, update)
-            if self.counted(update.worker, update.sequence):
-                flags = Flag.DUPLICATE
-            else:
-                merge = self._count(update)
-        if not flags:
+            merge, flags = self._book(update)
+        if merge is not None:
             self._add(update, merge)
-        reply = control(not flags)
+        update = without_body(update)
+        reply = self._words(update, control, counts=merge is not None)
+        if reply.flags & Flag.AGAIN:
+            return reply
         return replace(
             reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
             parameters=self.parameters.copy(), statistics=self.statistics.copy(),
@@ -323,7 +506,7 @@ class Striped(Locked):
     def _add(self, update: Update, merge: Merge) -> None:
         for index, lock in enumerate(self.stripes):
             part = slice(index * STRIPE, (index + 1) * STRIPE)
-            step, _ = self.rule.update(update.parameters[part], None, merge)
+            step, _ = apply(self.rule, update.parameters[part], None, merge)
             with lock:
                 self.parameters[part] += step
 
@@ -338,10 +521,9 @@ class Striped(Locked):
             self.version += 1
 
 
-def _plus(total: Vector, part: Vector, ratio: float, *, fresh: bool) -> Vector:
-    """Return total + ratio * part; in place unless ``fresh``, when the total is somebody else's."""
-    scaled = part if ratio == 1 else part * np.float32(ratio)
-    return np.add(total, scaled, out=None if fresh else total)
+def without_body(update: Update) -> Update:
+    """Return an update without its vectors, which are not to be kept while it waits."""
+    return replace(update, parameters=EMPTY, statistics=EMPTY)
 
 
 def _check_generation(merging: Merging, update: Update) -> None:
@@ -351,24 +533,43 @@ def _check_generation(merging: Merging, update: Update) -> None:
         )
 
 
-def make_merging(
-    joint: bool, mode: str, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule,
-    decays: Vector | None = None,
-) -> Merging:  # fmt: skip
-    """Return the way of merging of a mode.
+@dataclass(frozen=True)
+class Terms:
+    """The terms on which updates meet.
 
-    Args:
-        joint: whether gradients are merged, and not deltas.
+    Attributes:
         mode: "synchronous", "asynchronous" or "hogwild".
-        parameters: the center variable.
-        statistics: the moving statistics.
+        joint: whether gradients are merged, and not deltas.
         num_workers: how many workers send updates.
         rule: what becomes of a delta.
+        staleness: how many exchanges a worker may be ahead of the slowest one, where there are no rounds.
+        hybrid: when a round closes without some of its workers; None: never.
+    """
+
+    mode: str
+    joint: bool
+    num_workers: int
+    rule: Rule
+    staleness: int | None = None
+    hybrid: Hybrid | None = None
+
+
+def make_merging(
+    terms: Terms, parameters: Vector, statistics: Vector, decays: Vector | None = None
+) -> Merging:
+    """Return a center on which updates meet on these terms.
+
+    Args:
+        terms: the terms.
+        parameters: the center variable.
+        statistics: the moving statistics.
         decays: how much of each statistic a training step keeps; nan, or None for all: not known.
     """
-    if joint:
-        return GradientRounds(parameters, statistics, num_workers)
-    if mode == "synchronous":
-        return DeltaRounds(parameters, statistics, num_workers, rule)
-    kind = {"asynchronous": Locked, "hogwild": Striped}[mode]
-    return kind(parameters, statistics, num_workers, rule, decays)
+    start = parameters, statistics, terms.num_workers
+    if terms.joint:
+        return GradientRounds(*start, terms.hybrid)
+    decays = np.full_like(statistics, np.nan) if decays is None else decays
+    if terms.mode == "synchronous":
+        return DeltaRounds(*start, terms.rule, decays, terms.hybrid)
+    kind = {"asynchronous": Locked, "hogwild": Striped}[terms.mode]
+    return kind(*start, terms.rule, decays, terms.staleness)

@@ -26,7 +26,7 @@ import keras
 import numpy as np
 
 from sparkdl.code import pickled
-from sparkdl.errors import DataError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.schema import Column, Schema
 from sparkdl.structure import leaves
 from sparkdl.weights import Array, Layout, Vector
@@ -82,6 +82,13 @@ def trainable(model: keras.Model) -> list[Any]:
     return list(model.trainable_variables)
 
 
+def constrain(model: keras.Model) -> None:
+    """Hold variables to their constraints, which a rule may leave: a merge is no step of an optimizer."""
+    for variable in trainable(model):
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
 def statistics(model: keras.Model) -> list[Any]:
     """Return the floating-point variables that trainable layers move by themselves."""
     return [variable for variable in _moved(model) if _is_float(variable)]
@@ -109,7 +116,7 @@ def decays(model: keras.Model) -> Vector:
     known = {
         id(variable): layer.momentum
         for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.momentum < 1
+        if isinstance(layer, keras.layers.BatchNormalization) and np.float32(layer.momentum) < 1
         if id(layer) not in again
         for variable in (layer.moving_mean, layer.moving_variance)
     }
@@ -221,6 +228,21 @@ def require_honoured(model: keras.Model) -> None:
         raise ModelError(
             f'The model "{model.name}" was compiled with a MultiOptimizer, whose optimizers workers do not '
             "follow. Take one optimizer for all variables."
+        )
+
+
+def require_nesterov(model: keras.Model, merge: str) -> None:
+    """Check that the model's optimizer is SGD with Nesterov's momentum, which a rule asks for.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    optimizer = inner_optimizer(model)
+    if not (isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum and optimizer.nesterov):
+        raise ConfigError(
+            f'merge="{merge}" is for workers that step with Nesterov\'s momentum; the model was compiled '
+            f"with {optimizer.name}. Take keras.optimizers.SGD(..., momentum=0.9, nesterov=True), or "
+            'merge="aeasgd".'
         )
 
 
@@ -617,12 +639,36 @@ def inner_optimizer(model: keras.Model) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
+def scales_loss(model: keras.Model) -> bool:
+    """Return whether the optimizer scales the loss, so that a gradient may be Inf and a step be skipped."""
+    return inner_optimizer(model) is not model.optimizer
+
+
+def reset_spoilt(model: keras.Model) -> None:
+    """Begin anew each variable of the optimizer that has NaN or Inf in it."""
+    for variable in optimizer_variables(model):
+        value = keras.ops.convert_to_numpy(variable)
+        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float32)).all():
+            variable.assign(np.zeros(value.shape, value.dtype))
+
+
 def batches_seen(model: keras.Model) -> Any:
     """Return the variable in which an optimizer counts batches.
 
     Its ``iterations`` are fewer where it accumulates gradients, and no variable then.
     """
     return inner_optimizer(model)._iterations
+
+
+def scalable(model: keras.Model) -> bool:
+    """Return whether the learning rate can be multiplied: a function that gives it cannot be."""
+    rate = getattr(inner_optimizer(model), "_learning_rate", None)
+    return scheduled(model) or not callable(rate)
+
+
+def adaptive(model: keras.Model) -> bool:
+    """Return whether the optimizer is not SGD, with or without momentum."""
+    return not isinstance(inner_optimizer(model), keras.optimizers.SGD)
 
 
 def scheduled(model: keras.Model) -> bool:
@@ -637,6 +683,8 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
     Adam's bias correction needs the worker's own count, a schedule that of the whole run, so the two part
     here: progress = what the endpoint last said + own steps since then x the speed of the whole gang.
 
+    The ``scale`` is by what it is multiplied where workers step on their own.
+
     Args:
         schedule: the user's schedule.
         seen: the batches that the optimizer has seen until this moment.
@@ -647,12 +695,18 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         self.progress = keras.Variable(float(seen), trainable=False, dtype="float32", name="progress")
         self.anchor = keras.Variable(seen, trainable=False, dtype="int32", name="anchor")
         self.speed = keras.Variable(1.0, trainable=False, dtype="float32", name="speed")
+        self.scale = keras.Variable(1.0, trainable=False, dtype="float32", name="scale")
+
+    @property
+    def variables(self) -> list[Any]:
+        """What changes during a run."""
+        return [self.progress, self.anchor, self.speed, self.scale]
 
     def __call__(self, step: Any) -> Any:
-        """Return the user's schedule at the run's progress; ``step`` is the worker's own iterations."""
+        """Return the scaled schedule at the run's progress; ``step`` is the worker's own iterations."""
         own = keras.ops.cast(keras.ops.cast(step, "int32") - self.anchor.value, "float32")
         progress = self.progress.value + own * self.speed.value
-        return self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), step.dtype))
+        return self.scale.value * self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), step.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of the user's schedule."""
@@ -662,7 +716,7 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 def followed_variables(model: keras.Model) -> list[Any]:
     """Return the variables by which a schedule follows the run, if it does."""
     schedule = getattr(inner_optimizer(model), "_learning_rate", None)
-    return [schedule.progress, schedule.anchor, schedule.speed] if isinstance(schedule, Followed) else []
+    return schedule.variables if isinstance(schedule, Followed) else []
 
 
 def follow(model: keras.Model) -> Followed | None:

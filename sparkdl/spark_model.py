@@ -14,13 +14,14 @@ import numpy as np
 from pyspark import RDD
 
 from sparkdl import files, launch, losses, models, preflight
-from sparkdl.backends import require_distribution, require_supported
-from sparkdl.config import FitConfig, Mode, TrainConfig, refuse_unsupported
+from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
+from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.inference import InferenceJob, features_of
 from sparkdl.launch import Cluster, Stage
-from sparkdl.rules import choose_rule
+from sparkdl.rules import Average, Rule, choose
+from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import (
     ArraySource,
@@ -33,8 +34,9 @@ from sparkdl.sources import (
     share_weights,
     with_predictions,
 )
+from sparkdl.store import Carried
 from sparkdl.structure import leaves
-from sparkdl.training import Request, Run
+from sparkdl.training import Request, Run, hybrid_of
 
 NOT_YET = {"validation_steps": None}
 
@@ -48,8 +50,9 @@ class SparkModel:
         mode: "synchronous", "asynchronous" or "hogwild".
         frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
         num_workers: how many workers; None takes the slots that there are.
-        merge: "average", "sum" or "dynsgd"; None is the default of mode and frequency: average in
-            synchronous mode; elsewhere sum at "batch", and DynSGD.
+        merge: how updates change the center, the name of a rule or one of ``sparkdl.rules``: "average",
+            "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum". None is the
+            default of mode and frequency (docs/modes.md), which may go with another learning rate.
         custom_objects: classes and functions that the model needs, by name; those that the live model
             uses are found without.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
@@ -60,6 +63,13 @@ class SparkModel:
         start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how often in a row a run that lost a worker is taken up again.
         share_gpus: whether two workers may be on one GPU, which is refused otherwise.
+        staleness: in asynchronous and hogwild modes, how many exchanges a worker may be ahead of the slowest
+            one before it waits for it (stale-synchronous parallel); None: it never waits.
+        quorum: in synchronous mode, how many workers with rows, or which share of all (a float up to 1.0), an
+            exchange waits for; the others are backup workers. None: all.
+        straggler_timeout: after how many seconds an exchange goes on with those that are in; None: it waits.
+        late_updates: what becomes of an update whose exchange went on without it: "drop", or "merge" into the
+            one that is under way when it comes.
         distribution: with Keras on JAX, a function that returns how a worker's model is spread over the
             devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
             keras.distribution.DataParallel where a task has several GPUs.
@@ -80,7 +90,7 @@ class SparkModel:
         mode: str = "synchronous",
         frequency: str | int = "batch",
         num_workers: int | None = None,
-        merge: str | None = None,
+        merge: str | Rule | None = None,
         custom_objects: dict[str, Any] | None = None,
         batch_size_per_worker: int | None = None,
         bind_address: str | None = None,
@@ -89,6 +99,10 @@ class SparkModel:
         start_timeout: float = 300,
         max_restarts: int = 3,
         share_gpus: bool = False,
+        staleness: int | None = None,
+        quorum: int | float | None = None,
+        straggler_timeout: float | None = None,
+        late_updates: str = "drop",
         distribution: Callable[[], Any] | None = None,
         parameter_server_mode: str = "http",
     ) -> None:
@@ -97,14 +111,21 @@ class SparkModel:
                 f'parameter_server_mode should be "http", which it always is; got {parameter_server_mode!r}. '
                 "Leave it out."
             )
+        merge = with_keras_optimizer(merge)
         self.config = TrainConfig(
             mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
             batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
             advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
-            max_restarts=max_restarts, share_gpus=share_gpus,
+            max_restarts=max_restarts, share_gpus=share_gpus, staleness=staleness,
+            quorum=quorum, straggler_timeout=straggler_timeout, late_updates=late_updates,  # type: ignore[arg-type]
         )  # fmt: skip
-        choose_rule(merge, synchronous=self.config.mode is Mode.SYNCHRONOUS, window=self.config.window)
-        if self.config.joint and merge not in (None, "average"):
+        rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule
+        if rule.elastic and self.config.hybrid:
+            raise ConfigError(
+                f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
+                "Leave quorum and straggler_timeout out."
+            )
+        if self.config.joint and merge is not None and rule.name != Average.name:
             raise ConfigError(
                 'merge is for weights that workers trained apart; mode="synchronous" with frequency="batch" '
                 f'averages gradients. Leave merge={merge!r} out, or set frequency to "epoch" or a number.'
@@ -113,12 +134,14 @@ class SparkModel:
         self.model: keras.Model = self._builder() if self._builder else model
         models.require_compiled(self.model)
         models.require_honoured(self.model)
+        if rule.momentum:
+            models.require_nesterov(self.model, rule.name)
         require_supported(keras.backend.backend())
         require_distribution(keras.backend.backend(), distribution)
         self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
-        self._states: tuple[int, bytes, dict[int, Any]] | None = None
+        self._carried: tuple[int, bytes, Carried | None] | None = None
         self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
@@ -212,6 +235,7 @@ class SparkModel:
             self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
         )
         launch.logger.info("%d workers: %s.", num_workers, why)
+        hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
             models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
@@ -226,7 +250,7 @@ class SparkModel:
         self.history = keras.callbacks.History()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
-            kept, self.history, self._metrics(), self._states_of(num_workers), self.distribution,
+            kept, self.history, self._metrics(), self._carried_on(num_workers), self.distribution,
         )  # fmt: skip
         run = Run(request, cluster, num_workers)
         try:
@@ -234,20 +258,20 @@ class SparkModel:
         finally:
             self.training_histories.append(getattr(self.history, "history", {}))
         if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
-            self._states = num_workers, models.fingerprint(self.model), run.states
+            self._carried = num_workers, models.fingerprint(self.model), run.carried
         return self.history
 
     def _metrics(self) -> Metrics:
         _, y, _, predicted = self._sample
         return Metrics(self.model, y, predicted)
 
-    def _states_of(self, num_workers: int) -> dict[int, Any] | None:
-        """Return the workers' own states after the last fit, if nothing was done to the model since."""
-        if self._states is None:
+    def _carried_on(self, num_workers: int) -> Carried | None:
+        """Return what workers and rule kept of the last fit, if nothing was done to the model since."""
+        if self._carried is None:
             return None
-        workers, fingerprint, states = self._states
+        workers, fingerprint, carried = self._carried
         same = workers == num_workers and fingerprint == models.fingerprint(self.model)
-        return states if same else None
+        return carried if same else None
 
     def _validation(self, data: Any, names: tuple[Any, ...]) -> Source | None:
         if data is None:
@@ -411,10 +435,11 @@ class SparkModel:
             overwrite: whether files that are there may be replaced.
 
         Raises:
-            ConfigError: the path does not end with ".keras".
+            ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own.
             FileExistsError: there is a file already.
         """
         _require_keras_file(path)
+        values = self.config.to_dict() | {"merge": to_settings(self.config.merge)}
         context = launch.active_context()
         if files.exists(path, context=context) and not overwrite:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
@@ -422,7 +447,7 @@ class SparkModel:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
             models.optimizer_variables(self.model)  # makes them, without which Keras warns when it loads
             self.model.save(local)
-            settings.write_text(json.dumps(self.config.to_dict(), indent=2))
+            settings.write_text(json.dumps(values, indent=2))
             files.put(local, path, overwrite=overwrite, context=context)
             files.put(settings, _settings_path(path), overwrite=True, context=context)
 
@@ -454,6 +479,7 @@ class SparkModel:
             if files.exists(_settings_path(path), context=context):
                 files.get(_settings_path(path), settings, context=context)
                 values = json.loads(settings.read_text())
+                values["merge"] = from_settings(values.get("merge"))
         return cls(model, custom_objects=custom_objects, **values)
 
 

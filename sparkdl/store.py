@@ -14,6 +14,7 @@ that was merged is rolled back; a worker that starts anew goes on after its last
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -22,12 +23,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkdl.batches import Plan
-from sparkdl.errors import RefusedError, SparkDLError, WorkerLostError
-from sparkdl.merging import PATIENCE, GradientRounds, Merging, Read, Rounds
-from sparkdl.weights import Vector
+from sparkdl.divergence import Watch
+from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
+from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
+from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
@@ -47,7 +49,10 @@ class RunShape:
         metrics: bytes of one worker's metric states.
         optimizer: bytes of the optimizer's variables.
         generators: bytes of the random generators' states.
+        own: bytes of the weights that are a worker's own, by an elastic rule.
         first_step: the optimizer's iterations before the run.
+        scaled: whether gradients of a scaled loss are exchanged.
+        factor: by what the learning rate is multiplied when so many epochs are done; None: never.
     """
 
     run: bytes
@@ -59,7 +64,10 @@ class RunShape:
     metrics: int = 0
     optimizer: int = 0
     generators: int = 0
+    own: int = 0
     first_step: float = 0.0
+    scaled: bool = False
+    factor: Callable[[float], float] | None = None
 
 
 @dataclass
@@ -77,9 +85,16 @@ class Member:
     seen_rows: int = 0
 
 
+class Carried(NamedTuple):
+    """What a run leaves to the next one: each worker's state, and the rule's."""
+
+    states: dict[int, bytes | mmap]
+    rule: Any
+
+
 @dataclass
 class Cut:
-    """All that a run is taken up from: the center at an epoch's end and every worker's state."""
+    """All that a run is taken up from: the center at an epoch's end, every worker's state, and the rule's."""
 
     epoch: int
     parameters: Vector
@@ -87,9 +102,10 @@ class Cut:
     version: int
     progress: float
     states: dict[int, bytes | mmap] = field(default_factory=dict)
+    rule: Any = None
 
     def state(self, worker: int) -> bytes:
-        """Return a worker's state: optimizer variables, if any were sent, then generators."""
+        """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
         return bytes(self.states.get(worker, b""))
 
 
@@ -102,7 +118,8 @@ class EpochResult:
         metrics: each worker's metric states over its training rows.
         validation: each worker's metric states over its validation rows.
         rows: training rows that were used.
-        losses: the mean loss of each update, or of each round, counted since the epoch before.
+        losses: the mean loss of each update, or of each round, counted since the epoch before; nan besides
+            for each update that was not merged because it had NaN or Inf in it.
     """
 
     cut: Cut
@@ -130,12 +147,10 @@ class ParameterStore:
     Args:
         shape: what is to be known of the run.
         merging: the center and how updates reach it.
-        states: the workers' states, if they go on from those of an earlier run.
+        carried: what the run goes on from, if it goes on from an earlier one.
     """
 
-    def __init__(
-        self, shape: RunShape, merging: Merging, states: dict[int, bytes | mmap] | None = None
-    ) -> None:
+    def __init__(self, shape: RunShape, merging: Merging, carried: Carried | None = None) -> None:
         self.shape, self.merging = shape, merging
         self.changed = threading.Condition(merging.lock)
         self.generation = 1
@@ -150,10 +165,14 @@ class ParameterStore:
         self.failure: SparkDLError | None = None
         self.closed = False
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
-        self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded"), 0)
+        self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
+        merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
+        self.watch = Watch(merging.parameters, merged=merged)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
         first = shape.plan.first_epoch
-        self.cut = Cut(first, *merging.snapshot(), progress=shape.first_step, states=states or {})
+        states, rule = carried or Carried({}, merging.state)
+        merging.state = rule
+        self.cut = Cut(first, *merging.snapshot(), shape.first_step, states, rule)
 
     # Requests of workers.
 
@@ -172,6 +191,7 @@ class ParameterStore:
                 raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
             if known is not None and known.attempt < attempt:
                 self.counters["superseded"] += 1
+                self._part(worker)
                 self._refuse_return(worker)
             self.members[worker] = Member(attempt, host, pid, time.monotonic())
             self.changed.notify_all()
@@ -193,6 +213,8 @@ class ParameterStore:
             member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
             if not self.plans and self._all_ready():
                 self._make_plans()
+            if self._next_epoch(worker) < self.shape.epochs:
+                self._take_up(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
                 lambda: self._moved_on(generation) or self._all_ready() and self._may_train(self.cut.epoch),
@@ -202,23 +224,29 @@ class ParameterStore:
             if not go:
                 return None
             self._refuse_other_rows(worker, rows)
-            sequence, epoch = self.merging.next_sequence(worker), self.cut.epoch
-            while epoch in self.books and worker in self.books[epoch].metrics:
-                epoch += 1
+            sequence, epoch = self.merging.next_sequence(worker), self._next_epoch(worker)
             return {
                 "rows": self.plans[0].rows,
                 "epoch": epoch,
                 "sequence": sequence,
                 "restore": bool(sequence or self.cut.states) or epoch > self.shape.plan.first_epoch,
-                "learning_rate": self.learning_rate if isfinite(self.learning_rate) else None,
+                "learning_rate": rate if isfinite(rate := self._rate()) else None,
                 "progress": self.progress,
                 "stop": self.stopping,
             }
+
+    def _next_epoch(self, worker: int) -> int:
+        """Return the first epoch that a worker has not reported."""
+        epoch = self.cut.epoch
+        while epoch in self.books and worker in self.books[epoch].metrics:
+            epoch += 1
+        return epoch
 
     def _make_plans(self) -> None:
         held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
         plan = replace(self.shape.plan, rows=held)
         self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
+        self.merging.bind(plan.working)
 
     def _refuse_other_rows(self, worker: int, rows: int) -> None:
         if rows != self.plans[worker].rows[worker]:
@@ -254,7 +282,7 @@ class ParameterStore:
             ("parameters", lengths.parameters, (parameters,)),
             ("statistics", lengths.statistics, (statistics,)),
             ("metrics", lengths.metrics, (shape.metrics,)),
-            ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators)),
+            ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
         ):
             if length and (length not in values or name not in expected):
                 raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
@@ -288,7 +316,7 @@ class ParameterStore:
             return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
             Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
-            Kind.RESTORE: self._restore,
+            Kind.RESTORE: self._restore, Kind.CENTER: self._center,
         }  # fmt: skip
         return answer[update.kind](update, read)
 
@@ -312,12 +340,42 @@ class ParameterStore:
     # The parts of exchange.
 
     def _push(self, update: Update, read: Read) -> Reply:
-        reply = self.merging.push(update, read, lambda counts: self._counted(update, counts))
+        try:
+            reply = self.merging.push(
+                update, lambda: self._sound(read()), lambda counts: self._counted(update, counts)
+            )
+        except RuleError as error:
+            self.fail(update.generation, error)
+            raise
         with self.changed:
+            if self.watch.has_refused(update):
+                reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
+
+    def _sound(self, update: Update) -> Update:
+        """Take out of an update what cannot be merged: it counts, and says nothing.
+
+        A gradient of a scaled loss may well be Inf: all replicas see it in their mean, and skip the step.
+        """
+        if not update.rows or self.merging.has_taken(update.worker, update.sequence):
+            return update
+        sound = self.shape.scaled or is_finite(update.parameters) and is_finite(update.statistics)
+        with self.changed:
+            try:
+                strikes = self.watch.take(update, sound=sound)
+            except DivergedError as error:
+                strikes = 0
+                self.fail(self.generation, error)
+            if sound:
+                return update
+            self.counters["not_finite"] += 1
+            self.merging.losses.append(nan)
+            if strikes == 1:
+                self.log.append(_words_of(update))
+        return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
     def _counted(self, update: Update, counts: bool) -> Reply:
         """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
@@ -339,17 +397,36 @@ class ParameterStore:
     def _control(self) -> Reply:
         return Reply(
             flags=Flag.STOP if self.stopping else Flag.NONE,
-            learning_rate=self.learning_rate,
+            learning_rate=self._rate(),
             progress=self.progress,
         )
+
+    def _rate(self) -> float:
+        """Return the learning rate of the next update, or of the mean gradient that goes with the reply."""
+        if self.shape.factor is None or not self.plans:
+            return self.learning_rate
+        plan = self.plans[0]
+        done = max(0.0, self.progress - self.shape.first_step - plan.joint)
+        return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
 
     def _report(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
             self._check_open(update.generation)
+            self._part(update.worker)
             if not update.flags & Flag.AWAIT:
                 self._book_report(update)
             return self._gate(update)
+
+    def _part(self, worker: int) -> None:
+        """Let nobody wait for a worker that waits itself, has ended, or will begin again."""
+        if isinstance(self.merging, Locked):
+            self.merging.leave(worker)
+
+    def _take_up(self, worker: int) -> None:
+        """Count a worker among those that are training, if it has anything to train on."""
+        if isinstance(self.merging, Locked) and self.members[worker].rows:
+            self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
         if update.flags & Flag.STOP:
@@ -370,7 +447,14 @@ class ParameterStore:
             parameters, statistics, version = self.merging.snapshot()
             if book.weights is not None:
                 parameters, statistics = book.weights
-            book.cut = Cut(update.epoch + 1, parameters, statistics, version, self.progress, book.states)
+            book.cut = Cut(
+                update.epoch + 1, parameters, statistics, version, self.progress, book.states,
+                self.merging.state,
+            )  # fmt: skip
+            try:
+                self.watch.end_epoch(update.epoch, parameters, self.merging.losses)
+            except DivergedError as error:
+                self.fail(self.generation, error)
         self.changed.notify_all()
 
     def _validated(self, update: Update, read: Read) -> Reply:
@@ -403,6 +487,8 @@ class ParameterStore:
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
+        if reply.evaluate < 0 and not last and not self.stopping:
+            self._take_up(update.worker)
         if reply.evaluate < 0 and waits and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()
             reply = replace(
@@ -429,6 +515,17 @@ class ParameterStore:
             return replace(
                 self._control(), kind=Answer.CENTER, version=cut.version, parameters=cut.parameters,
                 statistics=cut.statistics,
+            )  # fmt: skip
+
+    def _center(self, update: Update, read: Read) -> Reply:
+        with self.changed:
+            self._check_open(update.generation)
+            if update.base_version == self.merging.version:
+                return replace(self._control(), version=update.base_version)
+            parameters, statistics, version = self.merging.snapshot()
+            return replace(
+                self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
+                statistics=statistics,
             )  # fmt: skip
 
     def _restore(self, update: Update, read: Read) -> Reply:
@@ -467,7 +564,7 @@ class ParameterStore:
                 ),
                 timeout,
             )  # fmt: skip
-            if not self._complete(epoch):
+            if not self._complete(epoch) or isinstance(self.failure, DivergedError):
                 return None
             book = self.books[epoch]
             assert book.cut is not None  # noqa: S101 - _complete says so
@@ -506,7 +603,10 @@ class ParameterStore:
         """
         with self.changed:
             self.generation += 1
+            for worker in tuple(self.members):
+                self._part(worker)
             self.members.clear()
+            self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
             self.failure = None
             self.merging.generation = self.generation
             if isinstance(self.merging, Rounds):
@@ -518,7 +618,7 @@ class ParameterStore:
     def _roll_back(self, merging: Rounds) -> None:
         cut = self.cut
         merging.parameters, merging.statistics = cut.parameters.copy(), cut.statistics.copy()
-        merging.version = cut.version
+        merging.version, merging.state = cut.version, cut.rule
         self.progress = cut.progress
         self.books.clear()
         merging.losses.clear()
@@ -533,11 +633,19 @@ class ParameterStore:
         self.merging.wake()
 
     def stopped_cut(self) -> Cut:
-        """Return where a run that is ending early has got to: the last complete merge it knows of."""
+        """Return where a run that is ending early has got to: the last complete merge it knows of.
+
+        That is the last epoch's end where what came after it has thrown the center away.
+        """
         with self.changed:
+            if self.watch.grown:
+                return self.cut
             if not isinstance(self.merging, GradientRounds):
                 parameters, statistics, version = self.merging.snapshot()
-                return replace(self.cut, parameters=parameters, statistics=statistics, version=version)
+                return replace(
+                    self.cut, parameters=parameters, statistics=statistics, version=version,
+                    rule=self.merging.state,
+                )  # fmt: skip
             report = self.partial.get(0)
             if report is None or not len(report.parameters):
                 complete = [book.cut for book in self.books.values() if book.cut is not None]
@@ -599,6 +707,14 @@ SECTIONS = {
 
 def _allowed(update: Update) -> tuple[str, ...]:
     return () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
+
+
+def _words_of(update: Update) -> dict[str, Any]:
+    message = (
+        f"Worker {update.worker} sent an update with NaN or Inf in it in epoch {update.epoch + 1}, which was "
+        "not merged; it goes on from the center."
+    )
+    return {"name": "store", "level": logging.WARNING, "message": message}
 
 
 def _spool(state: bytes) -> bytes | mmap:

@@ -117,7 +117,8 @@ def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
         context.partitionId(), context.taskAttemptId(), max(1, context.cpus()), call.generation, endpoint
     )
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
-    code = worker.Code(call.objects or {}, call.builder, call.options.get("distribution"))
+    own = [call.options.get(name) for name in ("distribution", "rule")]
+    code = worker.Code(call.objects or {}, call.builder, *own)
     worker.train_task(call.shared.value, task, blocks, code)
     for _ in iterator:
         pass

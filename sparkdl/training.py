@@ -22,7 +22,8 @@ from typing import Any
 
 from sparkdl import launch, models, preflight
 from sparkdl.batches import Plan
-from sparkdl.config import FitConfig, Mode, TrainConfig, parse_port
+from sparkdl.callbacks import LearningRateScaling
+from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_port, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
 from sparkdl.errors import (
     ClusterError,
@@ -34,13 +35,13 @@ from sparkdl.errors import (
 )
 from sparkdl.exchange import Endpoint
 from sparkdl.launch import Cluster, Job, Stage
-from sparkdl.merging import make_merging
+from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
-from sparkdl.rules import choose_rule
+from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.schema import Schema
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.sources import Source
-from sparkdl.store import Cut, EpochResult, ParameterStore, RunShape
+from sparkdl.store import Carried, Cut, EpochResult, ParameterStore, RunShape
 from sparkdl.worker import TrainJob, TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Request:
         callbacks: the user's callbacks.
         history: where results go.
         metrics: the model's metrics.
-        states: the workers' states, if they go on from those of the fit before.
+        carried: what workers and rule go on from after the fit before.
         distribution: makes the distribution over a worker's devices, if one was asked for.
     """
 
@@ -80,7 +81,7 @@ class Request:
     callbacks: list[Any]
     history: Any
     metrics: Metrics
-    states: dict[int, Any] | None = None
+    carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
 
 
@@ -229,9 +230,12 @@ class Run:
         self.request, self.cluster, self.num_workers = request, cluster, num_workers
         config, fit = request.config, request.fit
         self.joint = config.joint
-        self.rule = choose_rule(
-            config.merge, synchronous=config.mode is Mode.SYNCHRONOUS, window=config.window
-        )  # fmt: skip
+        choice = choose(config.merge, mode=config.mode.value, window=config.window)
+        scaled = any(isinstance(callback, LearningRateScaling) for callback in request.callbacks)
+        if scaled or not models.scalable(request.model):
+            choice = choice._replace(power=0.0)
+        self.choice, self.rule = choice, choice.rule
+        self.hybrid = hybrid_of(config, num_workers)
         self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
         batch_size = fit.batch_size
         if config.batch_size_per_worker is not None:
@@ -241,13 +245,20 @@ class Run:
             fit.steps_per_epoch,
         )  # fmt: skip
         self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
+        self.factor = self.callbacks.factor(num_workers)
+        if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
+            logger.warning(
+                'With frequency="epoch" workers learn a new learning rate once an epoch, so that '
+                "a warm-up has one rate in each. A number of batches makes it finer."
+            )
         self.driver = DriverModel(request.model, joint=self.joint)
         self.metrics = request.metrics
         self.traffic = Traffic()
-        self.states: dict[int, Any] = {}
+        self.carried: Carried | None = None
         self.interrupts: list[BaseException] = []
         self.training: dict[str, Any] = {
-            "workers": num_workers, "merge": None if self.joint else self.rule.name, "rows": 0,
+            "workers": num_workers, "merge": None if self.joint else self.rule.name,
+            "learning_rate_scale": 1.0, "rows": 0,
             "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
         }  # fmt: skip
         self.said = False
@@ -281,11 +292,11 @@ class Run:
             except BaseException:
                 cut = self._interrupted(store, gang)
                 self._record(store, gang)
-                self.driver.load(cut, self._rows(store))
+                self._load(cut, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         models.finalize(request.model)
-        self.states = store.cut.states
+        self.carried = Carried(store.cut.states, store.cut.rule)
         self._record(store, gang)
         self.callbacks.end(logs)
 
@@ -295,7 +306,7 @@ class Run:
         store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size
-        settings = TrainSettings(self.plan, request.fit.epochs, rounds, self.rule, held)
+        settings = TrainSettings(self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power)
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight
         )  # fmt: skip
@@ -313,7 +324,7 @@ class Run:
         def submit(generation: int, barrier: bool) -> Job:
             stage = functools.partial(
                 Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
-                objects=objects, builder=request.builder, distribution=request.distribution,
+                objects=objects, builder=request.builder, distribution=request.distribution, rule=self.rule,
             )  # fmt: skip
             return Job(self.cluster.context, partitions(stage, barrier))
 
@@ -330,13 +341,17 @@ class Run:
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
-            generators=layouts.generators.nbytes, first_step=float(models.batches_seen(self.request.model)),
+            generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
+            first_step=float(models.batches_seen(self.request.model)),
+            scaled=self.joint and models.scales_loss(self.request.model),
+            factor=self.factor,
         )  # fmt: skip
-        merging = make_merging(
-            self.joint, config.mode.value, self.driver.parameters(), self.driver.statistics(),
-            self.num_workers, self.rule, models.decays(self.request.model),
+        terms = Terms(
+            config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid
         )  # fmt: skip
-        return ParameterStore(shape, merging, self.request.states)
+        start = self.driver.parameters(), self.driver.statistics()
+        merging = make_merging(terms, *start, models.decays(self.request.model))
+        return ParameterStore(shape, merging, self.request.carried)
 
     def _serve(self, stack: ExitStack, store: ParameterStore) -> Endpoint:
         config, token = self.request.config, secrets.token_urlsafe(32)
@@ -400,6 +415,19 @@ class Run:
             plan.batch_size, "over all workers" if self.joint else "per worker",
             plan.steps if self.joint else sum(p.num_batches for p in store.plans),
         )  # fmt: skip
+        _, scale = self.choice.bound(plan.working)
+        self.training["learning_rate_scale"] = scale
+        if scale != 1:
+            logger.info(
+                'Workers step on their own, at %.2f times the learning rate, with merge="%s". A rule that is '
+                "named takes the rate as it is.", scale, self.rule.name,
+            )  # fmt: skip
+        if plan.working > STUDIED and not self.joint:
+            logger.warning(
+                "What %d workers that step on their own learn in an epoch was not studied, only up to %d; "
+                'mode="synchronous" with frequency="batch" is plain Keras with any number.',
+                plan.working, STUDIED,
+            )  # fmt: skip
         if idle:
             logger.warning("%d of %d workers have no rows.", idle, self.num_workers)
         if empty:
@@ -419,11 +447,17 @@ class Run:
             logs.update({f"val_{name}": value for name, value in held.items()})
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
-        self.driver.load(result.cut, self._rows(store))
+        self._load(result.cut, store)
         display.end(epoch, result.rows, logs)
         if self.callbacks.end_epoch(epoch, logs, result.losses):
             store.replace(self.driver.parameters(), self.driver.statistics())
         return logs
+
+    def _load(self, cut: Cut, store: ParameterStore) -> None:
+        """Put a cut into the user's model, whose learning rate stays what the user made it."""
+        rate = models.learning_rate(self.request.model)
+        self.driver.load(cut, self._rows(store))
+        models.set_learning_rate(self.request.model, rate)
 
     def _interrupted(self, store: ParameterStore, gang: Gang) -> Cut:
         """Give the run a moment to say where it has got to, and return that."""
@@ -444,8 +478,12 @@ class Run:
     def _record(self, store: ParameterStore, gang: Gang) -> None:
         self.training.update(
             bytes_received=self.traffic.received, bytes_sent=self.traffic.sent, restarts=gang.lost,
-            version=store.merging.version, **store.counters,
+            version=store.merging.version, late_dropped=store.merging.dropped.total() + store.merging.late,
+            late_merged=store.merging.merged_late, **store.counters,
         )  # fmt: skip
+        if dropped := store.merging.dropped:
+            workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
+            logger.warning("Updates that came late were not merged (%s).", workers)
         self.request.history.training = self.training
 
 
@@ -471,6 +509,20 @@ def _noted_interrupts() -> Iterator[list[BaseException]]:
     finally:
         if signal.getsignal(signal.SIGINT) is noting:
             signal.signal(signal.SIGINT, handler)
+
+
+def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
+    """Return when a round of so many workers closes without some of them; None: never.
+
+    Raises:
+        ConfigError: the quorum is more than there are.
+    """
+    if not config.hybrid:
+        return None
+    quorum = 1.0 if config.quorum is None else config.quorum
+    return Hybrid(
+        parse_quorum(quorum, num_workers), config.straggler_timeout, config.late_updates is Late.MERGE
+    )
 
 
 def _gpus_of(store: ParameterStore, *, shared: bool) -> list[list[str]]:

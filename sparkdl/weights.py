@@ -36,6 +36,16 @@ def address(array: Array) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
 
 
+def is_finite(vector: Vector) -> bool:
+    """Return whether a vector holds neither NaN nor Inf, by its extremes: no copy of it is made."""
+    return not len(vector) or bool(np.isfinite(vector.min()) and np.isfinite(vector.max()))
+
+
+def norm(vector: Vector) -> float:
+    """Return the Euclidean norm, summed in float64, in which squares of float32 do not overflow."""
+    return float(np.sqrt(np.einsum("i,i", vector, vector, dtype=np.float64)))
+
+
 def window_share(decays: Vector, steps: int, workers: int) -> Vector:
     """Return how far a window moves the center's moving statistics towards those of its own batches.
 

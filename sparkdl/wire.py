@@ -5,7 +5,8 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 * parameters: ``count`` float32, the flat trainable variables from element ``offset`` on;
 * statistics: ``statistics`` float32, the flat moving statistics;
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype;
-* state: ``state`` bytes, optimizer variables, then the states of random generators.
+* state: ``state`` bytes, optimizer variables, the states of random generators, the weights that an elastic
+  rule leaves to the worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -13,10 +14,10 @@ An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
     Q attempt  Q sequence  Q base_version  Q rows  d loss  d normalizer  Q offset  Q count  Q statistics
     Q metrics  Q state     16s run   16s layout
 
-A reply's header (endpoint to worker, ``REPLY``, 80 bytes)::
+A reply's header (endpoint to worker, ``REPLY``, 88 bytes)::
 
-    4s magic "SDLR"     H kind      H flags      q evaluate    Q version    d progress  d learning_rate
-    Q offset   Q count   Q statistics   Q metrics   Q state
+    4s magic "SDLR"     H kind      H flags      q evaluate    Q version    Q round
+    d progress  d learning_rate  Q offset   Q count   Q statistics   Q metrics   Q state
 
 The header states the length of every section, so the endpoint knows what a message is, and refuses what
 it should not be, before it reads a byte of a section. Nothing here is ever unpickled.
@@ -37,7 +38,7 @@ from sparkdl.errors import WireError
 from sparkdl.weights import EMPTY, Vector
 
 UPDATE = struct.Struct("<4sHHIIIIQQQQddQQQQQ16s16s")
-REPLY = struct.Struct("<4sHHqQddQQQQQ")
+REPLY = struct.Struct("<4sHHqQQddQQQQQ")
 MAGIC_UPDATE, MAGIC_REPLY = b"SDLU", b"SDLR"
 NO_ID = bytes(16)
 
@@ -49,8 +50,9 @@ class Kind(IntEnum):
     DELTA = 2  # weights after minus weights before a window of local steps
     REPORT = 3  # the end of an epoch: metric states, and state for a cut
     VALIDATION = 4  # metric states over this worker's validation rows
-    PULL = 5  # nothing new: asks for the center, or for the snapshot that is being evaluated
+    PULL = 5  # asks for the snapshot of the center that is being evaluated
     RESTORE = 6  # a worker that starts asks for all it needs to go on from the last cut
+    CENTER = 7  # asks for the center of this moment
 
 
 class Answer(IntEnum):
@@ -69,6 +71,7 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: training is to end here; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had been counted already
     AGAIN = 8  # reply: not ready yet; ask again with AWAIT
+    NOT_FINITE = 16  # reply: the update had NaN or Inf in it, and nothing of it was merged
 
 
 @dataclass(slots=True)
@@ -101,12 +104,16 @@ class Update:
 
 @dataclass(slots=True)
 class Reply:
-    """What the endpoint answers. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate."""
+    """What the endpoint answers. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate.
+
+    ``round`` is the round that is open, where updates are merged in rounds.
+    """
 
     kind: Answer = Answer.NOTHING
     flags: Flag = Flag.NONE
     evaluate: int = -1
     version: int = 0
+    round: int = 0
     progress: float = 0.0
     learning_rate: float = nan
     offset: int = 0
@@ -187,7 +194,7 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
 def encode_reply(reply: Reply) -> bytes:
     """Return a reply's header; its sections follow it."""
     return REPLY.pack(
-        MAGIC_REPLY, reply.kind, reply.flags, reply.evaluate, reply.version, reply.progress,
+        MAGIC_REPLY, reply.kind, reply.flags, reply.evaluate, reply.version, reply.round, reply.progress,
         reply.learning_rate, reply.offset, *lengths_of(reply),
     )  # fmt: skip
 
@@ -208,10 +215,10 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
     except ValueError as error:
         raise WireError(f"A reply of a known kind was expected: {error}.") from None
     reply = Reply(
-        kind=kind, flags=flags, evaluate=fields[3], version=fields[4], progress=fields[5],
-        learning_rate=fields[6], offset=fields[7],
+        kind=kind, flags=flags, evaluate=fields[3], version=fields[4], round=fields[5],
+        progress=fields[6], learning_rate=fields[7], offset=fields[8],
     )  # fmt: skip
-    return reply, Sections(*fields[8:12])
+    return reply, Sections(*fields[9:13])
 
 
 def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:

@@ -28,7 +28,7 @@ from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint, Exchange
 from sparkdl.feed import Block, Rows
-from sparkdl.rules import Rule
+from sparkdl.rules import Choice, Rule
 from sparkdl.schema import Schema
 from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
@@ -45,15 +45,24 @@ class TrainSettings:
         plan: a plan whose row counts and worker are not known yet.
         epochs: the epoch at which training ends.
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
-        rule: the rule; its worker half decides what becomes of a replica's weights.
         validation_batch_size: rows per forward pass over validation rows.
+        rule: the rule, whose worker half decides what a worker sends and goes on from.
+        power: the learning rate is multiplied by the number of workers with rows to this power.
+        scale: what that makes, once it is known how many have: of a number or of a schedule.
     """
 
     plan: Plan
     epochs: int
     rounds: bool
-    rule: Rule
     validation_batch_size: int
+    rule: Rule
+    power: float = 0.0
+    scale: float = 1.0
+
+    def bound(self, working: int) -> TrainSettings:
+        """Return the settings for so many workers with rows."""
+        rule, scale = Choice(self.rule, self.power).bound(working)
+        return replace(self, rule=rule, scale=scale)
 
 
 class Stepper(ABC):
@@ -91,6 +100,15 @@ class Stepper(ABC):
     def settle(self) -> None:
         """Bring the replica up to the last reply."""
 
+    def recover(self, reply: Reply) -> None:
+        """Go on after an update that had NaN or Inf in it, of which nothing is of use."""
+        self.load(reply)
+        models.reset_spoilt(self.replica.model)
+
+    def own(self) -> bytes:
+        """Return the weights that are this worker's own, for a cut; most have none."""
+        return b""
+
     def sent(self, kind: Kind, reading: Reading | None) -> Update:
         """Return the update of the window that ends, empty where no rows were used; begin the next."""
         update = Update(kind=kind, base_version=self.version, rows=self.rows, steps=self.steps)
@@ -103,8 +121,8 @@ class Stepper(ABC):
         self.rows, self.steps = 0, 0
         return update
 
-    def load(self, reply: Reply) -> None:
-        """Go on from the center that a reply holds."""
+    def load(self, reply: Reply, own: bytes = b"") -> None:
+        """Go on from the center that a reply holds, or from this worker's own weights, if it has any."""
         self.replica.write(Center(reply.parameters, reply.statistics))
         self.version = reply.version
 
@@ -132,7 +150,7 @@ class JointSteps(Stepper):
             self.replica.apply(self.mean)
             self.mean = None
 
-    def load(self, reply: Reply) -> None:
+    def load(self, reply: Reply, own: bytes = b"") -> None:
         """Go on from the center that a reply holds."""
         self.mean = None
         super().load(reply)
@@ -142,11 +160,19 @@ class JointSteps(Stepper):
         self.settle()
         return self.sent(Kind.GRADIENT, self.gradient if self.rows else None)
 
+    def recover(self, reply: Reply) -> None:
+        """Take up the mean of the others, if there is one, and the common statistics."""
+        self.replica.write(Center(self.replica.read().vector, reply.statistics))
+        self.adopt(reply)
+
     def adopt(self, reply: Reply) -> None:
         """Take up the mean gradient."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
             self.mean = Mean(reply.parameters, reply.statistics)
         self.version = reply.version
+
+
+Pull = Callable[[int], Reply]  # asks for the center of this moment, if its version is another than this
 
 
 class LocalSteps(Stepper):
@@ -182,24 +208,72 @@ class LocalSteps(Stepper):
         if after is None:
             return self.sent(Kind.DELTA, None)
         statistics = after.statistics
-        if len(statistics) and not self.settings.rounds:
+        if len(statistics):
             statistics = window_statistics(self.statistics, statistics, self.decays, self.steps)
         return self.sent(Kind.DELTA, after._replace(statistics=statistics))
 
     def adopt(self, reply: Reply) -> None:
-        """Go on from what the rule makes of the center."""
+        """Go on from the center."""
         if reply.kind is Answer.CENTER:
             self.load(reply)
 
-    def load(self, reply: Reply) -> None:
+    def load(self, reply: Reply, own: bytes = b"") -> None:
         """Go on from the center that a reply holds."""
-        self.center = Center(self.settings.rule.adopt(self.before, reply.parameters), reply.statistics)
+        self.center = Center(reply.parameters, reply.statistics)
         self.before, self.version = self.center.parameters, reply.version
         if len(reply.statistics):
             self.statistics = reply.statistics
         if not self.replica.exact:  # a variable of lower precision does not hold quite what it is set to
             self.settle()
             self.before, self.statistics, _, _ = self.replica.read()
+
+
+class ElasticSteps(LocalSteps):
+    """Each worker keeps weights of its own: send how far a spring draws them, and go on from there.
+
+    The spring is tied to the center of the moment: that of the last round, or one that is asked for.
+    """
+
+    def __init__(self, replica: Replica, settings: TrainSettings, pull: Pull) -> None:
+        super().__init__(replica, settings)
+        self.pull = pull
+        self.anchor = self.local = self.before
+        self.before = np.zeros_like(self.before)  # so that a window's outcome is the weights themselves
+
+    def update(self) -> Update:
+        """Return how far this worker's weights are drawn."""
+        update = super().update()
+        if update.rows:
+            if not self.settings.rounds:
+                self._tie(self.pull(self.version))
+            local = update.parameters
+            drawn = self.settings.rule.draw(local, self.anchor)
+            update.parameters = np.ascontiguousarray(drawn, np.float32)
+            self.local = local - update.parameters
+        update.base_version = self.version
+        return update
+
+    def adopt(self, reply: Reply) -> None:
+        """Go on from this worker's own weights, drawn as they were sent, and the common statistics."""
+        if reply.kind is Answer.CENTER:
+            self._tie(reply)
+            self.center = Center(self.local, reply.statistics)
+
+    def load(self, reply: Reply, own: bytes = b"") -> None:
+        """Go on from weights of a cut, or from the center, as one that starts or whose driver set it."""
+        self._tie(reply)
+        self.local = np.frombuffer(own, np.float32) if own else reply.parameters
+        self.center = Center(self.local, reply.statistics)
+
+    def own(self) -> bytes:
+        """Return this worker's weights, float32."""
+        return self.local.tobytes()
+
+    def _tie(self, reply: Reply) -> None:
+        if reply.kind is Answer.CENTER:
+            self.anchor, self.version = reply.parameters, reply.version
+            if len(reply.statistics):
+                self.statistics = reply.statistics
 
 
 class Loop:
@@ -232,20 +306,30 @@ class Loop:
         self.evaluated = -1
         self.waited, self.judged = 0.0, False
         self.learning_rate = float("nan")
-        kind = JointSteps if settings.plan.joint else LocalSteps
-        self.stepper: Stepper = kind(replica, settings)
+        self.stepper = self._stepper()
         self.followed = None if settings.plan.joint else models.follow(replica.model)
+
+    def _stepper(self) -> Stepper:
+        if self.settings.rule.elastic:
+            return ElasticSteps(self.replica, self.settings, self._center)
+        return (JointSteps if self.settings.plan.joint else LocalSteps)(self.replica, self.settings)
+
+    def _center(self, version: int) -> Reply:
+        """Return the center of this moment, or nothing if it is still the one of this version."""
+        return self.exchange(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
 
     def run(self, notes: dict[str, Any]) -> None:
         """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
+        self.settings = self.stepper.settings = self.settings.bound(self.plan.working)
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
+            self.followed.scale.assign(self.settings.scale)
         if begin["restore"]:
             self._restore()
         if begin["learning_rate"] is not None:
-            models.set_learning_rate(self.replica.model, begin["learning_rate"])
+            models.set_learning_rate(self.replica.model, self.settings.scale * begin["learning_rate"])
         self._follow(begin["progress"])
         self.stopped = begin["stop"]
         first = begin["epoch"]
@@ -272,17 +356,17 @@ class Loop:
     def _train_epoch(self, sequence: int) -> None:
         self.seen_rows, self.waited = 0, 0.0
         began = time.perf_counter()
-        start = self.plan.sequence(self.epoch)
-        for window in range(sequence - start, self.plan.windows):
-            spans, gathered = self._window(start + window)
+        end = self.plan.sequence(self.epoch + 1)
+        while sequence < end:
+            spans, gathered = self._window(sequence)
             for span in spans:
                 if self.stopped:
                     break
                 batch = gathered.pop() if gathered else self._gather(span)
                 self.stepper.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
-            if (self.stepper.rows or self.settings.rounds) and not self.stopped:
-                self._exchange(start + window)
+            goes = (self.stepper.rows or self.settings.rounds) and not self.stopped
+            sequence = self._exchange(sequence) if goes else sequence + 1
             if self.stopped:
                 self._finish(Flag.STOP)
                 return
@@ -321,7 +405,8 @@ class Loop:
             self.order = turn, self.plan.order(turn)
         return self.order[1]
 
-    def _exchange(self, sequence: int) -> None:
+    def _exchange(self, sequence: int) -> int:
+        """Exchange a window's update; return the number of the next exchange."""
         update = self.stepper.update()
         update.sequence, update.epoch = sequence, self.epoch
         self.waited -= time.perf_counter()
@@ -333,8 +418,23 @@ class Loop:
         self.waited -= time.perf_counter()
         reply = self.exchange.finish(ticket)
         self.waited += time.perf_counter()
-        self.stepper.adopt(reply)
+        if reply.flags & Flag.NOT_FINITE:
+            self.stepper.recover(reply)
+        else:
+            self.stepper.adopt(reply)
         self._obey(reply)
+        return self._catch_up(sequence, reply)
+
+    def _catch_up(self, sequence: int, reply: Reply) -> int:
+        """Take up the mean gradients of rounds that closed without this worker; return the open round."""
+        while self.plan.joint and reply.round > sequence + 1:
+            sequence += 1
+            missed = Update(kind=Kind.GRADIENT, sequence=sequence, epoch=self.epoch)
+            reply = self.exchange(missed)
+            self.stepper.settle()
+            self.stepper.adopt(reply)
+            self._obey(reply)
+        return max(sequence + 1, reply.round)
 
     def _finish(self, flags: Flag) -> None:
         """Report the end of an epoch, or where a stopped one has got to."""
@@ -369,7 +469,7 @@ class Loop:
         self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
             self.learning_rate = reply.learning_rate
-            models.set_learning_rate(self.replica.model, reply.learning_rate)
+            models.set_learning_rate(self.replica.model, self.settings.scale * reply.learning_rate)
         self._follow(reply.progress)
         if reply.evaluate > self.evaluated:
             self.evaluated = reply.evaluate
@@ -414,15 +514,17 @@ class Loop:
         parts = [models.generators(model)]
         if self.worker == 0 or not self.plan.joint:
             parts.insert(0, models.optimizer_variables(model))
-        return b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
+        state = b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
+        return state + self.stepper.own()
 
     def _restore(self) -> None:
         reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
-        self.stepper.load(reply)
         layouts = models.Layouts.of(self.replica.model)
         cut = layouts.optimizer.nbytes
-        if len(reply.state) == cut + layouts.generators.nbytes:
-            optimizer, random = reply.state[:cut], reply.state[cut:]
+        end = cut + layouts.generators.nbytes
+        self.stepper.load(reply, reply.state[end:])
+        if len(reply.state) >= end:
+            optimizer, random = reply.state[:cut], reply.state[cut:end]
             model = self.replica.model
             models.write(models.optimizer_variables(model), layouts.optimizer.from_bytes(optimizer))
             models.write(models.generators(model), layouts.generators.from_bytes(random))
@@ -481,11 +583,13 @@ class Code(NamedTuple):
         objects: the custom objects of the model.
         builder: the function that builds the model, where there is one.
         distribution: the function that makes the distribution over a worker's devices, where there is one.
+        rule: the rule, which may be a class of the user's own; None: that of the settings.
     """
 
     objects: models.Objects
     builder: Callable[[], Any] | None = None
     distribution: Callable[[], Any] | None = None
+    rule: Rule | None = None
 
 
 def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
@@ -530,7 +634,8 @@ def _train(
             _kept.clear()
         replica = take_replica(job.spec, code.objects, code.builder, joint=job.settings.plan.joint)
         models.set_generators(replica.model, job.spec.generators, task.worker)
-        loop = Loop(job.settings, task.worker, replica, rows, validation, exchange)
+        settings = replace(job.settings, rule=code.rule or job.settings.rule)
+        loop = Loop(settings, task.worker, replica, rows, validation, exchange)
         with Heartbeat(exchange, loop.position, loop.stop, log):
             loop.run(notes)
         if spread:

@@ -11,8 +11,8 @@ from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.exchange import LocalExchange
 from sparkdl.feed import Rows
-from sparkdl.merging import GradientRounds, make_merging
-from sparkdl.rules import choose_rule
+from sparkdl.merging import GradientRounds, Terms, make_merging
+from sparkdl.rules import choose
 from sparkdl.schema import Sample
 from sparkdl.store import ParameterStore, RunShape
 from sparkdl.worker import Loop, TrainSettings
@@ -20,9 +20,13 @@ from sparkdl.worker import Loop, TrainSettings
 
 def train(
     model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
-    merging=None, steps_per_epoch=None, distribution=None,
+    merging=None, steps_per_epoch=None, distribution=None, merge=None, staleness=None, hybrid=None,
+    world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None,
 ):  # fmt: skip
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
+
+    With a ``seed`` every epoch has an order of its own. In a ``world`` time is virtual, and a batch of
+    worker k takes ``paces[k]()`` seconds. ``seen`` is called with the cut of each epoch.
 
     Returns:
         The loss of each update, or round.
@@ -34,19 +38,23 @@ def train(
     models.build_metrics(model, *schema.batch([array[:2] for array in sample.values]))
     spec, objects = models.freeze(model)
     layouts = models.Layouts.of(model)
-    plan = Plan((), 0, batch_size, window, joint, shuffle=False, seed=0, steps_per_epoch=steps_per_epoch)
-    rule = choose_rule(None, synchronous=mode == "synchronous", window=window)
+    plan = Plan(
+        (), 0, batch_size, window, joint, seed is not None, seed or 0, steps_per_epoch=steps_per_epoch
+    )
+    rule, power = choose(merge, mode=mode, window=window)
     shape = RunShape(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
-        first_step=float(models.batches_seen(model)),
+        first_step=float(models.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
+        factor=factor, scaled=joint and models.scales_loss(model),
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     make = merging or partial(make_merging, decays=models.decays(model))
-    store = ParameterStore(shape, make(joint, mode, center, held, len(rows), rule))
-    settings = TrainSettings(plan, epochs, mode == "synchronous", rule, batch_size)
+    terms = Terms(mode, joint, len(rows), rule, staleness, hybrid)
+    store = ParameterStore(shape, make(terms, center, held))
+    settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power)
     errors = []
 
     def rows_of(places):
@@ -58,34 +66,80 @@ def train(
             mine, none = rows_of(ranks(rows, worker)), rows_of(np.zeros(0, np.int64))
             with distributed(distribution, 0):
                 replica = make_replica(models.thaw(spec, objects), joint=joint)
-                loop(settings, worker, replica, mine, none, LocalExchange(store, worker)).run({})
+                models.set_generators(replica.model, spec.generators, worker)
+                if paces is not None:
+                    slow(replica, lambda: world.sleep(paces[worker]()))
+                loop(settings, worker, replica, mine, none, exchange(store, worker)).run({})
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the test
             errors.append(error)
             store.close()
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(len(rows))]
-    for thread in threads:
-        thread.start()
-    losses, cut = [], store.cut
-    for epoch in range(epochs):
-        store.release(epoch, models.learning_rate(model))
-        result = None
-        while result is None and not errors:
-            result = store.wait_epoch(epoch, 0.1)
-        if errors:
-            break
-        losses += result.losses
-        cut = result.cut
-        store.commit(cut)
-    store.stop()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    world = world or Threads()
+    world.live_in(store)
+    for worker in range(len(rows)):
+        world.spawn(work, worker)
+    losses = []
+    world.spawn(drive, store, epochs, models.learning_rate(model), losses, world.patience, seen)
+    world.run()
+    if errors or store.failure is not None:
+        raise store.failure or errors[0]
+    cut = store.cut
     models.write(models.trainable(model), layouts.trainable.unpack(cut.parameters))
     models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
     models.batches_seen(model).assign(round(cut.progress))
     return losses
+
+
+def drive(store, epochs, learning_rate, losses, patience, seen):
+    """Be the driver of a run; the losses of its updates are added to ``losses``."""
+    for epoch in range(epochs):
+        store.release(epoch, learning_rate)
+        result = None
+        while result is None:
+            if store.closed or store.failure is not None:
+                store.close()
+                return
+            result = store.wait_epoch(epoch, patience)
+        losses += result.losses
+        if seen is not None:
+            seen(result.cut)
+        store.commit(result.cut)
+    store.stop()
+
+
+class Threads:
+    """A world of real time."""
+
+    patience = 0.1
+
+    def __init__(self):
+        self.threads = []
+
+    def live_in(self, store):
+        """Let whoever waits for a store wait as it does."""
+
+    def spawn(self, function, *arguments):
+        """Begin a thread."""
+        self.threads.append(threading.Thread(target=function, args=arguments))
+        self.threads[-1].start()
+
+    def run(self):
+        """Wait until every thread has ended."""
+        for thread in self.threads:
+            thread.join()
+
+
+def slow(replica, pause):
+    """Let a replica pause after every batch."""
+    for name in ("step", "gradient"):
+        method = getattr(replica, name)
+
+        def slowed(*arguments, method=method):
+            outcome = method(*arguments)
+            pause()
+            return outcome
+
+        setattr(replica, name, slowed)
 
 
 def read_only(array):
@@ -109,7 +163,7 @@ class OneDropped(GradientRounds):
 
 def merging_of(kind):
     """Return the argument of ``train`` that merges gradients in this way."""
-    return {"merging": lambda joint, mode, center, held, workers, rule: kind(center, held, workers)}
+    return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers)}
 
 
 __all__ = ["OneDropped", "even_split", "merging_of", "take", "train"]

@@ -7,8 +7,8 @@ hogwild has the same arithmetic.
 
 Letters and signs are those of the design notes: c is the center, delta = after - before, n_k are
 the rows that worker k used, staleness is the number of versions merged since its last pull, K are
-the workers. Trainable weights follow the rule; statistics (BatchNorm's moving mean and variance)
-are averaged by rows in rounds, and else the moving averages of all batches in the order of merging.
+the workers. Trainable weights follow the rule; statistics (BatchNorm's moving mean and variance) are the
+moving averages of all batches in the order of merging, those of one round all alike.
 Each replica keeps its optimizer for the whole run. A learning-rate
 schedule follows the replica's own iterations here, so compare runs with a constant rate.
 
@@ -104,18 +104,88 @@ def synchronous_batch(make_model, weights, x, y, *, workers, batch_size, epochs,
     return model
 
 
-def synchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, seed=None):
-    """Local steps from a common center, then c += sum(n_k delta_k) / sum(n_k)."""
+def average(deltas, rows):
+    """Return sum(n_k delta_k) / sum(n_k), variable by variable."""
+    return [
+        sum(d * (n / sum(rows)) for d, n in zip(ds, rows, strict=True)) for ds in zip(*deltas, strict=True)
+    ]
+
+
+class Nesterov:
+    """An outer optimizer: v = momentum v + mean, c += rate (mean + momentum v)."""
+
+    def __init__(self, rate, momentum):
+        self.rate, self.momentum, self.velocity = rate, momentum, None
+
+    def __call__(self, deltas, rows):
+        mean = average(deltas, rows)
+        before = self.velocity or [0 * m for m in mean]
+        self.velocity = [self.momentum * v + m for v, m in zip(before, mean, strict=True)]
+        return [self.rate * (m + self.momentum * v) for m, v in zip(mean, self.velocity, strict=True)]
+
+
+def synchronous(
+    make_model, weights, x, y, *, workers, batch_size, epochs, frequency, seed=None, combine=average
+):  # fmt: skip
+    """Local steps from a common center, then c += what is made of the deltas and their rows."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
+    momenta = momenta_of(replicas[0].model)
     center = weights
+
+    def moved(deltas, rows, momentum):
+        """Return the mean of what the windows saw, as far as all their steps would go."""
+        steps = [-(-n // batch_size) for n in rows]
+        seen = [d / (1 - momentum**n) for d, n in zip(deltas, steps, strict=True)]
+        return (1 - momentum ** sum(steps)) * np.average(seen, axis=0, weights=rows)
+
     for epoch in range(epochs):
         for updates in zip_longest(*(r.windows(epoch, frequency) for r in replicas)):
-            present = [update for update in updates if update is not None]
-            total = sum(rows for _, rows in present)
-            for delta, rows in present:
-                center = [c + d * (rows / total) for c, d in zip(center, delta, strict=True)]
+            deltas, rows = zip(*(update for update in updates if update is not None), strict=True)
+            step = combine(deltas, rows)
+            step = [
+                s if momentum is None else moved(ds, rows, momentum)
+                for s, ds, momentum in zip(step, zip(*deltas, strict=True), momenta, strict=True)
+            ]
+            center = [c + s for c, s in zip(center, step, strict=True)]
             for replica in replicas:
                 replica.pull(center)
+    return replicas[0].model
+
+
+def elastic(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, alpha, seed=None):
+    """Workers that keep weights of their own: e = alpha (w - c), w -= e, and c += the sum of all e."""
+    replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
+    center = weights
+    for replica in replicas:
+        replica.before = [0 * w for w in weights]  # so that a window yields the weights themselves
+    for epoch in range(epochs):
+        for windows in zip_longest(*(r.windows(epoch, frequency) for r in replicas)):
+            present = [(r, w[0]) for r, w in zip(replicas, windows, strict=True) if w is not None]
+            pulls = [[alpha * (w - c) for w, c in zip(own, center, strict=True)] for _, own in present]
+            for (replica, own), pull in zip(present, pulls, strict=True):
+                replica.model.set_weights([w - e for w, e in zip(own, pull, strict=True)])
+            center = [c + sum(es) for c, *es in zip(center, *pulls, strict=True)]
+    replicas[0].model.set_weights(center)
+    return replicas[0].model
+
+
+def elastic_in_turn(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, alpha, seed=None):
+    """The same without rounds: each is drawn to the center of its turn, which is then drawn to it."""
+    replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
+    center = weights
+    for replica in replicas:
+        replica.before = [0 * w for w in weights]
+    working = [(replica, replica.run(epochs, frequency)) for replica in replicas]
+    while working:
+        for replica, turn in list(working):
+            own, _ = next(turn, (None, 0))
+            if own is None:
+                working.remove((replica, turn))
+                continue
+            pull = [alpha * (w - c) for w, c in zip(own, center, strict=True)]
+            replica.model.set_weights([w - e for w, e in zip(own, pull, strict=True)])
+            center = [c + e for c, e in zip(center, pull, strict=True)]
+    replicas[0].model.set_weights(center)
     return replicas[0].model
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from sparkdl import merging
 from sparkdl import store as store_module
 from sparkdl.batches import Plan
-from sparkdl.merging import make_merging
-from sparkdl.rules import choose_rule
+from sparkdl.merging import Terms, make_merging
+from sparkdl.rules import choose
 from sparkdl.store import ParameterStore, RunShape
 from sparkdl.wire import Kind, Update, lengths_of
 
@@ -24,16 +24,19 @@ def vector(*values):
     return np.array(values, np.float32)
 
 
-def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, **shape):
+def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, staleness=None,
+    hybrid=None, center=None, decays=None, **shape,
+):  # fmt: skip
     """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
     plan = Plan((), 0, 4, 1, joint, False, 0)
     run = RunShape(
         **{"run": RUN, "layout": LAYOUT, "num_workers": workers, "plan": plan, "epochs": 2, **shape}
     )
-    rule = choose_rule(merge, synchronous=mode == "synchronous", window=None)
-    center = np.zeros(size, np.float32), np.zeros(statistics, np.float32)
-    return ParameterStore(run, make_merging(joint, mode, *center, workers, rule))
+    rule = choose(merge, mode=mode, window=None).rule
+    parameters = np.zeros(size, np.float32) if center is None else vector(*center)
+    terms = Terms(mode, joint, workers, rule, staleness, hybrid)
+    return ParameterStore(run, make_merging(terms, parameters, np.zeros(statistics, np.float32), decays))
 
 
 def begun(store, rows=10, attempt=1):

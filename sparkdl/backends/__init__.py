@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.rules import FedOpt
+from sparkdl.rules.outer import Outer
 
 if TYPE_CHECKING:
     import keras
@@ -28,6 +31,26 @@ def require_supported(backend: str) -> None:
             f"Keras runs on the {backend} backend here, and sparkdl trains on {', '.join(SUPPORTED)}. Set "
             "KERAS_BACKEND to one of them before keras is imported."
         )
+
+
+def with_keras_optimizer(merge: Any) -> Any:
+    """Return a rule that steps by a Keras optimizer, if it was given one, and anything else as it is.
+
+    Raises:
+        ConfigError: it was given something else.
+    """
+    if not isinstance(merge, FedOpt) or isinstance(merge.optimizer, Outer):
+        return merge
+    import keras
+
+    from sparkdl.backends.outer import KerasOuter
+
+    if not isinstance(merge.optimizer, keras.optimizers.Optimizer):
+        raise ConfigError(
+            "The optimizer of FedOpt should be one of sparkdl.rules.outer or of keras.optimizers; got "
+            f"{merge.optimizer!r}."
+        )
+    return replace(merge, optimizer=KerasOuter(merge.optimizer))
 
 
 def make_replica(model: keras.Model, *, joint: bool) -> Replica:

@@ -2,45 +2,110 @@
 
 A rule is a pair of pure functions with a state between them, after optax's ``init`` and ``update``:
 ``init(center)`` returns the state before the first merge, ``update(delta, state, merge)`` what is added
-to the center and the next state. delta is after minus before, so merging adds. What becomes of a
-worker's own weights is the rule's worker half, ``adopt(local, center)``.
+to the center and the next state. delta is after minus before, so merging adds. Where updates meet in
+rounds, the rule's ``reduction()`` makes one delta of them first. Workers go on from the center, but those
+of an *elastic* rule, whose worker half is ``draw(local, center)``.
 """
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
 from sparkdl.errors import ConfigError
+from sparkdl.rules.adag import ADAG
+from sparkdl.rules.adasum import Adasum
 from sparkdl.rules.average import Average
-from sparkdl.rules.base import Merge, Rule
+from sparkdl.rules.base import Merge, Rule, apply
+from sparkdl.rules.bmuf import BMUF
 from sparkdl.rules.dynsgd import DynSGD
+from sparkdl.rules.easgd import AEASGD, EAMSGD
+from sparkdl.rules.fedopt import DiLoCo, FedOpt
 from sparkdl.rules.sum import Sum
 
-__all__ = ["Average", "DynSGD", "Merge", "Rule", "Sum", "choose_rule"]
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "BMUF",
+    "EAMSGD",
+    "STUDIED",
+    "Adasum",
+    "Average",
+    "Choice",
+    "DiLoCo",
+    "DynSGD",
+    "FedOpt",
+    "Merge",
+    "Rule",
+    "Sum",
+    "apply",
+    "choose",
+]
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Sum, DynSGD)}
+KINDS: tuple[type[Rule], ...] = Average, Sum, ADAG, DynSGD, AEASGD, EAMSGD, BMUF, FedOpt, DiLoCo, Adasum
+RULES = {rule.name: rule for rule in KINDS}
+STUDIED = 8  # so many workers the study of convergence had at most
 
 
-def choose_rule(name: str | None, *, synchronous: bool, window: int | None) -> Rule:
-    """Return the rule of that name, or the default of the mode and frequency.
+class Choice(NamedTuple):
+    """A rule, and what goes with it.
 
-    Rounds average. Without rounds the step of a single batch is taken whole, as in DOWNPOUR and Hogwild,
-    and a longer window is divided by its staleness, because a sum of those may diverge.
+    Attributes:
+        rule: the rule.
+        power: the workers' learning rate is multiplied by the number of workers to this power.
+    """
+
+    rule: Rule
+    power: float = 0.0
+
+    def bound(self, num_workers: int) -> tuple[Rule, float]:
+        """Return the rule for this many workers with rows, and by what their learning rate is multiplied.
+
+        Where it is, no further than the study went: more workers take what it found for its most.
+        """
+        num_workers = min(num_workers, STUDIED) if self.power else num_workers
+        return self.rule.bound(num_workers), float(num_workers**self.power)
+
+
+def default(mode: str, window: int | None) -> Choice:
+    """Return what experiment chose for a mode and frequency: docs/modes.md has the table.
+
+    Workers that step on their own for several batches step at the root of K times the learning rate, as suits
+    the mean of K; in rounds a momentum makes up for the rest. For one worker each default is plain Keras.
+    """
+    if mode == "synchronous":
+        return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)
+    return Choice(Sum()) if window == 1 else Choice(DynSGD(), 0.5)
+
+
+def choose(merge: str | Rule | None, *, mode: str, window: int | None) -> Choice:
+    """Return the rule that is asked for, at the learning rate as it is, or the default of mode and frequency.
 
     Args:
-        name: the rule, or None.
-        synchronous: whether updates are merged in rounds.
+        merge: a rule, the name of one, or None.
+        mode: "synchronous", "asynchronous" or "hogwild".
         window: local batches per exchange; None is an epoch.
 
     Raises:
-        ConfigError: no rule has that name, or it means nothing in this mode.
+        ConfigError: there is no such rule, or it means nothing in this mode.
     """
-    if name is None and synchronous:
-        return Average()
-    if name is None:
-        return Sum() if window == 1 else DynSGD()
-    if name not in RULES:
+    if merge is None:
+        return default(mode, window)
+    return Choice(_named(merge, mode))
+
+
+def _named(merge: str | Rule, mode: str) -> Rule:
+    if not isinstance(merge, Rule) and merge not in RULES:
         names = ", ".join(repr(known) for known in RULES)
-        raise ConfigError(f"merge should be one of {names}; got {name!r}.")
-    if synchronous and name == DynSGD.name:
+        raise ConfigError(f"merge should be one of {names}, or a Rule; got {merge!r}.")
+    rule = merge if isinstance(merge, Rule) else RULES[merge]()
+    synchronous = mode == "synchronous"
+    why = rule.rounds if synchronous else rule.alone
+    if why is not None:
+        updates = "in rounds" if synchronous else "one by one"
+        raise ConfigError(f'merge="{rule.name}" is not for a mode that merges updates {updates}: {why}.')
+    if mode == "hogwild" and type(rule).init is not Rule.init:
         raise ConfigError(
-            'merge="dynsgd" divides an update by its staleness, and synchronous rounds have none; '
-            'take merge="average", or mode="asynchronous".'
+            f'merge="{rule.name}" keeps a state, and mode="hogwild" merges parts of updates at once, each on '
+            'its own. Take mode="asynchronous".'
         )
-    return RULES[name]()
+    return rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ class DynSGD(Rule):
     """Let an update count the less, the more others the center took since its worker last pulled."""
 
     name = "dynsgd"
+    rounds: ClassVar[str | None] = (
+        'it divides an update by its staleness, of which rounds have none; take merge="average"'
+    )
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
         """Return the delta divided by its staleness plus one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.rules.base import Merge, Rule
+from sparkdl.rules.reduction import Reduction, Total
 from sparkdl.weights import Vector
 
 
@@ -12,7 +13,10 @@ class Sum(Rule):
     """Add every delta to the center as it is. With many workers the steps add up and may diverge."""
 
     name = "sum"
-    reduces = "sum"
+
+    def reduction(self) -> Reduction:
+        """Return a round's sum."""
+        return Total()
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
         """Return the delta."""

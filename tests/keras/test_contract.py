@@ -153,6 +153,20 @@ def test_one_worker_trains_as_keras_does(case, mode, window):
     assert fit_and_train(CASES[case], rows=(TOTAL,), mode=mode, window=window) < 1e-3
 
 
+@pytest.mark.parametrize("window", [2, pytest.param(None, marks=pytest.mark.whole)])
+def test_a_schedule_is_scaled_as_a_number_is(window):
+    """Where workers step on their own, at the root of K times the rate."""
+    trained = []
+    for rate in (0.05, keras.optimizers.schedules.PiecewiseConstantDecay([9999], [0.05, 0.0])):
+        model, (x, y, weights) = problem(dense, keras.optimizers.SGD(rate, momentum=0.5))
+        start = vector(model)
+        train(model, x, y, weights, window=window, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
+        trained.append(vector(model))
+
+    np.testing.assert_allclose(*trained, rtol=1e-4, atol=1e-5)
+    assert np.abs(trained[0] - start).max() > 0.01
+
+
 class ByRows(GradientRounds):
     """A mutant: a gradient weighs by its rows, whatever its loss was divided by."""
 

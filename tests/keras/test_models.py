@@ -278,3 +278,24 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
 
     momentum = models.read(models.optimizer_variables(model))[-1]
     assert ("bfloat16", [4.0] * 3) == (momentum.dtype.name, momentum.ravel().tolist())
+
+
+def test_a_constraint_holds_in_the_model_whatever_was_merged():
+    """A momentum of the center, or a stale delta, may go beyond it."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+    model.compile("sgd", "mse")
+    driver = DriverModel(model, joint=False)
+    driver.load(Cut(1, np.float32([0.5, -0.25, 0, -1]), driver.statistics(), 1, 1.0), (10,))
+
+    assert [[0.5], [0.0], [0.0]] == model.get_weights()[0].tolist()
+    assert [-1.0] == model.get_weights()[1].tolist()
+
+
+@pytest.mark.parametrize(("momentum", "known"), [(0.0, True), (0.99, True), (1 - 1e-9, False), (1.0, False)])
+def test_a_moving_average_that_hardly_moves_has_no_decay_to_divide_by(momentum, known):
+    """In float32 it keeps all of itself; it is averaged, as what is not known."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(momentum=momentum)])
+
+    np.testing.assert_array_equal(
+        [momentum if known else np.nan] * 4, models.decays(model).astype(float).round(4)
+    )

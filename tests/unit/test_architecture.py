@@ -11,11 +11,13 @@ import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
-    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "store", "exchange",
+    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence", "store",
+    "exchange",
     "backends.base", "schema", "feed", "frames", "code", "models", "losses", "backends.common",
-    "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax", "backends", "devices",
+    "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
+    "backends.outer", "backends", "devices",
     "server", "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources",
-    "progress", "epochs", "training", "spark_model", "",
+    "progress", "callbacks", "epochs", "training", "spark_model", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
@@ -23,10 +25,12 @@ DOORS = {
     "keras": {
         "models",
         "losses",
+        "callbacks",
         "epochs",
         "spark_model",
         "backends",
         "backends.common",
+        "backends.outer",
         "backends.stateful",
         "backends.jax",
         "backends.tensorflow",

@@ -1,7 +1,12 @@
 """How updates of many workers become one center, in whatever order and however often they come."""
 
+import contextlib
+import gc
 import itertools
 import threading
+import time
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +15,8 @@ from hypothesis import strategies as st
 from stores import EMPTY, begun, impatient, push, store_of, together, update_of, vector
 
 from sparkdl import merging
-from sparkdl.errors import RefusedError
-from sparkdl.merging import DeltaRounds, GradientRounds, Locked, Striped, make_merging
+from sparkdl.errors import DivergedError, RefusedError, RuleError
+from sparkdl.merging import DeltaRounds, GradientRounds, Hybrid, Locked, Striped, Terms, make_merging
 from sparkdl.rules import Average, DynSGD, Sum
 from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
@@ -45,7 +50,7 @@ def arrive(store, updates):
 
 def one_by_one(kind, rule, *updates, workers=2, size=1):
     """Return a center after updates that were pushed one after the other."""
-    center = kind(np.zeros(size, np.float32), EMPTY, workers, rule)
+    center = kind(np.zeros(size, np.float32), EMPTY, workers, rule, EMPTY)
     for update in updates:
         center.push(update, lambda update=update: update, words)
     return center
@@ -109,12 +114,13 @@ def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
 
 
 def test_a_round_without_rows_moves_nothing():
-    """It is counted, and its reply says nothing to apply."""
+    """It is counted, and its reply has the statistics as they were, and nothing to apply."""
     store = begun(store_of(statistics=2))
     reply = arrive(store, [update_of(store, k) for k in range(3)])[0]
 
     assert 1 == reply.version
-    assert 0 == len(reply.parameters) == len(reply.statistics)
+    assert 0 == len(reply.parameters)
+    assert [0.0, 0.0] == reply.statistics.tolist()
 
 
 def test_the_workers_arrays_are_left_as_they_came():
@@ -208,7 +214,9 @@ def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
     assert [1] == before
     assert [1, 0] == read[:2]
     assert {2, 3} == set(read[2:])
-    np.testing.assert_allclose(rounds.last.parameters, np.mean([noise(k) for k in range(4)], axis=0), 1e-5)
+    np.testing.assert_allclose(
+        rounds.replies[0].parameters, np.mean([noise(k) for k in range(4)], axis=0), 1e-5
+    )
 
 
 def test_an_update_whose_body_never_comes_leaves_its_place_free():
@@ -272,7 +280,7 @@ def test_dynsgd_knows_how_stale_an_update_is(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_statistics_move_by_a_kth_part(kind):
     """Moving statistics whose decay is not known are averaged, never summed."""
-    center = kind(vector(0.0), vector(0.0), 2, Sum())
+    center = kind(vector(0.0), vector(0.0), 2, Sum(), vector(float("nan")))
     for worker, value in enumerate([4.0, 8.0]):
         update = delta(worker, 0.0, statistics=vector(value))
         center.push(update, lambda update=update: update, words)
@@ -310,6 +318,28 @@ def test_statistics_are_the_moving_average_of_all_batches(kind, windows, decay):
     assert center.statistics[0] > -1e-5
 
 
+@given(
+    rounds=st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=2), min_size=1, max_size=4),
+    seen=st.lists(st.floats(0, 9, width=32), min_size=2, max_size=2),
+    decay=st.floats(0, 0.984375, width=32),
+)
+def test_statistics_of_a_round_move_by_all_its_batches(rounds, seen, decay):
+    """They keep pace with weights that move by the work of all."""
+    store = begun(store_of(workers=2, statistics=1, joint=False, decays=vector(decay)))
+    expected = held = 0.0
+    for number, windows in enumerate(rounds):
+        updates = []
+        for worker, steps in enumerate(windows):
+            after = held * decay**steps + (1 - decay**steps) * seen[worker]
+            sent = window_statistics(vector(held), vector(after), vector(decay), steps)
+            words = {"sequence": number, "rows": steps, "steps": steps, "statistics": sent}
+            updates.append(update_of(store, worker, noise(worker), **words))
+        expected += (1 - decay ** sum(windows)) * (np.average(seen, weights=windows) - expected)
+        held = float(arrive(store, updates)[0].statistics[0])
+
+    assert held == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_is_a_copy(kind):
     """What a worker was answered does not change under it."""
@@ -324,7 +354,7 @@ def test_a_reply_is_a_copy(kind):
 @pytest.mark.parametrize("size", [1, 3 * merging.STRIPE + 17])
 def test_many_threads_lose_no_addition(kind, size):
     """However updates interleave, the center is their sum."""
-    center = kind(np.zeros(size, np.float32), EMPTY, 8, Sum())
+    center = kind(np.zeros(size, np.float32), EMPTY, 8, Sum(), EMPTY)
     one = np.ones(size, np.float32)
 
     def pushes(worker):
@@ -339,7 +369,7 @@ def test_many_threads_lose_no_addition(kind, size):
 
 def test_a_new_center_is_not_overrun_by_an_addition_under_way():
     """Weights that a callback sets while a hogwild worker's are added wait for the stripe."""
-    center = Striped(vector(0.0), EMPTY, 2, Sum())
+    center = Striped(vector(0.0), EMPTY, 2, Sum(), EMPTY)
     setting = threading.Thread(target=center.replace, args=(vector(7.0), EMPTY))
     with center.stripes[0]:
         read = center.parameters[0]
@@ -371,13 +401,13 @@ def test_an_update_of_an_old_generation_is_refused(kind):
 )  # fmt: skip
 def test_a_mode_has_its_way_of_merging(joint, mode, kind):
     """The words of the user choose the class; nothing else does."""
-    assert type(make_merging(joint, mode, vector(0.0), EMPTY, 1, Average())) is kind
+    assert type(make_merging(Terms(mode, joint, 1, Average()), vector(0.0), EMPTY)) is kind
 
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_a_new_center_is_a_new_version(mode):
     """Workers see by the version that they have to take it up; the array stays the caller's."""
-    center = make_merging(mode == "joint", mode, vector(1.0), EMPTY, 1, Average())
+    center = make_merging(Terms(mode, mode == "joint", 1, Average()), vector(1.0), EMPTY)
     given = vector(7.0)
     center.replace(given, EMPTY)
     given[0] = 0.0
@@ -416,3 +446,216 @@ def test_a_weight_that_is_none_is_refused(normalizer):
     with pytest.raises(RefusedError, match="An update cannot weigh") as caught:
         push(store, 0, noise(0), normalizer=normalizer)
     assert caught.value.status == 400
+
+
+# -- bounded staleness ----------------------------------------------------------------------------
+
+
+def bounded(kind, bound, workers):
+    """Return a center whose workers have all begun."""
+    center = kind(np.zeros(1, np.float32), EMPTY, workers, Sum(), None, bound)
+    for worker in range(workers):
+        center.enter(worker)
+    return center
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(bound=st.integers(0, 3), turns=st.lists(st.integers(0, 2), max_size=40))
+def test_nobody_gets_further_ahead_than_the_bound(kind, bound, turns):
+    """A worker that is too far ahead is merged, told to ask again, and goes on once the slowest has moved."""
+    center, clocks, waiting = bounded(kind, bound, 3), [0, 0, 0], set()
+    with impatient():
+        for worker in turns:
+            update = delta(worker, 1.0, sequence=clocks[worker] - (worker in waiting))
+            reply = center.push(update, lambda update=update: update, words)
+            clocks[worker] += worker not in waiting
+            waits = clocks[worker] - min(clocks) > bound
+
+            assert waits == bool(reply.flags & Flag.AGAIN)
+            waiting = waiting | {worker} if waits else waiting - {worker}
+            assert max(clocks) - min(clocks) <= bound + 1
+    assert [sum(clocks)] == center.parameters.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_left_is_not_waited_for(kind):
+    """One that has finished, or was lost, holds nobody up; one that comes back begins beside the slowest."""
+    center = bounded(kind, 0, 2)
+    update = delta(0, 1.0)
+    first, _ = together(lambda: center.push(update, lambda: update, words), lambda: center.leave(1))
+    center.enter(1)
+
+    assert not first.flags & Flag.AGAIN
+    assert {0: 1, 1: 1} == center.clocks
+
+
+# -- numbers that are none ------------------------------------------------------------------------
+
+UNSOUND = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize("value", UNSOUND)
+@pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
+def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
+    """The others' count as if it had no rows; its worker is told."""
+    joint = mode == "joint"
+    rule = "average" if mode == "synchronous" else None
+    mode = "synchronous" if joint else mode
+    store = begun(store_of(mode, joint=joint, workers=2, size=2, statistics=1, merge=rule))
+    bad = update_of(store, 0, [1.0, value], statistics=vector(1.0))
+    good = update_of(store, 1, [2.0, 4.0], statistics=vector(1.0))
+    spoilt, sound = together(*(lambda u=u: store.exchange(u, lambda: u) for u in (bad, good)))
+
+    assert spoilt.flags & Flag.NOT_FINITE
+    assert not sound.flags & Flag.NOT_FINITE
+    assert store.merging.counted(0, 0)
+    assert 1 == store.counters["not_finite"]
+    center = sound.parameters if joint else store.merging.snapshot()[0]
+    assert [2.0, 4.0] == center.tolist()
+
+
+def test_statistics_that_are_not_finite_are_not_merged_either():
+    """A variance of NaN would stay in the model."""
+    store = begun(store_of("asynchronous", workers=1, size=1, statistics=1))
+    reply = push(store, 0, [1.0], statistics=vector(float("nan")))
+
+    assert reply.flags & Flag.NOT_FINITE
+    assert [0.0] == store.merging.parameters.tolist() == store.merging.statistics.tolist()
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
+    """By name, after ten in a row; one that recovers begins to count anew."""
+    store = begun(store_of(mode, workers=1, size=1))
+    for sequence in range(12):
+        push(store, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
+
+        assert (sequence == 11) == isinstance(store.failure, DivergedError)
+    assert "the last 10 updates of worker 0 had NaN or Inf" in str(store.failure)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_each_such_update_is_one_however_often_it_is_sent(mode):
+    """Asking again, and a retry, neither count as another one nor as one that is sound."""
+    store = begun(store_of(mode, workers=1, size=1))
+    for sequence in range(9):
+        for _ in range(2):
+            push(store, 0, [float("nan")], sequence=sequence)
+        push(store, 0, rows=0, sequence=sequence, flags=Flag.AWAIT)
+    before = store.failure
+    push(store, 0, [float("nan")], sequence=9)
+
+    assert before is None
+    assert isinstance(store.failure, DivergedError)
+    assert 10 == store.counters["not_finite"]
+
+
+def test_a_gang_that_starts_again_is_not_held_to_what_went_before():
+    """Its updates come with the same numbers, and may be sound."""
+    store = begun(store_of(workers=1, size=1))
+    push(store, 0, [float("nan")])
+    store.restart()
+    begun(store)
+
+    assert not push(store, 0, [1.0]).flags & Flag.NOT_FINITE
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+def test_a_rule_that_fails_ends_the_run(mode):
+    """The update is not merged, and the driver says whose rule it was."""
+    store = begun(store_of(mode, joint=False, workers=1, size=1))
+    store.merging.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
+    with pytest.raises(RuleError):
+        push(store, 0, [1.0])
+
+    assert "The rule 'odd' failed" in str(store.failure)
+    assert [0.0] == store.merging.parameters.tolist()
+
+
+def test_gradients_of_a_scaled_loss_may_be_infinite():
+    """All replicas see it in their mean, skip the step and scale less."""
+    store = begun(store_of(workers=1, size=1, scaled=True))
+
+    assert [float("inf")] == push(store, 0, [float("inf")]).parameters.tolist()
+    assert 0 == store.counters["not_finite"]
+
+
+# -- rounds that close without everybody: see test_simulator too ----------------------------------
+
+
+def test_a_worker_that_is_told_late_to_begin_begins_with_the_first_round():
+    """It catches up from there; from the open one on its replica would lack a mean."""
+    store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
+    together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [3.0]))
+    begin = store.ready(2, store.generation, 1, 10, 0, {})
+
+    assert 0 == begin["sequence"]
+    late = push(store, 2, [5.0])
+    assert ([2.0], 1) == (late.parameters.tolist(), late.round)
+    assert {2: 1} == store.merging.dropped
+
+
+def test_a_round_is_not_closed_while_nobody_is_in():
+    """Its time runs from the first update that is announced; there has to be one to go on with."""
+    store = begun(store_of(workers=2, size=1, hybrid=Hybrid(2, 1e-9)))
+    looked = []
+
+    def slowly():
+        time.sleep(0.001)
+        looked.append(store.merging._may_close())
+        return update_of(store, 0, [4.0])
+
+    reply = store.exchange(update_of(store, 0, [4.0]), slowly)
+
+    assert [False] == looked
+    assert ([4.0], 1) == (reply.parameters.tolist(), store.merging.version)
+
+
+def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
+    """However large the model: stragglers' bodies are read beside the others', and the time runs."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 0)
+    store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
+    arriving, arrived = threading.Event(), threading.Event()
+
+    def slowly():
+        arriving.set()
+        arrived.wait(30)
+        return update_of(store, 2, [9.0])
+
+    slow = threading.Thread(target=store.exchange, args=(update_of(store, 2, [9.0]), slowly))
+    slow.start()
+    arriving.wait(30)
+    first, second = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [3.0]))
+    arrived.set()
+    slow.join(30)
+
+    assert [2.0] == first.parameters.tolist() == second.parameters.tolist()
+    assert {2: 1} == store.merging.dropped
+
+
+@pytest.mark.parametrize(("mode", "terms"), [("synchronous", {}), ("asynchronous", {"staleness": 0})])
+def test_no_body_is_kept_while_its_worker_waits(mode, terms):
+    """The driver's memory does not grow with the workers that wait, by a round or a bound."""
+    store, bodies, alive = begun(store_of(mode, workers=3, size=1, **terms)), [], []
+
+    def send(worker):
+        def read():
+            body = np.ones(1, np.float32)
+            bodies.append(weakref.ref(body))
+            return update_of(store, worker, body)
+
+        with contextlib.suppress(RefusedError):  # the run is over
+            store.exchange(update_of(store, worker, rows=4), read)
+
+    def look():
+        with store.changed:
+            for worker in (0, 1):
+                assert store.changed.wait_for(partial(store.merging.counted, worker, 0), 10)
+        gc.collect()
+        alive.append(sum(body() is not None for body in bodies))
+        store.close()
+
+    together(lambda: send(0), lambda: send(1), look)
+
+    assert 2 == len(bodies)
+    assert alive[0] <= 1  # what a sum begins with

@@ -24,8 +24,8 @@ from stores import (
 
 from sparkdl import store as store_module
 from sparkdl.batches import Plan
-from sparkdl.errors import RefusedError, SparkDLError, WorkerLostError
-from sparkdl.merging import Rounds
+from sparkdl.errors import DivergedError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.merging import Hybrid, Rounds
 from sparkdl.wire import Answer, Flag, Kind
 
 LOCAL = Plan((), 0, 4, 1, False, False, 0)
@@ -262,6 +262,52 @@ def test_an_epoch_is_complete_when_all_have_reported():
     assert [] == store.merging.losses
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode):
+    """By name, though no number is NaN, and be it the last epoch; that epoch is not handed to the driver."""
+    rule = "average" if mode == "synchronous" else "sum"
+    store = begun(store_of(mode, joint=False, workers=2, size=1, center=[1.0], merge=rule))
+
+    def exchange(epoch, delta, **fields):
+        updates = [update_of(store, k, delta, sequence=epoch, epoch=epoch, **fields) for k in (0, 1)]
+        together(*(lambda u=u: give(store, u) for u in updates))
+
+    exchange(0, [0.5])
+    before = finish_epoch(store).cut.parameters
+    exchange(1, [30.0], loss=60.0)
+    with impatient():
+        for worker in (0, 1):
+            give(store, report_of(store, worker, epoch=1))
+
+    assert store.wait_epoch(1, 0) is None
+    assert isinstance(store.failure, DivergedError)
+    assert "the mean loss of epoch 2 is 60 and was 1 at the start" in str(store.failure)
+    assert before.tolist() == store.stopped_cut().parameters.tolist()
+
+
+def test_an_update_that_was_not_merged_is_among_the_losses():
+    """TerminateOnNaN looks at them."""
+    store = begun(store_of("asynchronous", workers=2, size=1))
+    push(store, 0, [float("nan")])
+    push(store, 1, [1.0])
+    losses = finish_epoch(store).losses
+
+    assert [True, False] == np.isnan(losses).tolist()
+
+
+def test_an_epoch_without_one_sound_update_ends_the_run():
+    """However few updates it has: with frequency="epoch" ten in a row may be all of training."""
+    store = begun(store_of("asynchronous", workers=2, size=1))
+    with impatient():
+        for worker in (0, 1):
+            push(store, worker, [float("nan")])
+            assert store.failure is None
+            give(store, report_of(store, worker))
+
+    assert isinstance(store.failure, DivergedError)
+    assert "every update of epoch 1 had NaN or Inf" in str(store.failure)
+
+
 def test_a_report_that_comes_twice_counts_once():
     """A retry after a lost answer adds no rows; after the epoch it opens no book."""
     store = begun(store_of("asynchronous", workers=2))
@@ -496,7 +542,7 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
 class Book(RuleBasedStateMachine):
     """Workers that join, push, repeat themselves, get lost; and what must hold of the store meanwhile."""
 
-    mode, workers = "asynchronous", 3
+    mode, workers, terms = "asynchronous", 3, {}
 
     def __init__(self):
         super().__init__()
@@ -510,8 +556,9 @@ class Book(RuleBasedStateMachine):
     def begin(self):
         plan = replace(LOCAL, batch_size=5)
         self.store = store_of(
-            self.mode, joint=False, merge="sum", workers=self.workers, size=2, plan=plan, epochs=10**6
-        )
+            self.mode, joint=False, merge="sum", workers=self.workers, size=2, plan=plan, epochs=10**6,
+            **self.terms,
+        )  # fmt: skip
         self.attempts = [1] * self.workers
         self.sent = [None] * self.workers  # the last update of each worker
         self.generation, self.version = 1, 0
@@ -606,6 +653,18 @@ class OneByOne(Book):
             assert Flag.DUPLICATE == reply.flags
             assert self.total() == reply.parameters[0]
 
+    @rule(worker=Book.workers_, known=st.booleans())
+    def pull(self, worker, known):
+        """A worker asks for the center of this moment, which it may have."""
+        version = self.store.merging.version if known else 0
+        asked = update_of(
+            self.store, worker, kind=Kind.CENTER, base_version=version, attempt=self.attempts[worker]
+        )  # fmt: skip
+        reply = give(self.store, asked)
+        assert self.store.merging.version == reply.version
+        assert (version == reply.version) == (reply.kind is Answer.NOTHING)
+        assert reply.kind is Answer.NOTHING or self.total() == reply.parameters[0]
+
     @rule(worker=Book.workers_)
     def lose(self, worker):
         """A worker dies, and its task runs again."""
@@ -621,6 +680,112 @@ class Hogwild(OneByOne):
     """The same laws without the lock."""
 
     mode = "hogwild"
+
+
+class Bounded(OneByOne):
+    """Nobody goes on who is further ahead of the slowest than the bound."""
+
+    terms = {"staleness": 1}
+
+    def begin(self):
+        super().begin()
+        self.clocks = [0] * self.workers
+
+    begin = initialize()(begin)
+
+    def waits(self, worker):
+        return self.clocks[worker] - min(self.clocks) > 1
+
+    def rolled_back(self):
+        self.clocks = [0] * self.workers
+
+    @rule(worker=Book.workers_, value=Book.values, skip=st.integers(0, 2))
+    def push(self, worker, value, skip):
+        """A worker that waits sends nothing; any other is merged at once, whether it then waits or not."""
+        if self.waits(worker):
+            return
+        sequence = self.store.merging.next_sequence(worker) + skip
+        self.sent[worker] = self.update(worker, value, sequence, base_version=self.version)
+        reply = give(self.store, self.sent[worker])
+        self.counted[worker, sequence] = value
+        self.clocks[worker] += 1
+        assert (Flag.AGAIN if self.waits(worker) else Flag.NONE) == reply.flags
+
+    @rule(worker=Book.workers_)
+    def repeat(self, worker):
+        """A worker that waited goes on when it is near enough."""
+        if self.sent[worker] is not None:
+            reply = give(self.store, self.sent[worker])
+            assert (Flag.AGAIN if self.waits(worker) else Flag.DUPLICATE) == reply.flags
+
+    @rule(worker=Book.workers_)
+    def lose(self, worker):
+        """One that returns begins beside the slowest of the others."""
+        super().lose(worker)
+        self.clocks[worker] = min(clock for k, clock in enumerate(self.clocks) if k != worker)
+
+    @invariant()
+    def nobody_is_too_far(self):
+        """The store's clocks are these."""
+        assert dict(enumerate(self.clocks)) == self.store.merging.clocks
+        assert max(self.clocks) - min(self.clocks) <= 2
+
+
+class Quorum(Book):
+    """Two of three workers are enough for a round."""
+
+    mode, terms = "synchronous", {"hybrid": Hybrid(2)}
+
+    def begin(self):
+        super().begin()
+        self.dropped = 0
+        self.rolled_back()
+
+    begin = initialize()(begin)
+
+    def rolled_back(self):
+        self.closed, self.open, self.at, self.version = [], {}, [0] * self.workers, 0
+
+    def total(self):
+        return sum(self.closed)
+
+    @rule(worker=Book.workers_, value=Book.values)
+    def push(self, worker, value):
+        """One that is in waits; one that is late learns where the others are, and its update is dropped."""
+        late = self.at[worker] < len(self.closed)
+        known = worker in self.open and not late
+        update = self.update(worker, value, self.at[worker])
+        reply = give(self.store, update)
+        if late and self.sent[worker] is None:
+            self.dropped += 1
+        elif not known and not late:
+            self.open[worker], self.sent[worker] = value, update
+        if len(self.open) == 2:
+            self.closed.append(sum(self.open.values()))
+            self.open = {}
+        self.goes_on(worker, reply)
+
+    def goes_on(self, worker, reply):
+        """Check a reply: it holds the center of this moment as soon as the worker's round has closed."""
+        if self.at[worker] == len(self.closed):
+            assert Flag.AGAIN == reply.flags
+            return
+        assert len(self.closed) == reply.round
+        assert self.total() == reply.parameters[0]
+        self.at[worker], self.sent[worker] = reply.round, None
+
+    @rule(worker=Book.workers_)
+    def ask_again(self, worker):
+        """A worker that is in asks whether its round has closed."""
+        if (sent := self.sent[worker]) is not None:
+            header = replace(sent, flags=Flag.AWAIT, rows=0, parameters=EMPTY, base_version=0)
+            reply = give(self.store, header)
+            self.goes_on(worker, replace(reply, flags=reply.flags & ~Flag.DUPLICATE))
+
+    @invariant()
+    def what_was_dropped_is_known(self):
+        """Late updates are counted."""
+        assert self.dropped == self.store.merging.dropped.total()
 
 
 class InRounds(Book):
@@ -685,5 +850,7 @@ class InRounds(Book):
 
 
 TestOneByOne, TestHogwild, TestInRounds = OneByOne.TestCase, Hogwild.TestCase, InRounds.TestCase
+TestBounded, TestQuorum = Bounded.TestCase, Quorum.TestCase
 TestOneByOne.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestHogwild.settings = TestInRounds.settings = TestOneByOne.settings
+TestBounded.settings = TestQuorum.settings = TestOneByOne.settings

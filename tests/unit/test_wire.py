@@ -94,7 +94,7 @@ def test_noise_is_refused(noise):
         wire.decode_reply(noise[: wire.REPLY.size])
 
 
-@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 99), (6, 16), (7, 128)])
+@pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 99), (6, 32), (7, 128)])
 def test_an_unknown_kind_or_flag_is_refused(place, value):
     """What a later version may say is not taken for something else by this one."""
     header = bytearray(wire.encode_update(Update(Kind.DELTA)))
@@ -124,9 +124,10 @@ def test_the_bytes_of_an_update_are_these():
 
 def test_the_bytes_of_a_reply_are_these():
     """The format does not change unnoticed."""
-    reply = Reply(Answer.MEAN, Flag.STOP, version=3, progress=1.5, learning_rate=0.5)
+    reply = Reply(Answer.MEAN, Flag.STOP, version=3, round=7, progress=1.5, learning_rate=0.5)
     expected = (
-        "53444c52 0100 0200 ffffffffffffffff 0300000000000000 000000000000f83f 000000000000e03f" + "00" * 40
+        "53444c52 0100 0200 ffffffffffffffff 0300000000000000 0700000000000000 000000000000f83f"
+        "000000000000e03f" + "00" * 40
     )
 
     assert bytes.fromhex(expected) == wire.encode_reply(reply)

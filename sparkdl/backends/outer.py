@@ -1,0 +1,44 @@
+"""A Keras optimizer as the optimizer of the center."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.rules.outer import Outer
+from sparkdl.weights import Array, Vector
+
+
+class KerasOuter(Outer):
+    """Steps of a Keras optimizer of its own, made like the one that is given, on one flat variable.
+
+    Args:
+        optimizer: what it is made like; learning-rate schedules count rounds.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self.settings = keras.optimizers.serialize(optimizer)
+
+    def init(self, center: Vector) -> list[Array]:
+        """Return the values of the optimizer's variables before the first step."""
+        return self._read(self._made(center)[0])
+
+    def step(self, gradient: Vector, state: list[Array], center: Vector) -> tuple[Vector, list[Array]]:
+        """Return what the optimizer adds to the center, and the values of its variables after it."""
+        optimizer, variable = self._made(center)
+        for kept, value in zip(optimizer.variables, state, strict=True):
+            kept.assign(value)
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+        return keras.ops.convert_to_numpy(variable) - center, self._read(optimizer)
+
+    def _made(self, center: Vector) -> tuple[Any, Any]:
+        variable = keras.Variable(center, dtype="float32", name="center")
+        optimizer = keras.optimizers.deserialize(self.settings)
+        optimizer.build([variable])
+        return optimizer, variable
+
+    @staticmethod
+    def _read(optimizer: keras.optimizers.Optimizer) -> list[Array]:
+        return [np.array(keras.ops.convert_to_numpy(kept)) for kept in optimizer.variables]

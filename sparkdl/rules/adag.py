@@ -1,0 +1,21 @@
+"""ADAG (Hermans, 2017): c += delta / window, where the window counts the batches that made the delta."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.rules.base import Merge, Rule
+from sparkdl.weights import Vector
+
+
+class ADAG(Rule):
+    """Normalize an accumulated gradient: a long window moves the center no further than one batch does."""
+
+    name = "adag"
+    rounds: ClassVar[str | None] = 'it normalizes updates that come one by one; take merge="average"'
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the delta divided by the batches of its window."""
+        return (delta if merge.steps <= 1 else delta * np.float32(1 / merge.steps)), state

@@ -1,0 +1,27 @@
+"""Adasum (Maleki et al., 2020): c += delta_1 + ... + delta_K, each less what it has in common with others."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sparkdl.rules.base import Merge, Rule
+from sparkdl.rules.reduction import AdaptiveSum, Reduction
+from sparkdl.weights import Vector
+
+
+class Adasum(Rule):
+    """Average the deltas of a round as far as they agree, and add them as far as they are orthogonal.
+
+    Lengths and angles are those of all trainable variables as one vector.
+    """
+
+    name = "adasum"
+    alone: ClassVar[str | None] = 'it combines the updates of a round; take mode="synchronous"'
+
+    def reduction(self) -> Reduction:
+        """Return the adaptive sum."""
+        return AdaptiveSum()
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the adaptive sum of a round."""
+        return delta, state

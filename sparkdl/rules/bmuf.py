@@ -1,0 +1,56 @@
+"""BMUF (Chen and Huo, 2016): averaging with a momentum of the center that makes up for the averaging.
+
+K workers that each take a K-th of the rows take a K-th of the steps, and the mean of their deltas goes no
+further than one of them. v = momentum v + mean; c += mean + momentum v (Nesterov's) repeats each mean
+1 / (1 - momentum) times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.rules.base import Merge, Rule, require
+from sparkdl.rules.fedopt import ALONE
+from sparkdl.rules.outer import SGD
+from sparkdl.weights import Vector
+
+
+@dataclass(frozen=True)
+class BMUF(Rule):
+    """Blockwise model-update filtering: the mean of a round, and what is left of those before.
+
+    Attributes:
+        block_momentum: what the velocity keeps of itself, from 0 up to below 1; None is 1 - K ** -power.
+        power: 1, the default, is the paper's choice: each mean counts K times in the end. 0.5, with workers
+            that step at the root of K times the learning rate, is the default of ``SparkModel``.
+    """
+
+    name = "bmuf"
+    alone: ClassVar[str | None] = ALONE
+    block_momentum: float | None = None
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        block = self.block_momentum
+        require("block_momentum", block, block is None or 0 <= block < 1, "from 0 up to below 1")
+        require("power", self.power, 0 <= self.power <= 1, "from 0 to 1")
+
+    def bound(self, num_workers: int) -> Rule:
+        """Return the rule for this many workers."""
+        if self.block_momentum is not None:
+            return self
+        return replace(self, block_momentum=1 - num_workers**-self.power)
+
+    def _outer(self) -> SGD:
+        return SGD(1.0, self.block_momentum or 0.0, nesterov=True)
+
+    def init(self, center: Vector) -> Any:
+        """Return the velocity, which is 0."""
+        return self._outer().init(center)
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the mean and what the velocity adds to it, and the next velocity."""
+        return self._outer().step(np.negative(delta), state, merge.center)

@@ -1,0 +1,66 @@
+"""FedOpt (Reddi et al., 2020) and DiLoCo (Douillard et al., 2023): the center has an optimizer of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.rules.base import Merge, Rule
+from sparkdl.rules.outer import SGD, Adam, Outer
+from sparkdl.weights import Vector
+
+ALONE = 'its optimizer steps once per round; take mode="synchronous"'
+
+
+@dataclass(frozen=True)
+class FedOpt(Rule):
+    """Take the mean delta of a round, turned around, for a gradient of the center, and step down it.
+
+    Attributes:
+        optimizer: whose step: one of ``sparkdl.rules.outer``, by default FedAdam's, or an optimizer of
+            Keras, which sees all trainable variables as one vector.
+    """
+
+    name = "fedopt"
+    alone: ClassVar[str | None] = ALONE
+    optimizer: Any = Adam()
+
+    def init(self, center: Vector) -> Any:
+        """Return the optimizer's first state."""
+        return self.optimizer.init(center)
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the optimizer's step and its next state."""
+        optimizer: Outer = self.optimizer
+        return optimizer.step(np.negative(delta), state, merge.center)
+
+
+@dataclass(frozen=True)
+class DiLoCo(Rule):
+    """FedOpt with Nesterov's momentum outside; inside, hundreds of AdamW's steps between rounds.
+
+    Attributes:
+        outer_learning_rate: the step's length; 1 without momentum is rule "average".
+        outer_momentum: what a step keeps of the one before, from 0 up to below 1.
+    """
+
+    name = "diloco"
+    alone: ClassVar[str | None] = ALONE
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        self._outer()
+
+    def _outer(self) -> SGD:
+        return SGD(self.outer_learning_rate, self.outer_momentum, nesterov=True)
+
+    def init(self, center: Vector) -> Any:
+        """Return the outer optimizer's first state."""
+        return self._outer().init(center)
+
+    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+        """Return the outer optimizer's step and its next state."""
+        return self._outer().step(np.negative(delta), state, merge.center)

@@ -1,0 +1,65 @@
+"""A rule as values that JSON can hold, and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from sparkdl.errors import ConfigError
+from sparkdl.rules import RULES
+from sparkdl.rules.base import Rule
+from sparkdl.rules.outer import SGD, Adam, Outer
+
+OUTER: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+
+
+def to_settings(merge: str | Rule | None) -> Any:
+    """Return what ``from_settings`` makes the same rule of.
+
+    Raises:
+        ConfigError: the rule, or its optimizer, is not one of sparkdl's.
+    """
+    if not isinstance(merge, Rule):
+        return merge
+    if type(merge) is not RULES.get(merge.name):
+        raise _unknown(merge)
+    return {"rule": merge.name, **_values(merge)}
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return (
+        {f.name: _value(getattr(settings, f.name)) for f in fields(settings)}
+        if is_dataclass(settings)
+        else {}
+    )
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, Outer):
+        return value
+    names = [name for name, kind in OUTER.items() if type(value) is kind]
+    if not names:
+        raise _unknown(value)
+    return {"outer": names[0], **_values(value)}
+
+
+def _unknown(value: Any) -> ConfigError:
+    return ConfigError(
+        f"merge should be one of sparkdl's own rules to be saved with the settings; got {value!r}. Save "
+        "spark_model.model with its own save(), and pass merge= again after loading it."
+    )
+
+
+def from_settings(value: Any) -> str | Rule | None:
+    """Return the rule that ``to_settings`` made values of."""
+    if not isinstance(value, dict):
+        return value  # type: ignore[no-any-return]
+    settings = dict(value)
+    kind = RULES[settings.pop("rule")]
+    made = {
+        name: OUTER[part["outer"]](**{k: v for k, v in part.items() if k != "outer"})
+        if isinstance(part, dict)
+        else part
+        for name, part in settings.items()
+    }
+    return kind(**made)

@@ -1,0 +1,127 @@
+"""Help with the learning rate: the same in plain Keras and in a gang."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from gang import even_split, train
+
+from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
+from sparkdl.epochs import check_callbacks
+from sparkdl.errors import ConfigError
+
+ROWS, BATCH, EPOCHS, RATE = 70, 8, 3, 0.2
+
+
+def make_model(rate=RATE):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.5), loss)
+    return model
+
+
+def problem():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(ROWS, 4)).astype("float32"), rng.integers(0, 3, ROWS).astype("int32")
+
+
+def fitted(callback):
+    model = make_model()
+    model.fit(*problem(), BATCH, EPOCHS, shuffle=False, verbose=0, callbacks=[callback])
+    return model
+
+
+def trained(callback, workers, **settings):
+    model = make_model()
+    factor = partial(callback.factor, num_workers=workers)
+    settings = {"rows": even_split(ROWS, workers), "batch_size": BATCH, "epochs": EPOCHS} | settings
+    train(model, *problem(), factor=factor, **settings)
+    return model
+
+
+def check_close(expected, actual):
+    for e, a in zip(expected.get_weights(), actual.get_weights(), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [2, 0.5])
+def test_a_warm_up_trains_as_plain_keras_does(epochs):
+    """Every update has the rate of its moment, whatever the number of workers; it is no constant one."""
+    plain = fitted(LearningRateWarmup(epochs, start=0.1))
+
+    check_close(plain, trained(LearningRateWarmup(epochs, start=0.1), 3))
+    with pytest.raises(AssertionError):
+        check_close(plain, fitted(keras.callbacks.Callback()))
+
+
+def test_one_worker_that_exchanges_after_some_batches_has_the_rate_of_the_window():
+    """It learns it with the reply, so that a window has the rate of its beginning."""
+    model, (x, y), factor = make_model(), problem(), LearningRateWarmup(2, 0.1).factor
+    for epoch in range(EPOCHS):
+        for start in range(0, ROWS, 3 * BATCH):
+            model.optimizer.learning_rate = RATE * factor(epoch + start / BATCH / 9, 1)
+            stop = start + 3 * BATCH
+            model.fit(x[start:stop], y[start:stop], BATCH, shuffle=False, verbose=0)
+
+    check_close(model, trained(LearningRateWarmup(2, 0.1), 1, window=3))
+
+
+def test_several_factors_multiply_and_leave_the_rate_as_it_was():
+    """In whatever order Keras calls them."""
+    model, halves = make_model(), [LearningRateWarmup(9, 0.5), LearningRateWarmup(99, 0.5)]
+    reference = make_model(RATE / 4)
+    for callbacks, each in [(halves, model), ([], reference)]:
+        each.fit(*problem(), ROWS, 1, shuffle=False, verbose=0, callbacks=callbacks)
+
+    check_close(reference, model)
+    assert pytest.approx(RATE) == float(model.optimizer.learning_rate)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4), ("sqrt", 2)])
+def test_scaling_multiplies_by_the_workers_or_their_root(rule, factor):
+    """Of one worker, and so in plain Keras, it changes nothing."""
+    assert factor == LearningRateScaling(rule).factor(0.5, 4)
+    check_close(fitted(keras.callbacks.Callback()), fitted(LearningRateScaling(rule)))
+
+
+def test_a_warm_up_begins_with_the_rate_of_one_worker():
+    """A straight line from 1 / K to 1."""
+    assert [0.25, 0.625, 1, 1] == [LearningRateWarmup(2).factor(epoch, 4) for epoch in (0, 1, 2, 3)]
+
+
+def test_the_model_keeps_its_rate():
+    """What is multiplied is the rate of a step; other callbacks, and the next fit, find the model's own."""
+    assert pytest.approx(RATE) == float(fitted(LearningRateWarmup(9, 0.0)).optimizer.learning_rate)
+
+
+def test_executors_are_no_place_for_batch_hooks_but_for_these():
+    """They work by what they return, not by their hooks."""
+    kept = [LearningRateScaling(), LearningRateWarmup()]
+
+    assert kept == check_callbacks(kept)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LearningRateWarmup(0), "epochs should be a positive number; got 0."),
+        (lambda: LearningRateWarmup(1, 1.5), "start should be from 0 up to 1, or None; got 1.5."),
+        (lambda: LearningRateScaling("log"), "rule should be one of 'linear', 'sqrt'; got 'log'."),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make, message):
+    """By name, with the range."""
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_schedule_is_not_multiplied():
+    """It says itself how it begins."""
+    model = make_model(keras.optimizers.schedules.CosineDecay(0.1, 10))
+    with pytest.raises(
+        ConfigError, match="LearningRateWarmup is for an optimizer whose learning rate is a number"
+    ):
+        model.fit(*problem(), verbose=0, callbacks=[LearningRateWarmup()])

@@ -1,0 +1,225 @@
+"""Rules, bounds, quorums and warm-ups of a fit on Spark."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel, load_spark_model
+from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
+from sparkdl.errors import ConfigError, DivergedError
+from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule
+
+
+def moved(problem, model):
+    """Return how far the weight that moved most did, and whether all are finite."""
+    start = problem.model().get_weights()
+    return max(np.abs(a - b).max() for a, b in zip(model.get_weights(), start, strict=True))
+
+
+class Clipped(Rule):
+    """A rule of the user's own: average, but move no weight by more than a limit."""
+
+    name = "clipped"
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def update(self, delta, state, merge):
+        return delta.clip(-self.limit, self.limit), state
+
+
+def test_a_rule_may_be_the_users_own(spark, problem):
+    """A small class, of a module that executors need not have."""
+    model = problem.model()
+    history = SparkModel(model, frequency=4, num_workers=2, merge=Clipped(1e-4)).fit(
+        problem.x, problem.y, 16, 2, verbose=0
+    )
+    rounds = history.training["version"]
+
+    assert "clipped" == history.training["merge"]
+    assert rounds > 2
+    assert 0.9e-4 < moved(problem, model) <= 1.01e-4 * rounds
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "merge"),
+    [
+        ("synchronous", 4, DiLoCo(0.7, 0.5)), ("synchronous", "epoch", "adasum"),
+        ("synchronous", 2, "aeasgd"),
+        ("synchronous", 4, FedOpt(keras.optimizers.Adam(0.01))), ("asynchronous", 4, "aeasgd"),
+        ("hogwild", 2, "adag"),
+    ],
+)  # fmt: skip
+def test_a_rule_trains(spark, problem, mode, frequency, merge):
+    """By its name or as an object; the loss falls."""
+    model = problem.model()
+    model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2, merge=merge)
+    history = model.fit(problem.x, problem.y, 16, 3, verbose=0, seed=0)
+
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert (
+        model.evaluate(problem.x, problem.y)[0] < problem.model().evaluate(problem.x, problem.y, verbose=0)[0]
+    )
+
+
+def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
+    """Two fits of one epoch are one of two: the outer momentum is kept."""
+    together, apart = problem.model(), problem.model()
+    for model, epochs in (together, [(0, 2)]), (apart, [(0, 1), (1, 2)]):
+        wrapped = SparkModel(model, frequency=4, num_workers=2, merge="diloco")
+        for first, last in epochs:
+            wrapped.fit(problem.x, problem.y, 16, last, initial_epoch=first, shuffle=False, verbose=0, seed=0)
+
+    for a, b in zip(together.get_weights(), apart.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({"mode": "asynchronous", "frequency": 2, "staleness": 0}, None),
+        ({"mode": "hogwild", "frequency": "batch", "staleness": 3}, None),
+        ({"frequency": "batch", "quorum": 1}, 26),
+        ({"frequency": 2, "quorum": 0.5, "straggler_timeout": 0.2, "late_updates": "merge"}, 8),
+    ],
+)
+def test_bounds_and_quorums_train_to_the_end(spark, problem, settings, rounds):
+    """They change who waits; every epoch has its exchanges all the same, and the model learns."""
+    model = problem.model()
+    history = SparkModel(model, num_workers=2, **settings).fit(problem.x, problem.y, 16, 2, verbose=0)
+    training = history.training
+
+    assert (rounds or training["exchanges"]) == training["version"]
+    assert moved(problem, model) > 1e-3
+
+
+SCALED = {
+    "default": (None, [], 2**0.5),
+    "named": (BMUF(power=0.5), [LearningRateScaling("sqrt")], 1.0),
+    "instead": (None, [LearningRateScaling("sqrt")], 1.0),
+    "unscaled": (BMUF(power=0.5), [], 1.0),
+}
+
+
+def test_the_default_steps_at_the_root_of_k_times_the_rate(spark, problem, caplog):
+    """It says so; a named rule takes the rate as it is, and a callback that scales it is instead."""
+    caplog.set_level("INFO", "sparkdl")
+    trained = {}
+    for name, (merge, callbacks, scale) in SCALED.items():
+        model = problem.model()
+        rate = float(model.optimizer.learning_rate)
+        history = SparkModel(model, frequency=4, num_workers=2, merge=merge).fit(
+            problem.x, problem.y, 16, 2, verbose=0, seed=0, callbacks=callbacks
+        )
+        trained[name] = np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+        assert ("bmuf", scale) == (history.training["merge"], history.training["learning_rate_scale"])
+        assert rate == float(model.optimizer.learning_rate)
+    for name in ("named", "instead"):
+        np.testing.assert_allclose(trained["default"], trained[name], rtol=1e-5, atol=1e-6)
+    assert np.abs(trained["default"] - trained["unscaled"]).max() > 1e-3
+    assert 1 == caplog.text.count("at 1.41 times the learning rate")
+
+
+def rate():
+    return 0.05
+
+
+def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
+    """Keras asks for it at every step, and has no way to set it."""
+    model = problem.model(keras.optimizers.SGD(rate))
+    training = SparkModel(model, frequency=4, num_workers=2).fit(problem.x, problem.y, 16, verbose=0).training
+
+    assert ("bmuf", 1.0) == (training["merge"], training["learning_rate_scale"])
+    assert moved(problem, model) > 1e-3
+
+
+@pytest.mark.parametrize(("frequency", "warned"), [("batch", False), (4, True)])
+def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkeypatch, frequency, warned):
+    """Where they step on their own; two are too many here."""
+    monkeypatch.setattr("sparkdl.training.STUDIED", 1)
+    SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
+
+    assert warned == ("What 2 workers that step on their own learn" in caplog.text)
+
+
+def test_a_warm_up_is_that_of_plain_keras(spark, problem):
+    """The same weights, update by update, and the model keeps its own rate."""
+    model, reference = problem.model(), problem.model()
+    rate = float(model.optimizer.learning_rate)
+    reference.fit(
+        problem.x, problem.y, 16, 2, shuffle=False, verbose=0, callbacks=[LearningRateWarmup(1.5, 0.1)]
+    )
+    SparkModel(model, num_workers=2).fit(
+        problem.x, problem.y, 16, 2, shuffle=False, verbose=0, callbacks=[LearningRateWarmup(1.5, 0.1)]
+    )
+
+    assert problem.distance(model, reference, problem.model().get_weights()) < 10
+    assert pytest.approx(rate) == float(model.optimizer.learning_rate)
+
+
+def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, caplog):
+    """Workers that exchange once an epoch learn a rate once an epoch."""
+    model = SparkModel(problem.model(), frequency="epoch", num_workers=2)
+    model.fit(problem.x, problem.y, 16, 1, verbose=0, callbacks=[LearningRateWarmup(2, 0.5)])
+
+    assert "a warm-up has one rate in each" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "epochs"),
+    [("synchronous", 2, 20), ("asynchronous", 2, 20), ("synchronous", "epoch", 1)],
+)
+def test_a_fit_that_diverges_ends_by_name_and_leaves_finite_weights(spark, mode, frequency, epochs):
+    """Nothing that is NaN is merged, so that what the model has is of use; in the last epoch too."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(100.0), "mse")
+    x = np.random.default_rng(0).normal(size=(600, 3)).astype("float32")
+    with pytest.raises(DivergedError, match="Training diverged"):
+        SparkModel(model, mode=mode, frequency=frequency, num_workers=2).fit(
+            x, x[:, :1], 8, epochs, verbose=0
+        )
+
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
+    """With its settings; one of the user's own is refused before a file is written."""
+    path = str(tmp_path / "model.keras")
+    SparkModel(problem.model(), frequency=4, merge=DiLoCo(0.5)).save(path)
+
+    assert DiLoCo(0.5) == load_spark_model(path).config.merge
+    own = SparkModel(problem.model(), frequency=4, merge=Clipped(1.0))
+    with pytest.raises(ConfigError, match="merge should be one of sparkdl's own rules to be saved"):
+        own.save(str(tmp_path / "own.keras"))
+    assert not (tmp_path / "own.keras").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quorum": 0}, "quorum should be a whole number from 1 to the number of workers, or a share"),
+        ({"quorum": 3, "num_workers": 2}, "from 1 to the 2 workers there are"),
+        ({"quorum": 1, "mode": "asynchronous"}, "quorum and straggler_timeout are for rounds; got them"),
+        ({"quorum": 1, "frequency": "epoch"}, "for rounds within an epoch"),
+        ({"straggler_timeout": 0}, "straggler_timeout should be a positive number of seconds; got 0."),
+        ({"late_updates": "merge"}, "Set quorum or straggler_timeout too, or leave it out."),
+        ({"merge": "aeasgd", "frequency": 2, "quorum": 1}, "a late update would draw one only"),
+        ({"late_updates": "keep"}, "late_updates should be one of 'drop', 'merge'; got 'keep'."),
+        ({"staleness": 2}, "staleness is for workers that do not wait for each other in rounds"),
+        ({"mode": "hogwild", "staleness": -1}, "staleness should be a whole number of at least 0; got -1."),
+        ({"merge": "diloco", "mode": "asynchronous"}, "its optimizer steps once per round"),
+        ({"merge": "mean"}, "merge should be one of 'average', 'sum'"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(problem, settings, message):
+    """By name, with what was expected, before anything is started."""
+    with pytest.raises(ConfigError, match=message):
+        SparkModel(problem.model(), **settings)
+
+
+def test_a_quorum_of_more_workers_than_there_are_is_refused(spark, problem):
+    """Before a job is started, where their number is known then only."""
+    with pytest.raises(ConfigError, match="from 1 to the 2 workers there are"):
+        SparkModel(problem.model(), quorum=9).fit(problem.x, problem.y, verbose=0)

@@ -1,0 +1,112 @@
+"""What ends a run by name, and what does not."""
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from sparkdl.divergence import Watch
+from sparkdl.errors import DivergedError
+from sparkdl.wire import Kind, Update
+
+
+def center(value):
+    return np.array([value], np.float32)
+
+
+def update(worker, epoch=0, sequence=0):
+    return Update(kind=Kind.DELTA, worker=worker, epoch=epoch, sequence=sequence)
+
+
+def has_diverged(*epochs, start=1.0, merged=True):
+    """Return whether a run has, of whose epochs the losses and the center at the end are given."""
+    watch = Watch(center(start), merged=merged)
+    for number, (losses, reached) in enumerate(epochs):
+        try:
+            watch.end_epoch(number, center(reached), losses)
+        except DivergedError:
+            return watch.grown
+    return watch.grown
+
+
+FIRST = [1.0, 1.0], 1.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "reached"),
+    [([30.0], 2.0), ([12.0], 6.0), ([60.0, nan], 2.0), ([1e30], 1e30), ([2e3], 1.6)],
+    ids=str,
+)
+def test_loss_and_center_that_grow_together_end_a_run(losses, reached):
+    """Losses that are none do not hide the others, and squares of float32 do not overflow."""
+    assert has_diverged(FIRST, (losses, reached))
+
+
+@pytest.mark.parametrize(
+    ("losses", "reached"),
+    [([0.5], 1e6), ([9.0], 1e6), ([1e6], 1.4), ([12.0], 3.0), ([nan], 1e6), ([], 1e6)],
+    ids=str,
+)
+def test_growth_of_one_of_them_does_not(losses, reached):
+    """A model that learns may grow as it likes; one that was trained before may meet harder rows."""
+    assert not has_diverged(FIRST, (losses, reached))
+
+
+def test_a_loss_below_zero_may_rise_too():
+    """A likelihood may begin there; one that falls further is well."""
+    first = [-2.0, -2.0], 1.0
+
+    assert has_diverged(first, ([60.0], 3.0))
+    assert not has_diverged(first, ([-600.0], 30.0))
+
+
+def test_a_first_epoch_without_a_finite_loss_says_nothing():
+    """The next one is what later ones are compared with."""
+    assert not has_diverged(([inf], 1.0), FIRST)
+    assert has_diverged(([inf], 1.0), FIRST, ([60.0], 2.0))
+
+
+def test_a_center_that_begins_with_zeros_is_compared_with_that_of_the_first_epoch():
+    """As of a linear model."""
+    assert not has_diverged(([1.0, 60.0], 5.0), start=0.0)
+    assert has_diverged(([1.0], 5.0), ([60.0], 10.0), start=0.0)
+
+
+def test_what_plain_keras_does_is_not_judged():
+    """One worker, and workers that make each update together."""
+    assert not has_diverged(FIRST, ([1e9], 1e9), merged=False)
+
+
+def test_the_first_losses_are_what_a_run_is_compared_with():
+    """As many as are no single batch's luck, and not those of a whole epoch."""
+    assert has_diverged(([1.0] * 32 + [500.0] * 32, 2.0))
+
+
+def test_an_epoch_of_nothing_sound_ends_a_run():
+    """Whatever other epochs had: workers may be in two at once."""
+    watch = Watch(center(1.0), merged=True)
+    watch.take(update(0, epoch=0), sound=True)
+    watch.take(update(0, epoch=1, sequence=1), sound=True)
+    watch.take(update(1, epoch=0), sound=False)
+    watch.end_epoch(0, center(1.0), [1.0])
+    watch.take(update(1, epoch=1, sequence=1), sound=False)
+    watch.end_epoch(1, center(1.0), [1.0])
+    watch.take(update(0, epoch=2, sequence=2), sound=False)
+    with pytest.raises(DivergedError, match="every update of epoch 3 had NaN or Inf"):
+        watch.end_epoch(2, center(1.0), [1.0])
+
+
+@pytest.mark.parametrize("rolled_back", [True, False])
+def test_a_restart_forgets_what_comes_again(rolled_back):
+    """In rounds all updates since the last cut; elsewhere what was merged stays merged."""
+    watch = Watch(center(1.0), merged=True)
+    for sequence in range(9):
+        watch.take(update(0, sequence=sequence), sound=False)
+    watch.restart(rolled_back=rolled_back)
+
+    assert 1 == watch.take(update(0, sequence=0, epoch=1), sound=False)
+    if rolled_back:
+        watch.end_epoch(0, center(1.0), [])
+    else:
+        with pytest.raises(DivergedError):
+            watch.end_epoch(0, center(1.0), [])

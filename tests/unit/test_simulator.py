@@ -1,0 +1,264 @@
+"""Many workers of given speeds over the real store and rules, in virtual time."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import Condition, DeadlockError, World
+from stores import store_of
+
+from sparkdl import merging
+from sparkdl.batches import Plan
+from sparkdl.exchange import LocalExchange
+from sparkdl.merging import Hybrid
+from sparkdl.wire import Kind, Update
+
+BATCHES = 20  # of each worker; an exchange each
+paces_ = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
+
+
+class Trace:
+    """What happened to each worker.
+
+    Attributes:
+        ends: when each of its exchanges ended.
+        staleness: how many versions old its center was when it sent an update.
+        applied: the sum of all that it was answered.
+        ahead: by how many exchanges somebody was ahead of somebody else who was training.
+    """
+
+    def __init__(self, workers):
+        self.ends, self.staleness = [[] for _ in range(workers)], []
+        self.applied, self.ahead, self.training = [0.0] * workers, 0, set(range(workers))
+
+    def ended(self, worker, now):
+        self.ends[worker].append(now)
+        slowest = min((len(self.ends[k]) for k in self.training), default=0)
+        self.ahead = max(self.ahead, len(self.ends[worker]) - slowest)
+
+    @property
+    def sent(self):
+        return [len(ends) for ends in self.ends]
+
+
+def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, **terms):
+    """Let workers exchange an update per batch; one of pace p takes p seconds for a batch.
+
+    Args:
+        mode: the mode.
+        paces: seconds per batch of each worker.
+        joint: whether they send gradients; None: as the mode does by default.
+        batches: per epoch, of all workers or of each.
+        epochs: how many.
+        **terms: what else ``store_of`` takes.
+
+    Returns:
+        The store, and what happened.
+    """
+    workers, world = len(paces), World(limit=3e3)
+    batches = batches if isinstance(batches, list) else [batches] * workers
+    plan = Plan((), 0, 4, 1, mode == "synchronous" if joint is None else joint, False, 0)
+    store = store_of(mode, workers=workers, size=1, joint=joint, epochs=epochs, plan=plan, **terms)
+    world.live_in(store)
+    trace, joint = Trace(workers), store.shape.plan.joint
+
+    def work(worker):
+        exchange = LocalExchange(store, worker)
+        begin = exchange.ready(4 * batches[worker], 0, {})
+        sequence, version = begin["sequence"], 0
+        kind = Kind.GRADIENT if joint else Kind.DELTA
+        for epoch in range(epochs):
+            sequence = max(sequence, epoch * max(batches))
+            end = epoch * max(batches) + batches[worker]
+            trace.training.add(worker)
+            while sequence < end:
+                world.sleep(paces[worker])
+                trace.staleness.append(store.merging.version - version)
+                update = Update(
+                    kind, sequence=sequence, base_version=version, rows=4, steps=1, loss=1.0, epoch=epoch,
+                    parameters=np.full(1, 1 + joint * (7 * worker + sequence), np.float32),
+                )  # fmt: skip
+                reply = exchange(update)
+                trace.ended(worker, world.now)
+                trace.applied[worker] += float(reply.parameters[0])
+                while joint and reply.round > sequence + 1:  # the means that it missed
+                    sequence += 1
+                    reply = exchange(Update(kind, sequence=sequence, epoch=epoch))
+                    trace.applied[worker] += float(reply.parameters[0])
+                sequence, version = max(sequence + 1, reply.round), reply.version
+            trace.training.discard(worker)
+            exchange(Update(Kind.REPORT, rows=4 * batches[worker], base_version=version, epoch=epoch))
+
+    def drive():
+        for epoch in range(epochs):
+            store.release(epoch, float("nan"))
+            result = store.wait_epoch(epoch, 1e9)
+            assert result is not None
+            store.commit(result.cut)
+        store.stop()
+
+    for worker in range(workers):
+        world.spawn(work, worker)
+    world.spawn(drive)
+    world.run()
+    return store, trace
+
+
+def test_a_round_takes_as_long_as_the_slowest_worker():
+    """Everybody waits for it; 256 of them, too."""
+    paces = np.linspace(1, 3, 256)
+    store, trace = simulate("synchronous", paces)
+
+    assert BATCHES == store.merging.version
+    assert [pytest.approx(3.0 * (i + 1)) for i in range(BATCHES)] == trace.ends[0]
+    assert {BATCHES} == {len(ends) for ends in trace.ends}
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_nobody_waits_without_rounds(mode):
+    """Every worker keeps its own pace, and every update is merged."""
+    paces = np.linspace(1, 3, 256)
+    store, trace = simulate(mode, paces, merge="sum")
+
+    assert 256 * BATCHES == store.merging.version == store.merging.parameters[0]
+    for pace, ends in zip(paces, trace.ends, strict=True):
+        assert [pytest.approx(pace * (i + 1)) for i in range(BATCHES)] == ends
+
+
+@pytest.mark.parametrize("workers", [2, 16, 256])
+def test_equal_workers_are_as_stale_as_there_are_others(workers):
+    """K workers of one pace: all but the first updates are K - 1 versions stale."""
+    _, trace = simulate("asynchronous", [1.0] * workers)
+
+    assert list(range(workers)) + [workers - 1] * (BATCHES - 1) * workers == trace.staleness
+
+
+def test_slow_workers_are_the_stale_ones():
+    """A worker at a tenth of the pace of three others: thirty updates were merged while it computed one."""
+    store, trace = simulate("asynchronous", [1.0, 1.0, 1.0, 10.5])
+
+    assert [30, 30] == [stale for stale in trace.staleness if stale > 3]
+    assert 4 * BATCHES == store.merging.version
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.floats(0.1, 10), min_size=2, max_size=8),
+    st.integers(0, 4),
+    st.sampled_from(["asynchronous", "hogwild"]),
+)
+def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
+    """Stale-synchronous parallel, whatever the speeds; all updates are merged, and nobody waits for ever."""
+    store, trace = simulate(mode, paces, staleness=bound)
+
+    assert trace.ahead <= bound + 1
+    assert len(paces) * BATCHES == store.merging.version
+    assert max(trace.staleness) <= (len(paces) - 1) * (2 * bound + 1)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 12)), min_size=2, max_size=5),
+    st.integers(0, 4), st.integers(2, 5),
+)  # fmt: skip
+def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
+    """Workers with more and fewer batches wait for each other at epochs' ends, too."""
+    paces, batches = map(list, zip(*workers, strict=True))
+    store, trace = simulate("asynchronous", paces, batches=batches, epochs=epochs, staleness=bound)
+
+    assert [epochs * each for each in batches] == trace.sent
+    assert epochs * sum(batches) == store.merging.version
+
+
+def test_a_bound_holds_at_256_workers():
+    """The fastest is held back to the slowest one's pace, less the bound."""
+    paces = np.linspace(1, 4, 256)
+    _, trace = simulate("asynchronous", paces, staleness=3)
+
+    assert trace.ahead <= 4
+    assert trace.ends[0][-1] > 4.0 * (BATCHES - 5)
+
+
+# -- rounds that close without everybody ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_quorum_does_not_wait_for_the_slowest(joint):
+    """With one backup worker of four, rounds go at the pace of the third."""
+    store, trace = simulate("synchronous", [1.0, 1.0, 1.5, 9.0], joint=joint, hybrid=Hybrid(3))
+
+    assert BATCHES == store.merging.version
+    assert pytest.approx(1.5 * BATCHES, rel=0.01) == trace.ends[0][-1]
+    assert {3: trace.sent[3]} == store.merging.dropped
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_round_goes_on_when_its_time_is_up(joint):
+    """The time begins with the first update of a round."""
+    store, trace = simulate("synchronous", [1.0, 1.0, 1.3, 9.0], joint=joint, hybrid=Hybrid(4, 0.5))
+
+    assert pytest.approx(1.5 * BATCHES) == trace.ends[0][-1]
+    assert {3: trace.sent[3]} == store.merging.dropped
+
+
+def test_a_time_out_that_nobody_reaches_changes_nothing():
+    """Everybody is in before, and the rounds are those of all."""
+    store, trace = simulate("synchronous", [1.0, 1.2, 1.4], hybrid=Hybrid(3, 1.0))
+
+    assert pytest.approx(1.4 * BATCHES) == trace.ends[0][-1]
+    assert not store.merging.dropped
+
+
+@settings(max_examples=40)
+@given(paces_, st.integers(1, 8), st.none() | st.floats(0, 5), st.booleans())
+def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeout, merge_late):
+    """Whatever the speeds, the quorum and the time-out; the rule is the sum, of ones."""
+    hybrid = Hybrid(min(quorum, len(paces)), timeout, merge_late)
+    store, trace = simulate("synchronous", paces, joint=False, merge="sum", hybrid=hybrid)
+    left = store.merging.late  # late updates of a round that nobody is left for
+    dropped = store.merging.dropped.total()
+
+    assert BATCHES == store.merging.version
+    assert sum(trace.sent) == store.merging.parameters[0] + dropped + left
+    assert not (dropped and merge_late)
+
+
+@settings(max_examples=40)
+@given(paces_, st.integers(1, 8), st.booleans(), st.integers(1, 5))
+def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late, kept):
+    """In synchronous/batch a late worker applies every mean that it missed, in order."""
+    with mock.patch.multiple(merging, KEPT_BYTES=0, LEAST_KEPT=kept):
+        hybrid = Hybrid(min(quorum, len(paces)), None, merge_late)
+        store, trace = simulate("synchronous", paces, hybrid=hybrid)
+
+    assert 1 == len({round(applied, 3) for applied in trace.applied})
+    assert BATCHES == store.merging.version
+
+
+def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
+    """Its replica could not be brought up to the others': three rounds in the time of one of its batches."""
+    with mock.patch.multiple(merging, KEPT_BYTES=0, LEAST_KEPT=3):
+        _, trace = simulate("synchronous", [1.0, 1.0, 100.0], hybrid=Hybrid(2))
+
+    assert 7 == trace.sent[2]
+    assert pytest.approx(600, abs=5) == trace.ends[0][-1]
+
+
+def test_256_workers_with_backups():
+    """A tenth of them is spared, and the round takes as long as the slowest of the others."""
+    paces = np.linspace(1, 2, 256)
+    _, trace = simulate("synchronous", paces, hybrid=Hybrid(230))
+
+    assert pytest.approx(BATCHES * np.sort(paces)[229], rel=0.02) == trace.ends[0][-1]
+
+
+def test_threads_that_wait_for_each_other_are_found():
+    """A run that would hang ends at once."""
+    world = World()
+    condition = Condition(world)
+    world.spawn(condition.wait)
+
+    with pytest.raises(DeadlockError, match="1 threads wait for each other."):
+        world.run()
