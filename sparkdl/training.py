@@ -38,6 +38,7 @@ from sparkdl.launch import Cluster, Job, Stage
 from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
+from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.schema import Schema
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.sources import Source
@@ -428,6 +429,13 @@ class Run:
                 'mode="synchronous" with frequency="batch" is plain Keras with any number.',
                 plan.working, STUDIED,
             )  # fmt: skip
+        config = self.request.config
+        below = shortfall(
+            config.merge, mode=config.mode.value, window=config.window, workers=plan.working,
+            adaptive=models.adaptive(self.request.model),
+        )  # fmt: skip
+        if below is not None and not self.joint:
+            logger.warning("%s", words_of(below))
         if idle:
             logger.warning("%d of %d workers have no rows.", idle, self.num_workers)
         if empty:

@@ -7,7 +7,7 @@ import pytest
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
 from sparkdl.errors import ConfigError, DivergedError
-from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule
+from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule, evidence
 
 
 def moved(problem, model):
@@ -141,6 +141,22 @@ def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkey
     SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
 
     assert warned == ("What 2 workers that step on their own learn" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "merge", "warned"), [("epoch", "sum", True), ("epoch", None, False), ("batch", None, False)]
+)
+def test_what_the_study_saw_fall_short_is_named(
+    spark, problem, caplog, monkeypatch, frequency, merge, warned
+):
+    """With what it ended in and what does better; the number of workers here is not that of the study."""
+    sums = [one._replace(workers=2) for one in evidence.SHORTFALLS if one.rule == "sum"]
+    monkeypatch.setattr(evidence, "SHORTFALLS", tuple(sums))
+    spark_model = SparkModel(problem.model(), frequency=frequency, num_workers=2, merge=merge)
+    spark_model.fit(problem.x, problem.y, 16, 1, verbose=0)
+
+    assert warned == ('merge="sum", SGD and 2 workers diverged' in caplog.text)
+    assert warned == ("is plain Keras with any number of workers" in caplog.text)
 
 
 def test_a_warm_up_is_that_of_plain_keras(spark, problem):

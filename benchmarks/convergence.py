@@ -1,0 +1,480 @@
+"""Accuracy at equal epochs: modes, frequencies and rules beside plain Keras, on 1 to 8 workers.
+
+Every run is a gang of real Keras replicas with sparkdl's own training loop, store and rules, in one process
+and in virtual time (``tests/simulator.py``): workers take batches at their own jittering speeds, which say
+who comes first, so that a run repeats. Each is compared, seed by seed, with ``model.fit`` from the same
+weights, with the same batch size and epochs.
+
+    python benchmarks/convergence.py --data FOLDER --journal benchmarks/convergence.jsonl
+
+takes up what is missing in the journal (hours); several may run at once, each on part of it. The parts are
+the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``), and DiLoCo
+(``--part diloco --optimizers adamw``). Seconds are those of one process that does all workers' work.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import harness
+import numpy as np
+from harness import table
+
+TESTS = harness.REPOSITORY / "tests"
+LEAST_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what is trained, and how.
+
+    Attributes:
+        problem: a name of ``problems.PROBLEMS``.
+        optimizer: the workers' optimizer.
+        mode: "plain" for ``model.fit``, or a mode of ``SparkModel``.
+        frequency: "batch", a number of batches, or "epoch".
+        merge: the rule as an expression over ``sparkdl.rules`` and K; "" is the default.
+        workers: how many.
+        seed: decides initial weights, orders and speeds.
+        epochs: how many.
+        rate: by what the learning rate is multiplied, as an expression over K; "" is 1.
+        rows: the first rows of the training set; 0 is all of them.
+    """
+
+    problem: str
+    optimizer: str
+    mode: str = "plain"
+    frequency: str | int = ""
+    merge: str = ""
+    workers: int = 1
+    seed: int = 0
+    epochs: int = 15
+    rate: str = ""
+    rows: int = 0
+
+    @property
+    def title(self) -> str:
+        """The setting as tables name it."""
+        if self.mode == "plain":
+            return "plain Keras"
+        rate = f", rate x {self.rate}" if self.rate else ""
+        return f"{self.mode}/{self.frequency} {self.merge or 'default'}{rate}"
+
+
+def run(case: Case, folder: str) -> dict:
+    """Train, and return the score and the loss of each epoch on the test rows, bytes and seconds."""
+    import problems
+
+    problem = problems.PROBLEMS[case.problem]
+    (x, y), test = problem.load(folder)
+    x, y = x[: case.rows or None], y[: case.rows or None]
+    steps = case.epochs * -(-len(x) // problem.batch_size)
+    scale = evaluated(case.rate, case) if case.rate else 1.0
+    model, judge = (problems.make_model(problem, case.optimizer, case.seed, steps, scale) for _ in range(2))
+    scores, losses = [], []
+
+    def score(weights):
+        judge.set_weights(weights)
+        result = judge.evaluate(*test, batch_size=1000, verbose=0, return_dict=True)
+        scores.append(round(float(result[problem.score]), 5))
+        losses.append(round(float(result["loss"]), 5))
+
+    began = time.perf_counter()
+    if case.mode == "plain":
+        for _ in range(case.epochs):
+            model.fit(x, y, problem.batch_size, verbose=0)
+            score(model.get_weights())
+        moved = 0
+    else:
+        moved, failure = gang(case, model, problem.batch_size, x, y, score)
+        if failure:
+            return {"diverged": failure, "scores": scores, "losses": losses}
+    seconds = round(time.perf_counter() - began, 1)
+    return {"scores": scores, "losses": losses, "bytes": moved, "seconds": seconds}
+
+
+def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
+    """Train with a gang in virtual time; return the bytes that it moved and the error it ended with."""
+    sys.path.insert(0, str(TESTS))
+    train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
+    from sparkdl import models
+    from sparkdl.batches import even_split
+    from sparkdl.errors import DivergedError
+    from sparkdl.exchange import LocalExchange
+    from sparkdl.wire import REPLY, UPDATE, lengths_of
+
+    moved = [0]
+
+    class Counted(LocalExchange):
+        """An exchange that counts the bytes which it would send and receive."""
+
+        def begin(self, update):
+            moved[0] += UPDATE.size + lengths_of(update).nbytes
+            return super().begin(update)
+
+        def finish(self, ticket):
+            reply = super().finish(ticket)
+            moved[0] += REPLY.size + lengths_of(reply).nbytes
+            return reply
+
+    layouts, shown = models.Layouts.of(model), model
+
+    def seen(cut):
+        models.write(models.trainable(shown), layouts.trainable.unpack(cut.parameters))
+        models.write(models.statistics(shown), layouts.statistics.unpack(cut.statistics))
+        score(shown.get_weights())
+
+    rng = np.random.default_rng(case.seed)
+    order = rng.permutation(len(x))
+    draws = [np.random.default_rng([case.seed, worker]) for worker in range(case.workers)]
+    window = {"batch": 1, "epoch": None}.get(case.frequency, case.frequency)
+    try:
+        train(
+            model, x[order], y[order], mode=case.mode, window=window, merge=rule_of(case),
+            rows=even_split(len(x), case.workers), batch_size=batch_size, epochs=case.epochs, world=world,
+            paces=[lambda draw=draw: draw.gamma(16) / 16 for draw in draws], seed=case.seed,
+            exchange=Counted, seen=seen,
+        )  # fmt: skip
+    except DivergedError as error:
+        return moved[0], str(error)
+    return moved[0], ""
+
+
+def evaluated(words: str, case: Case):
+    """Return the value of an expression over ``sparkdl.rules`` and K."""
+    from sparkdl import rules
+    from sparkdl.rules import outer
+
+    return eval(words, vars(rules) | vars(outer) | {"K": case.workers})
+
+
+def rule_of(case: Case):
+    """Return the rule that a case names, None for the default."""
+    return evaluated(case.merge, case) if case.merge else None
+
+
+def told(case: Case) -> str:
+    """Return the rule and the scale that a case has today, to know an answer of other code by."""
+    from sparkdl.rules import choose
+
+    if case.mode == "plain":
+        return ""
+    window = {"batch": 1, "epoch": None}.get(case.frequency, case.frequency)
+    rule, scale = choose(rule_of(case), mode=case.mode, window=window).bound(case.workers)
+    settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items())
+    return f"{rule.name}({settings}) at {scale:.4g}"
+
+
+# --- the cases ----------------------------------------------------------------------------------
+
+ROUNDS = [
+    ("Average()", ""), ("Average()", "K ** 0.5"), ("Average()", "K"), ("BMUF()", ""), ("DiLoCo()", ""),
+    ("Sum()", ""), ("Adasum()", ""), ("AEASGD()", ""), ("FedOpt()", ""),
+]  # fmt: skip
+ALONE = [
+    ("Sum()", ""), ("DynSGD()", ""), ("DynSGD()", "K ** 0.5"), ("DynSGD()", "K"), ("Average()", "K ** 0.5"),
+    ("ADAG()", ""), ("AEASGD()", ""), ("AEASGD()", "K ** 0.5"),
+]  # fmt: skip
+DEFAULTS = [
+    (mode, frequency, "", "")
+    for mode in ("synchronous", "asynchronous")
+    for frequency in ("batch", 16, "epoch")
+]
+PARTS = {
+    "defaults": DEFAULTS,
+    "pilot": [
+        *[("synchronous", frequency, *rule) for frequency in (16, "epoch") for rule in ROUNDS],
+        *[("asynchronous", frequency, *rule) for frequency in ("batch", 16, "epoch") for rule in ALONE],
+    ],
+    "diloco": [("synchronous", "batch", "", ""), ("synchronous", 50, "DiLoCo()", "")],
+}
+
+
+TITLES = {
+    "defaults": "Convergence: the defaults",
+    "pilot": "Convergence: the pilot",
+    "diloco": "Convergence: DiLoCo with 50 local steps",
+}
+
+
+def cases_of(options, problem: str, optimizer: str) -> list[Case]:
+    """Return the cases of a part of the study: every setting for every number of workers and seed."""
+    shape = {"epochs": options.epochs, "rows": options.rows}
+    cases = [Case(problem, optimizer, seed=seed, **shape) for seed in options.seeds]
+    for workers in options.workers:
+        for setting in PARTS[options.part]:
+            mode, frequency, merge, rate = setting
+            one = Case(problem, optimizer, mode, frequency, merge, workers, rate=rate, **shape)
+            if not options.only or any(word in one.title for word in options.only):
+                cases += [replace(one, seed=seed) for seed in options.seeds]
+    return cases
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+class Journal:
+    """The answers so far, a JSON line each; several processes may add to it."""
+
+    def __init__(self, path: str):
+        self.path = Path(path)
+
+    def answers(self) -> dict[Case, dict]:
+        """Return all there are of the rules that cases have today."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        records = [json.loads(line) for line in lines]
+        found = {Case(**record["case"]): record for record in records}
+        return {case: record["answer"] for case, record in found.items() if record["rule"] == told(case)}
+
+    def add(self, case: Case, answer: dict) -> None:
+        """Keep an answer, with the commit that gave it."""
+        git = ["git", "-C", str(harness.REPOSITORY), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        with self.path.open("a") as lines:
+            lines.write(
+                json.dumps({"case": asdict(case), "rule": told(case), "answer": answer, "commit": commit})
+                + "\n"
+            )
+
+
+# --- tables and pictures ------------------------------------------------------------------------
+
+
+def report(cases: list[Case], answers: dict[Case, dict]) -> str:
+    """Return a table of the last scores, of what they lack to plain Keras's, and of the cost."""
+    rows = []
+    for setting in dict.fromkeys(replace(case, seed=0) for case in cases):
+        seeds = [case for case in cases if replace(case, seed=0) == setting and case in answers]
+        whole = [answers[case] for case in seeds if "diverged" not in answers[case]]
+        if seeds:
+            gaps = gaps_of(setting, sorted(case.seed for case in seeds), answers)
+            scores = [mean_of(answer[kind][-1] for answer in whole) for kind in ("scores", "losses")]
+            cost = [middle_of(answer[kind] for answer in whole) for kind in ("bytes", "seconds")]
+            judged = verdict(setting, gaps) or economy(setting, len(seeds), answers)
+            rows.append([setting.title, setting.workers, len(seeds), *scores, interval(gaps), judged, *cost])
+    header = ["", "K", "seeds", "score", "loss", "points less plain Keras", "bar", "bytes moved", "seconds"]
+    return table(header, rows)
+
+
+def mean_of(values: Iterable[float]) -> str:
+    """Return a mean, or a dash where there is nothing."""
+    values = list(values)
+    return f"{statistics.fmean(values):.4f}" if values else "–"
+
+
+def middle_of(values: Iterable[float]) -> str:
+    """Return a median, or a dash where there is nothing."""
+    values = list(values)
+    return f"{statistics.median(values):,.0f}" if values else "–"
+
+
+def gaps_of(setting: Case, seeds: list[int], answers: dict[Case, dict]) -> list[float]:
+    """Return how many points better the last score of each seed is than plain Keras's; nan: it diverged."""
+    plain = replace(setting, mode="plain", frequency="", merge="", rate="", workers=1)
+    pairs = [(replace(setting, seed=seed), replace(plain, seed=seed)) for seed in seeds]
+    return [
+        100 * (score_of(answers[ours]) - score_of(answers[theirs]))
+        for ours, theirs in pairs
+        if ours in answers and theirs in answers
+    ]
+
+
+def score_of(answer: dict) -> float:
+    """Return the last score, nan of a run that diverged."""
+    return float("nan") if "diverged" in answer else answer["scores"][-1]
+
+
+def interval(points: list[float]) -> str:
+    """Return "mean ± half width" of paired differences, or how many of the runs diverged."""
+    if diverged := int(np.isnan(points).sum()):
+        return f"{diverged} of {len(points)} diverged"
+    if len(points) < 2:
+        return f"{points[0]:+.2f} (one seed)" if points else "–"
+    return "{:+.2f} ± {:.2f}".format(*harness.paired_interval(points))
+
+
+def verdict(setting: Case, gaps: list[float]) -> str:
+    """Return what a default has to reach with five seeds, and whether it does.
+
+    In rounds of single batches that is plain Keras's score within the noise of the seeds, and in any case 0.3
+    points, of 16 batches 0.3 points, elsewhere 0.5 with up to 4 workers and 1 with 8. More is never too much.
+    """
+    if setting.mode == "plain" or setting.merge or setting.rate or len(gaps) < LEAST_SEEDS:
+        return ""
+    mean, half = harness.paired_interval(gaps)
+    rounds = setting.mode == "synchronous" and setting.frequency != "epoch"
+    bar = 0.3 if rounds else 0.5 if setting.workers <= 4 else 1.0
+    single = rounds and setting.frequency == "batch"
+    met = mean >= -bar and (not single or mean + half >= 0)
+    return f"{'noise' if single else bar}: {'met' if met else 'MISSED'}"
+
+
+def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
+    """Return how DiLoCo's loss and bytes are to those of synchronous/batch, and whether that is its bar."""
+    if not setting.merge.startswith("DiLoCo") or seeds < LEAST_SEEDS:
+        return ""
+    joint = replace(setting, frequency="batch", merge="")
+    ours, theirs = (
+        [answer for case, answer in answers.items() if replace(case, seed=one.seed) == one]
+        for one in (setting, joint)
+    )
+    if not theirs or any("diverged" in answer for answer in ours + theirs):
+        return ""
+    loss, joint_loss = (statistics.fmean(a["losses"][-1] for a in part) for part in (ours, theirs))
+    share = theirs[0]["bytes"] / ours[0]["bytes"]
+    met = loss <= 1.02 * joint_loss and share >= 40
+    return f"loss x {loss / joint_loss:.3f}, bytes / {share:.0f}: {'met' if met else 'MISSED'}"
+
+
+def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
+    """Return what ``sparkdl.rules.evidence`` has to know: combinations that fell short, and on what most.
+
+    A default did when five seeds miss its bar, a rule that is named when the one seed of the pilot lies a
+    point or more below plain Keras.
+    """
+    found: dict[tuple, tuple] = {}
+    settings = {replace(case, seed=0) for case in answers if case.mode != "plain" and not case.rate}
+    for one in sorted(settings, key=repr):
+        if one.epochs != epochs or one.rows or (one.mode, one.frequency) == ("synchronous", "batch"):
+            continue
+        seeds = (0,) if one.merge else range(1, LEAST_SEEDS + 1)
+        gaps = gaps_of(one, list(seeds), answers)
+        lost = np.isnan(gaps).any()
+        if lost or "MISSED" in verdict(one, gaps) or (one.merge and gaps and gaps[0] <= -1):
+            kind = one.frequency if isinstance(one.frequency, str) else "n"
+            rule = rule_of(one).name if one.merge else ""
+            key = one.mode, kind, rule, one.optimizer != "sgd", one.workers
+            points = float("inf") if lost else round(-statistics.fmean(gaps), 1)
+            found[key] = max(found.get(key, (0.0, "")), (points, one.problem))
+    return [(*key, *worst) for key, worst in sorted(found.items())]
+
+
+def listed(answers: dict[Case, dict]) -> str:
+    """Return the combinations that fell short as a table, a line for all numbers of workers."""
+    lines: dict[tuple, list[str]] = {}
+    for mode, kind, rule, adaptive, workers, points, problem in shortfalls(answers):
+        setting = f"{mode}/{kind}", rule or "default", "Adam" if adaptive else "SGD"
+        lost = "diverged" if points == float("inf") else f"−{points}"
+        lines.setdefault(setting, []).append(f"K = {workers}: {lost} ({problem})")
+    rows = [[*setting, "; ".join(found)] for setting, found in lines.items()]
+    bars = (
+        "Each default with five seeds against its bar: the noise for synchronous/batch, 0.3 points for 16 "
+        "batches in rounds, elsewhere 0.5 points with up to 4 workers and 1 point with 8. A rule that is "
+        "named, with its usual settings, is here if the one seed of the pilot lies a point or more below. "
+        "Adam stands for all optimizers but SGD."
+    )
+    return f"{bars}\n\n{table(['', 'merge', 'optimizer', 'points less plain Keras'], rows)}"
+
+
+def summary(options, answers: dict[Case, dict]) -> str:
+    """Return what the defaults lack to plain Keras, in points: a line per setting, a column per problem."""
+    pairs = [(name, which) for name in options.problems for which in options.optimizers]
+    pairs = [(name, which) for name, which in pairs if which in problem_of(name).rates]
+    rows = []
+    for (mode, frequency, *_), workers in itertools.product(DEFAULTS, sorted(options.workers)):
+        one = Case("", "", mode, frequency, workers=workers, epochs=options.epochs, rows=options.rows)
+        ours = [replace(one, problem=name, optimizer=which) for name, which in pairs]
+        gaps = [gaps_of(case, options.seeds, answers) for case in ours]
+        if any(gaps):
+            rows.append([f"{mode}/{frequency}", workers, *map(interval, gaps)])
+    return table(["", "K", *(f"{name}, {which}" for name, which in pairs)], rows)
+
+
+def draw(options, answers: dict[Case, dict]) -> None:
+    """Draw what the defaults lack to plain Keras, by the number of workers: a picture per optimizer."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    for optimizer in options.optimizers:
+        names = [name for name in options.problems if optimizer in problem_of(name).rates]
+        figure, panels = pyplot.subplots(
+            1, len(names), figsize=(3.2 * len(names), 3.4), layout="constrained", squeeze=False
+        )
+        labels = {}
+        for panel, name in zip(panels[0], names, strict=True):
+            for place, (mode, frequency, *_) in enumerate(DEFAULTS):
+                one = Case(name, optimizer, mode, frequency, epochs=options.epochs, rows=options.rows)
+                gaps = {k: gaps_of(replace(one, workers=k), options.seeds, answers) for k in options.workers}
+                points = [(k, *harness.paired_interval(found)) for k, found in gaps.items() if found]
+                if points:
+                    k, means, halves = np.array(points).T
+                    labels[f"{mode}/{frequency}"] = panel.errorbar(
+                        k * 1.02 ** (place - 2.5), means, halves, ms=3, capsize=2, lw=1,
+                        color=f"C{place % 3}", fmt="o-" if mode == "synchronous" else "o--",
+                    )  # fmt: skip
+            panel.axhline(0, color="black", lw=0.8)
+            panel.set(title=name, xlabel="workers", xscale="log", xticks=sorted(options.workers))
+            panel.xaxis.set_major_formatter("{x:.0f}")
+            panel.minorticks_off()
+        panels[0][0].set_ylabel("points less plain Keras")
+        figure.suptitle(f"The defaults at equal epochs, {optimizer}")
+        figure.legend(labels.values(), labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(Path(options.page).with_name(f"convergence-{optimizer}.png"), dpi=120)
+
+
+def problem_of(name: str):
+    """Return a problem by its name."""
+    return importlib.import_module("problems").PROBLEMS[name]
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="the folder that has mnist/ and fashion-mnist/")
+    parser.add_argument("--journal", required=True)
+    parser.add_argument("--part", choices=PARTS, default="defaults")
+    parser.add_argument("--problems", nargs="+", default=["mnist", "fashion", "tabular", "characters"])
+    parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--only", nargs="*", default=[], help="words that a setting's title has")
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=int, default=0, help="train on the first rows only")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--page", help="the page of docs/ that gets a summary of the defaults, and pictures")
+    parser.add_argument("--shortfalls", action="store_true", help="print those that the driver is to warn of")
+    options = parser.parse_args()
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    journal, began, parts = Journal(options.journal), time.monotonic(), []
+    if options.shortfalls:
+        print(*(f"    Shortfall{line}," for line in shortfalls(journal.answers())), sep="\n")
+        return
+    for name, optimizer in itertools.product(options.problems, options.optimizers):
+        cases = cases_of(options, name, optimizer) if optimizer in problem_of(name).rates else []
+        for case in cases:
+            if case in journal.answers() or time.monotonic() - began > 60 * options.minutes:
+                continue
+            answer = run(case, options.data)
+            journal.add(case, answer)
+            last, seconds = answer["scores"][-1:] or "–", answer.get("seconds")
+            print(f"# {case.title} K={case.workers} seed {case.seed}: {last}, {seconds} s", flush=True)
+        if cases:
+            parts.append(f"### {name}, {optimizer}\n\n{report(cases, journal.answers())}")
+    words = (
+        f"{options.epochs} epochs; gangs of Keras replicas in one process and virtual time, with sparkdl's "
+        "own loop, store and rules. A score is an accuracy, or R² (tabular); a point is a hundredth. Mean ± "
+        f"half of the 95 % interval over paired seeds. {harness.machine({'sparkdl': sys.executable})}"
+    )
+    harness.report(TITLES[options.part], "\n\n".join([words, *parts]), options.results)
+    if options.page:
+        harness.write_section(options.page, "What the defaults reach", summary(options, journal.answers()))
+        harness.write_section(options.page, "What fell short", listed(journal.answers()))
+        draw(options, journal.answers())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What the study of convergence trains: four problems, their rows and their models.
+
+MNIST with an MLP, Fashion-MNIST with a convolutional network with BatchNormalization, a tabular regression
+(Friedman's first function), and a small character-level transformer on the documentation that comes with
+Python.
+"""
+
+import pydoc_data.topics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import numpy as np
+from contestants import read_idx
+
+CONTEXT = 16  # characters that the transformer sees
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\n()"  # and one for all others
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem: what is trained on what.
+
+    Attributes:
+        load: returns (x, y), (x_test, y_test), given the folder that has ``mnist`` and ``fashion-mnist``.
+        make: returns the model without an optimizer.
+        loss: its loss.
+        score: Keras's name of what is reported beside the loss; of 1 at most, a hundredth of it is a point.
+        batch_size: rows per update.
+        rates: the learning rate of each optimizer, by its name.
+        falls: whether it falls to 0 by a cosine over the run.
+    """
+
+    load: Callable
+    make: Callable
+    loss: str
+    score: str
+    batch_size: int
+    rates: dict[str, float]
+    falls: bool = False
+
+
+def images(name, rows):
+    """Return what loads the first rows of an image data set."""
+
+    def load(folder):
+        parts = [read_idx(Path(folder, name), part) for part in ("train", "t10k")]
+        (x, y), test = [(x[..., None].astype("float32") / 255, y.astype("int32")) for x, y in parts]
+        return (x[:rows], y[:rows]), test
+
+    return load
+
+
+def friedman(folder):
+    """Return 20,000 and 5,000 rows of Friedman's function of 10 variables, with noise, standardized."""
+    rng = np.random.default_rng(0)
+    x = rng.random((25_000, 10)).astype("float32")
+    y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
+    y = (y + rng.normal(size=len(y))).astype("float32")
+    x, y = (x - 0.5) / np.sqrt(1 / 12), (y - y.mean()) / y.std()
+    return (x[:20_000], y[:20_000, None]), (x[20_000:], y[20_000:, None])
+
+
+def characters(folder):
+    """Return 16,000 and 4,000 stretches of Python's documentation, and the same one character on.
+
+    Those to be tested on come from the last fifth of the text, the others from before it.
+    """
+    text = "".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).lower()
+    codes = np.array([ALPHABET.find(character) for character in text], "int32") + 1
+    parts, rng = np.split(codes, [len(codes) * 4 // 5]), np.random.default_rng(0)
+    return tuple(stretches(part, count, rng) for part, count in zip(parts, (16_000, 4_000), strict=True))
+
+
+def stretches(codes, count, rng):
+    """Return some stretches of a text, and the same one character on."""
+    starts = rng.permutation(len(codes) - CONTEXT)[:count]
+    rows = codes[starts[:, None] + np.arange(CONTEXT + 1)]
+    return rows[:, :-1], rows[:, 1:]
+
+
+def mlp():
+    """Return two dense layers with dropout, and a softmax."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)), layers.Flatten(),
+            layers.Dense(128, activation="relu"), layers.Dropout(0.2),
+            layers.Dense(128, activation="relu"), layers.Dropout(0.2),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )  # fmt: skip
+
+
+def cnn():
+    """Return two convolutions with BatchNormalization, and a softmax."""
+    layers, found = keras.layers, [keras.Input((28, 28, 1))]
+    for filters in (16, 32):
+        found += [layers.Conv2D(filters, 3, strides=2, use_bias=False), layers.BatchNormalization()]
+        found.append(layers.Activation("relu"))
+    return keras.Sequential([*found, layers.Flatten(), layers.Dense(10, activation="softmax")])
+
+
+def tabular():
+    """Return two dense layers and a number."""
+    layers = keras.layers
+    found = [keras.Input((10,)), layers.Dense(64, activation="relu"), layers.Dense(64, activation="relu")]
+    return keras.Sequential([*found, layers.Dense(1)])
+
+
+def transformer():
+    """Return a block of causal attention over 32 numbers per character, without dropout.
+
+    Characters are one-hot and dense: of an Embedding, Keras's Adam on TensorFlow takes other steps than of
+    the same matrix with a dense gradient, and not the same ones in one process as in several.
+    """
+    layers = keras.layers
+    codes = keras.Input((CONTEXT,), dtype="int32")
+    places = layers.Embedding(CONTEXT, 32)(keras.ops.arange(CONTEXT)[None])
+    found = layers.Dense(32, use_bias=False)(keras.ops.one_hot(codes, len(ALPHABET) + 1)) + places
+    seen = layers.LayerNormalization()(found)
+    found = found + layers.MultiHeadAttention(4, 8)(seen, seen, use_causal_mask=True)
+    wide = layers.Dense(128, activation="gelu")(layers.LayerNormalization()(found))
+    found = found + layers.Dense(32)(wide)
+    logits = layers.Dense(len(ALPHABET) + 1, activation="softmax")(layers.LayerNormalization()(found))
+    return keras.Model(codes, logits)
+
+
+CLASSES = "sparse_categorical_crossentropy"
+PROBLEMS = {
+    "mnist": Problem(images("mnist", 60_000), mlp, CLASSES, "accuracy", 64, {"sgd": 0.1, "adam": 1e-3}),
+    "fashion": Problem(
+        images("fashion-mnist", 12_000), cnn, CLASSES, "accuracy", 64,
+        {"sgd": 0.03, "adam": 1e-3, "adamw": 1e-3},
+    ),
+    "tabular": Problem(friedman, tabular, "mse", "r2_score", 64, {"sgd": 0.05, "adam": 1e-3}),
+    "characters": Problem(
+        characters, transformer, CLASSES, "accuracy", 32, {"adam": 3e-3, "adamw": 3e-3}, falls=True
+    ),
+}  # fmt: skip
+OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
+
+
+def make_model(problem: Problem, optimizer: str, seed: int, steps: int, scale: float = 1.0):
+    """Return the compiled model with the seed's initial weights.
+
+    Args:
+        problem: what is trained.
+        optimizer: a name of its ``rates``.
+        seed: of the initial weights.
+        steps: batches in the whole run.
+        scale: by what the learning rate is multiplied.
+    """
+    keras.utils.set_random_seed(seed)
+    model, rate = problem.make(), scale * problem.rates[optimizer]
+    if problem.falls:
+        rate = keras.optimizers.schedules.CosineDecay(rate, steps)
+    model.compile(OPTIMIZERS[optimizer](rate), problem.loss, metrics=[problem.score])
+    return model

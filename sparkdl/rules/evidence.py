@@ -1,0 +1,144 @@
+"""Where the study of convergence ended below plain Keras: what the driver warns of.
+
+``benchmarks/convergence.py --shortfalls`` prints these lines from its journal; docs/which-mode.md has the
+study.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from sparkdl.rules import RULES, Rule
+
+
+class Shortfall(NamedTuple):
+    """A combination that did not reach plain Keras's score within what the study asks of it.
+
+    Attributes:
+        mode: "synchronous" or "asynchronous", as which hogwild counts too.
+        frequency: "batch", "n" or "epoch".
+        rule: the name of a rule with its default settings; "" is the default of mode and frequency.
+        adaptive: whether the optimizer adapts a rate per weight (Adam) or not (SGD).
+        workers: how many there were.
+        points: hundredths of accuracy, or of R², below plain Keras; inf is a run that diverged.
+        problem: on what.
+    """
+
+    mode: str
+    frequency: str
+    rule: str
+    adaptive: bool
+    workers: int
+    points: float
+    problem: str
+
+
+SHORTFALLS: tuple[Shortfall, ...] = (
+    Shortfall("asynchronous", "batch", "aeasgd", False, 4, 1.4, "tabular"),
+    Shortfall("asynchronous", "batch", "aeasgd", False, 8, 2.9, "tabular"),
+    Shortfall("asynchronous", "batch", "aeasgd", True, 8, 1.9, "tabular"),
+    Shortfall("asynchronous", "batch", "dynsgd", False, 8, 2.3, "tabular"),
+    Shortfall("asynchronous", "batch", "dynsgd", True, 8, 1.5, "tabular"),
+    Shortfall("asynchronous", "epoch", "adag", False, 4, 42.5, "tabular"),
+    Shortfall("asynchronous", "epoch", "adag", False, 8, 12.2, "tabular"),
+    Shortfall("asynchronous", "epoch", "adag", True, 4, 40.6, "tabular"),
+    Shortfall("asynchronous", "epoch", "adag", True, 8, 13.0, "tabular"),
+    Shortfall("asynchronous", "epoch", "aeasgd", False, 4, 1.4, "tabular"),
+    Shortfall("asynchronous", "epoch", "aeasgd", False, 8, 3.3, "tabular"),
+    Shortfall("asynchronous", "epoch", "aeasgd", True, 8, 2.3, "tabular"),
+    Shortfall("asynchronous", "epoch", "dynsgd", False, 4, 1.0, "tabular"),
+    Shortfall("asynchronous", "epoch", "dynsgd", False, 8, 3.1, "tabular"),
+    Shortfall("asynchronous", "epoch", "dynsgd", True, 8, 4.0, "tabular"),
+    Shortfall("asynchronous", "epoch", "sum", False, 4, 604.4, "tabular"),
+    Shortfall("asynchronous", "epoch", "sum", False, 8, inf, "tabular"),
+    Shortfall("asynchronous", "epoch", "sum", True, 4, inf, "tabular"),
+    Shortfall("asynchronous", "epoch", "sum", True, 8, inf, "tabular"),
+    Shortfall("asynchronous", "n", "adag", False, 4, 5.5, "tabular"),
+    Shortfall("asynchronous", "n", "adag", False, 8, 4.8, "tabular"),
+    Shortfall("asynchronous", "n", "adag", True, 4, 4.1, "tabular"),
+    Shortfall("asynchronous", "n", "adag", True, 8, 3.5, "tabular"),
+    Shortfall("asynchronous", "n", "aeasgd", False, 4, 1.3, "tabular"),
+    Shortfall("asynchronous", "n", "aeasgd", False, 8, 3.1, "tabular"),
+    Shortfall("asynchronous", "n", "aeasgd", True, 8, 2.0, "tabular"),
+    Shortfall("asynchronous", "n", "dynsgd", False, 4, 1.0, "tabular"),
+    Shortfall("asynchronous", "n", "dynsgd", False, 8, 3.2, "tabular"),
+    Shortfall("asynchronous", "n", "dynsgd", True, 8, 1.7, "tabular"),
+    Shortfall("asynchronous", "n", "sum", False, 4, inf, "tabular"),
+    Shortfall("asynchronous", "n", "sum", False, 8, inf, "tabular"),
+    Shortfall("asynchronous", "n", "sum", True, 4, 26.9, "tabular"),
+    Shortfall("asynchronous", "n", "sum", True, 8, 90.5, "tabular"),
+    Shortfall("synchronous", "epoch", "adasum", False, 4, 1.7, "tabular"),
+    Shortfall("synchronous", "epoch", "adasum", False, 8, 3.7, "tabular"),
+    Shortfall("synchronous", "epoch", "adasum", True, 4, 3.2, "tabular"),
+    Shortfall("synchronous", "epoch", "adasum", True, 8, 2.6, "tabular"),
+    Shortfall("synchronous", "epoch", "aeasgd", False, 4, 1.4, "tabular"),
+    Shortfall("synchronous", "epoch", "aeasgd", False, 8, 3.2, "tabular"),
+    Shortfall("synchronous", "epoch", "aeasgd", True, 8, 2.2, "tabular"),
+    Shortfall("synchronous", "epoch", "average", False, 8, 2.5, "tabular"),
+    Shortfall("synchronous", "epoch", "average", True, 8, 1.7, "tabular"),
+    Shortfall("synchronous", "epoch", "diloco", False, 8, 1.2, "tabular"),
+    Shortfall("synchronous", "epoch", "fedopt", False, 4, 5.8, "tabular"),
+    Shortfall("synchronous", "epoch", "fedopt", False, 8, 13.3, "tabular"),
+    Shortfall("synchronous", "epoch", "fedopt", True, 4, 6.3, "tabular"),
+    Shortfall("synchronous", "epoch", "fedopt", True, 8, 8.2, "tabular"),
+    Shortfall("synchronous", "epoch", "sum", False, 4, inf, "tabular"),
+    Shortfall("synchronous", "epoch", "sum", False, 8, inf, "tabular"),
+    Shortfall("synchronous", "epoch", "sum", True, 4, 94.9, "tabular"),
+    Shortfall("synchronous", "epoch", "sum", True, 8, inf, "tabular"),
+    Shortfall("synchronous", "n", "adasum", False, 4, 1.1, "tabular"),
+    Shortfall("synchronous", "n", "adasum", False, 8, 3.4, "tabular"),
+    Shortfall("synchronous", "n", "adasum", True, 4, 1.6, "tabular"),
+    Shortfall("synchronous", "n", "adasum", True, 8, 1.3, "tabular"),
+    Shortfall("synchronous", "n", "aeasgd", False, 4, 1.3, "tabular"),
+    Shortfall("synchronous", "n", "aeasgd", False, 8, 3.1, "tabular"),
+    Shortfall("synchronous", "n", "aeasgd", True, 8, 2.0, "tabular"),
+    Shortfall("synchronous", "n", "average", False, 8, 2.5, "tabular"),
+    Shortfall("synchronous", "n", "average", True, 8, 1.6, "tabular"),
+    Shortfall("synchronous", "n", "fedopt", False, 8, 2.0, "tabular"),
+    Shortfall("synchronous", "n", "fedopt", True, 8, 3.2, "tabular"),
+    Shortfall("synchronous", "n", "sum", False, 4, inf, "tabular"),
+    Shortfall("synchronous", "n", "sum", False, 8, inf, "tabular"),
+    Shortfall("synchronous", "n", "sum", True, 4, 19.8, "tabular"),
+    Shortfall("synchronous", "n", "sum", True, 8, 23.0, "tabular"),
+)
+
+
+def shortfall(
+    merge: str | Rule | None, *, mode: str, window: int | None, adaptive: bool, workers: int
+) -> Shortfall | None:
+    """Return the worst that the study saw of a combination with so many workers or fewer.
+
+    Args:
+        merge: a rule, the name of one, or None, as ``SparkModel`` takes it.
+        mode: "synchronous", "asynchronous" or "hogwild".
+        window: local batches per exchange; None is an epoch.
+        adaptive: whether the optimizer is not SGD.
+        workers: those that have rows.
+    """
+    mode = "asynchronous" if mode == "hogwild" else mode
+    key = mode, {None: "epoch", 1: "batch"}.get(window, "n"), _name(merge), adaptive
+    seen = [one for one in SHORTFALLS if one[:4] == key and one.workers <= workers]
+    return max(seen, key=lambda one: one.points, default=None)
+
+
+def _name(merge: str | Rule | None) -> str | None:
+    """Return the name of a rule that has its default settings, "" for no rule."""
+    if not isinstance(merge, Rule):
+        return merge or ""
+    kind = RULES.get(merge.name)
+    usual = kind is type(merge) and vars(merge) == vars(kind())
+    return merge.name if usual else None
+
+
+def words_of(one: Shortfall) -> str:
+    """Return a warning that says what was seen, and what was seen to do better."""
+    frequency = "a number of batches" if one.frequency == "n" else f'"{one.frequency}"'
+    rule = f' and merge="{one.rule}"' if one.rule else ""
+    optimizer = "an adaptive optimizer" if one.adaptive else "SGD"
+    ended = "diverged" if one.points == inf else f"ended {one.points:.1f} points below plain Keras"
+    return (
+        f'In the study of convergence, mode="{one.mode}" with frequency={frequency}{rule}, {optimizer} and '
+        f"{one.workers} workers {ended} (problem: {one.problem}). "
+        'mode="synchronous" with frequency="batch" is plain Keras with any number of workers.'
+    )

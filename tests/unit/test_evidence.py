@@ -1,0 +1,62 @@
+"""What the study saw fall short of plain Keras is what the driver warns of."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.rules import RULES, Average, DiLoCo, Rule
+from sparkdl.rules.evidence import SHORTFALLS, Shortfall, shortfall, words_of
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import convergence  # noqa: E402
+
+
+def asked(merge=None, *, mode="synchronous", window=None, adaptive=False, workers=8):
+    return shortfall(merge, mode=mode, window=window, adaptive=adaptive, workers=workers)
+
+
+def test_the_table_is_what_the_journal_says():
+    """Every combination that misses its bar in the committed study is there, and no other."""
+    answers = convergence.Journal(BENCHMARKS / "convergence.jsonl").answers()
+
+    assert answers
+    assert convergence.shortfalls(answers) == [tuple(one) for one in SHORTFALLS]
+
+
+@given(
+    merge=st.sampled_from([None, *RULES]), mode=st.sampled_from(["synchronous", "asynchronous", "hogwild"]),
+    window=st.sampled_from([1, 16, None]), adaptive=st.booleans(), workers=st.integers(1, 300),
+)  # fmt: skip
+def test_more_workers_are_never_warned_of_less(merge, mode, window, adaptive, workers):
+    """And one worker, which is plain Keras, of nothing."""
+    settings = {"mode": mode, "window": window, "adaptive": adaptive}
+    fewer, more = (asked(merge, workers=k, **settings) for k in (workers, workers + 1))
+
+    assert asked(merge, workers=1, **settings) is None
+    assert fewer is None or more.points >= fewer.points
+
+
+def test_a_rule_as_an_object_is_warned_of_where_its_settings_are_the_usual():
+    """Other settings, and rules of one's own, the study did not see."""
+
+    class Own(Rule):
+        name = "average"
+
+    assert asked("average") == asked(Average()) is not None
+    assert asked("diloco") == asked(DiLoCo()) is not None
+    assert asked(DiLoCo(outer_learning_rate=0.5)) is None
+    assert asked(Own()) is None
+
+
+@pytest.mark.parametrize(("points", "said"), [(float("inf"), "diverged"), (2.5, "ended 2.5 points below")])
+def test_a_warning_says_what_was_seen_and_what_does_better(points, said):
+    words = words_of(Shortfall("synchronous", "n", "sum", False, 8, points, "tabular"))
+
+    assert said in words
+    assert 'merge="sum"' in words
+    assert 'frequency="batch"' in words
