@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from sparkdl import models
+from sparkdl import optimizers
 from sparkdl.config import Scaling, choose
 from sparkdl.errors import ConfigError
 
@@ -42,7 +42,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
             ConfigError: a schedule gives it.
         """
         self._epoch = 0
-        if isnan(models.learning_rate(self.model)):
+        if isnan(optimizers.learning_rate(self.model)):
             raise ConfigError(
                 f"{type(self).__name__} is for an optimizer whose learning rate is a number; got a schedule. "
                 "Scale the schedule, or take its own warm-up (CosineDecay(warmup_steps=...))."
@@ -54,17 +54,17 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """In plain Keras, set the rate of one batch; several callbacks multiply one after the other."""
-        optimizer, rate = self.model.optimizer, models.learning_rate(self.model)
+        optimizer, rate = self.model.optimizer, optimizers.learning_rate(self.model)
         if not hasattr(optimizer, KEPT):
             setattr(optimizer, KEPT, rate)
         done = self._epoch + batch / (self.params.get("steps") or float("inf"))
-        models.set_learning_rate(self.model, rate * self.factor(done, 1))
+        optimizers.set_learning_rate(self.model, rate * self.factor(done, 1))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Set it back, so that other callbacks find what they left."""
         optimizer = self.model.optimizer
         if hasattr(optimizer, KEPT):
-            models.set_learning_rate(self.model, getattr(optimizer, KEPT))
+            optimizers.set_learning_rate(self.model, getattr(optimizer, KEPT))
             delattr(optimizer, KEPT)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import models
+from sparkdl import models, optimizers
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
 from sparkdl.store import Cut
@@ -260,10 +260,10 @@ class DriverModel:
         models.write(models.statistics(self.model), layouts.statistics.unpack(cut.statistics))
         states = self._optimizer_states(cut, rows)
         if states is not None:
-            models.write(models.optimizer_variables(self.model), states)
+            models.write(optimizers.variables(self.model), states)
         if not self.joint:
             models.constrain(self.model)
-            models.batches_seen(self.model).assign(round(cut.progress))
+            optimizers.batches_seen(self.model).assign(round(cut.progress))
         begin = layouts.optimizer.nbytes
         random = cut.state(0)[begin : begin + layouts.generators.nbytes]
         if random:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from pyspark import RDD
 
-from sparkdl import files, launch, losses, models, preflight
+from sparkdl import files, launch, losses, models, optimizers, preflight
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
@@ -135,7 +135,7 @@ class SparkModel:
         models.require_compiled(self.model)
         models.require_honoured(self.model)
         if rule.momentum:
-            models.require_nesterov(self.model, rule.name)
+            optimizers.require_nesterov(self.model, rule.name)
         require_supported(keras.backend.backend())
         require_distribution(keras.backend.backend(), distribution)
         self.distribution = distribution
@@ -367,7 +367,7 @@ class SparkModel:
         finally:
             shared.destroy()
         logs = self._metrics().merge([bytes(states) for states, _ in results])
-        return logs if return_dict else models.listed(self.model, logs)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     def predict(
         self,
@@ -445,7 +445,7 @@ class SparkModel:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
         with tempfile.TemporaryDirectory() as folder:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
-            models.optimizer_variables(self.model)  # makes them, without which Keras warns when it loads
+            optimizers.variables(self.model)  # makes them, without which Keras warns when it loads
             self.model.save(local)
             settings.write_text(json.dumps(values, indent=2))
             files.put(local, path, overwrite=overwrite, context=context)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from sparkdl import launch, models, preflight
+from sparkdl import launch, models, optimizers, preflight
 from sparkdl.batches import Plan
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_port, parse_quorum
@@ -233,7 +233,7 @@ class Run:
         self.joint = config.joint
         choice = choose(config.merge, mode=config.mode.value, window=config.window)
         scaled = any(isinstance(callback, LearningRateScaling) for callback in request.callbacks)
-        if scaled or not models.scalable(request.model):
+        if scaled or not optimizers.scalable(request.model):
             choice = choice._replace(power=0.0)
         self.choice, self.rule = choice, choice.rule
         self.hybrid = hybrid_of(config, num_workers)
@@ -296,7 +296,7 @@ class Run:
                 self._load(cut, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
-        models.finalize(request.model)
+        optimizers.finalize(request.model)
         self.carried = Carried(store.cut.states, store.cut.rule)
         self._record(store, gang)
         self.callbacks.end(logs)
@@ -343,8 +343,8 @@ class Run:
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
-            first_step=float(models.batches_seen(self.request.model)),
-            scaled=self.joint and models.scales_loss(self.request.model),
+            first_step=float(optimizers.batches_seen(self.request.model)),
+            scaled=self.joint and optimizers.scales_loss(self.request.model),
             factor=self.factor,
         )  # fmt: skip
         terms = Terms(
@@ -368,7 +368,7 @@ class Run:
         if epoch > self.request.fit.initial_epoch:
             if self.callbacks.begin_epoch(epoch):
                 store.replace(self.driver.parameters(), self.driver.statistics())
-            store.release(epoch, models.learning_rate(self.request.model))
+            store.release(epoch, optimizers.learning_rate(self.request.model))
         rows = sum(self._rows(store))
         display.begin(epoch, rows)
         started = time.monotonic()
@@ -382,7 +382,7 @@ class Run:
             gang.check()
             if not self.said and store.plans:
                 self._say_workers(store)
-                store.release(epoch, models.learning_rate(self.request.model))
+                store.release(epoch, optimizers.learning_rate(self.request.model))
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
             display.update(
@@ -432,7 +432,7 @@ class Run:
         config = self.request.config
         below = shortfall(
             config.merge, mode=config.mode.value, window=config.window, workers=plan.working,
-            adaptive=models.adaptive(self.request.model),
+            adaptive=optimizers.adaptive(self.request.model),
         )  # fmt: skip
         if below is not None and not self.joint:
             logger.warning("%s", words_of(below))
@@ -463,9 +463,9 @@ class Run:
 
     def _load(self, cut: Cut, store: ParameterStore) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""
-        rate = models.learning_rate(self.request.model)
+        rate = optimizers.learning_rate(self.request.model)
         self.driver.load(cut, self._rows(store))
-        models.set_learning_rate(self.request.model, rate)
+        optimizers.set_learning_rate(self.request.model, rate)
 
     def _interrupted(self, store: ParameterStore, gang: Gang) -> Cut:
         """Give the run a moment to say where it has got to, and return that."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import client, devices, feed, models
+from sparkdl import client, devices, feed, models, optimizers
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
 from sparkdl.batches import Integers, Plan, Span
@@ -103,7 +103,7 @@ class Stepper(ABC):
     def recover(self, reply: Reply) -> None:
         """Go on after an update that had NaN or Inf in it, of which nothing is of use."""
         self.load(reply)
-        models.reset_spoilt(self.replica.model)
+        optimizers.reset_spoilt(self.replica.model)
 
     def own(self) -> bytes:
         """Return the weights that are this worker's own, for a cut; most have none."""
@@ -307,7 +307,7 @@ class Loop:
         self.waited, self.judged = 0.0, False
         self.learning_rate = float("nan")
         self.stepper = self._stepper()
-        self.followed = None if settings.plan.joint else models.follow(replica.model)
+        self.followed = None if settings.plan.joint else optimizers.follow(replica.model)
 
     def _stepper(self) -> Stepper:
         if self.settings.rule.elastic:
@@ -329,7 +329,7 @@ class Loop:
         if begin["restore"]:
             self._restore()
         if begin["learning_rate"] is not None:
-            models.set_learning_rate(self.replica.model, self.settings.scale * begin["learning_rate"])
+            optimizers.set_learning_rate(self.replica.model, self.settings.scale * begin["learning_rate"])
         self._follow(begin["progress"])
         self.stopped = begin["stop"]
         first = begin["epoch"]
@@ -469,7 +469,7 @@ class Loop:
         self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
             self.learning_rate = reply.learning_rate
-            models.set_learning_rate(self.replica.model, self.settings.scale * reply.learning_rate)
+            optimizers.set_learning_rate(self.replica.model, self.settings.scale * reply.learning_rate)
         self._follow(reply.progress)
         if reply.evaluate > self.evaluated:
             self.evaluated = reply.evaluate
@@ -478,7 +478,7 @@ class Loop:
     def _follow(self, progress: float) -> None:
         if self.followed is not None:
             self.followed.progress.assign(progress)
-            self.followed.anchor.assign(int(models.batches_seen(self.replica.model)))
+            self.followed.anchor.assign(int(optimizers.batches_seen(self.replica.model)))
 
     def _evaluate(self, epoch: int) -> Update:
         """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
@@ -513,7 +513,7 @@ class Loop:
         model = self.replica.model
         parts = [models.generators(model)]
         if self.worker == 0 or not self.plan.joint:
-            parts.insert(0, models.optimizer_variables(model))
+            parts.insert(0, optimizers.variables(model))
         state = b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
         return state + self.stepper.own()
 
@@ -526,7 +526,7 @@ class Loop:
         if len(reply.state) >= end:
             optimizer, random = reply.state[:cut], reply.state[cut:end]
             model = self.replica.model
-            models.write(models.optimizer_variables(model), layouts.optimizer.from_bytes(optimizer))
+            models.write(optimizers.variables(model), layouts.optimizer.from_bytes(optimizer))
             models.write(models.generators(model), layouts.generators.from_bytes(random))
         self._obey(reply)
 

@@ -6,7 +6,7 @@ from functools import partial
 import keras
 import numpy as np
 
-from sparkdl import models
+from sparkdl import models, optimizers
 from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.exchange import LocalExchange
@@ -46,8 +46,8 @@ def train(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
-        first_step=float(models.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
-        factor=factor, scaled=joint and models.scales_loss(model),
+        first_step=float(optimizers.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
+        factor=factor, scaled=joint and optimizers.scales_loss(model),
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
@@ -79,14 +79,14 @@ def train(
     for worker in range(len(rows)):
         world.spawn(work, worker)
     losses = []
-    world.spawn(drive, store, epochs, models.learning_rate(model), losses, world.patience, seen)
+    world.spawn(drive, store, epochs, optimizers.learning_rate(model), losses, world.patience, seen)
     world.run()
     if errors or store.failure is not None:
         raise store.failure or errors[0]
     cut = store.cut
     models.write(models.trainable(model), layouts.trainable.unpack(cut.parameters))
     models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
-    models.batches_seen(model).assign(round(cut.progress))
+    optimizers.batches_seen(model).assign(round(cut.progress))
     return losses
 
 

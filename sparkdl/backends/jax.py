@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from sparkdl import models
+from sparkdl import models, optimizers
 from sparkdl.backends.base import Batch, Center, Mean, Reading
 from sparkdl.backends.common import Capture, first_rows, optional, reading
 from sparkdl.losses import watched
@@ -37,7 +37,7 @@ class JaxReplica:
         self._model = model
         self._held: State | None = None
         self._optimizer = model.optimizer
-        models.optimizer_variables(model)
+        optimizers.variables(model)
         places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
         self._statistics = [places[id(variable)] for variable in models.statistics(model)]
         self._capture = Capture(model) if joint else None
@@ -88,7 +88,7 @@ class JaxReplica:
     @contextmanager
     def _following(self, progress: Sequence[Any]) -> Iterator[None]:
         """Let a schedule's own variables have these values, which are traced."""
-        variables = models.followed_variables(self._model)
+        variables = optimizers.followed_variables(self._model)
         kept = [variable._value for variable in variables]
         for variable, value in zip(variables, progress, strict=True):
             variable._value = value
@@ -99,7 +99,7 @@ class JaxReplica:
                 variable._value = value
 
     def _progress(self) -> list[Any]:
-        return [variable.value for variable in models.followed_variables(self._model)]
+        return [variable.value for variable in optimizers.followed_variables(self._model)]
 
     def _take_gradient(
         self, state: State, progress: Sequence[Any], mean: Pair | None, scale: Any, data: Any

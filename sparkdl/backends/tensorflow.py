@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparkdl import models
+from sparkdl import optimizers
 from sparkdl.backends.stateful import StatefulReplica
 from sparkdl.weights import ALIGNMENT, Array, Vector, address
 
@@ -90,7 +90,7 @@ class TensorFlowReplica(StatefulReplica):
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         super().__init__(model, joint=joint)
-        use_adam_kernel(models.inner_optimizer(model))
+        use_adam_kernel(optimizers.inner(model))
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""

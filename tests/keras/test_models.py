@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import models
+from sparkdl import models, optimizers
 from sparkdl.epochs import DriverModel
 from sparkdl.errors import ModelError
 from sparkdl.store import Cut
@@ -276,7 +276,7 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
     cut = Cut(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
     driver.load(cut, (10, 30))
 
-    momentum = models.read(models.optimizer_variables(model))[-1]
+    momentum = models.read(optimizers.variables(model))[-1]
     assert ("bfloat16", [4.0] * 3) == (momentum.dtype.name, momentum.ravel().tolist())
 
 

@@ -13,7 +13,7 @@ ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence", "store",
     "exchange",
-    "backends.base", "schema", "feed", "frames", "code", "models", "losses", "backends.common",
+    "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses", "backends.common",
     "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "server", "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources",
@@ -24,6 +24,7 @@ DOORS = {
     "cheroot": {"server"},
     "keras": {
         "models",
+        "optimizers",
         "losses",
         "callbacks",
         "epochs",

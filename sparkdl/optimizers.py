@@ -1,0 +1,148 @@
+"""A compiled model's optimizer: its variables, its learning rate, and a schedule that follows the run.
+
+One that scales losses (``LossScaleOptimizer``) has the optimizer that takes the steps within.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.errors import ConfigError
+
+
+def variables(model: keras.Model) -> list[Any]:
+    """Return the optimizer's variables: iterations, learning rate unless scheduled, slots."""
+    if not model.optimizer.built:  # to build it again gives a LossScaleOptimizer its variables twice
+        model.optimizer.build(model.trainable_variables)
+    return list(model.optimizer.variables)
+
+
+def require_nesterov(model: keras.Model, merge: str) -> None:
+    """Check that the model's optimizer is SGD with Nesterov's momentum, which a rule asks for.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    optimizer = inner(model)
+    if not (isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum and optimizer.nesterov):
+        raise ConfigError(
+            f'merge="{merge}" is for workers that step with Nesterov\'s momentum; the model was compiled '
+            f"with {optimizer.name}. Take keras.optimizers.SGD(..., momentum=0.9, nesterov=True), or "
+            'merge="aeasgd".'
+        )
+
+
+def finalize(model: keras.Model) -> None:
+    """End training as Keras does: an optimizer that averages weights over time puts the averages in."""
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+def set_learning_rate(model: keras.Model, value: float) -> None:
+    """Set the learning rate, where it is a number and not a schedule."""
+    if not scheduled(model) and float(model.optimizer.learning_rate) != value:
+        model.optimizer.learning_rate = value
+
+
+def learning_rate(model: keras.Model) -> float:
+    """Return the optimizer's learning rate of this moment; nan where a schedule gives it."""
+    return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)
+
+
+def inner(model: keras.Model) -> Any:
+    """Return the optimizer that takes the steps, which one that scales losses has within."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def scales_loss(model: keras.Model) -> bool:
+    """Return whether the optimizer scales the loss, so that a gradient may be Inf and a step be skipped."""
+    return inner(model) is not model.optimizer
+
+
+def reset_spoilt(model: keras.Model) -> None:
+    """Begin anew each variable of the optimizer that has NaN or Inf in it."""
+    for variable in variables(model):
+        value = keras.ops.convert_to_numpy(variable)
+        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float32)).all():
+            variable.assign(np.zeros(value.shape, value.dtype))
+
+
+def batches_seen(model: keras.Model) -> Any:
+    """Return the variable in which an optimizer counts batches.
+
+    Its ``iterations`` are fewer where it accumulates gradients, and no variable then.
+    """
+    return inner(model)._iterations
+
+
+def scalable(model: keras.Model) -> bool:
+    """Return whether the learning rate can be multiplied: a function that gives it cannot be."""
+    rate = getattr(inner(model), "_learning_rate", None)
+    return scheduled(model) or not callable(rate)
+
+
+def adaptive(model: keras.Model) -> bool:
+    """Return whether the optimizer is not SGD, with or without momentum."""
+    return not isinstance(inner(model), keras.optimizers.SGD)
+
+
+def scheduled(model: keras.Model) -> bool:
+    """Return whether a schedule gives the learning rate."""
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    return isinstance(getattr(inner(model), "_learning_rate", None), schedule)
+
+
+class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule that is evaluated at the run's progress instead of a worker's own iterations.
+
+    Adam's bias correction needs the worker's own count, a schedule that of the whole run, so the two part
+    here: progress = what the endpoint last said + own steps since then x the speed of the whole gang.
+
+    The ``scale`` is by what it is multiplied where workers step on their own.
+
+    Args:
+        schedule: the user's schedule.
+        seen: the batches that the optimizer has seen until this moment.
+    """
+
+    def __init__(self, schedule: Any, seen: int) -> None:
+        self.schedule = schedule
+        self.progress = keras.Variable(float(seen), trainable=False, dtype="float32", name="progress")
+        self.anchor = keras.Variable(seen, trainable=False, dtype="int32", name="anchor")
+        self.speed = keras.Variable(1.0, trainable=False, dtype="float32", name="speed")
+        self.scale = keras.Variable(1.0, trainable=False, dtype="float32", name="scale")
+
+    @property
+    def variables(self) -> list[Any]:
+        """What changes during a run."""
+        return [self.progress, self.anchor, self.speed, self.scale]
+
+    def __call__(self, step: Any) -> Any:
+        """Return the scaled schedule at the run's progress; ``step`` is the worker's own iterations."""
+        own = keras.ops.cast(keras.ops.cast(step, "int32") - self.anchor.value, "float32")
+        progress = self.progress.value + own * self.speed.value
+        return self.scale.value * self.schedule(keras.ops.cast(keras.ops.floor(progress + 1e-3), step.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration of the user's schedule."""
+        return dict(self.schedule.get_config())
+
+
+def followed_variables(model: keras.Model) -> list[Any]:
+    """Return the variables by which a schedule follows the run, if it does."""
+    schedule = getattr(inner(model), "_learning_rate", None)
+    return schedule.variables if isinstance(schedule, Followed) else []
+
+
+def follow(model: keras.Model) -> Followed | None:
+    """Make a scheduled optimizer follow the run's progress; None where there is no schedule."""
+    optimizer = inner(model)
+    if not scheduled(model):
+        return None
+    if not isinstance(optimizer._learning_rate, Followed):
+        # Keras refuses to replace a schedule through `learning_rate`.
+        optimizer._learning_rate = Followed(optimizer._learning_rate, int(batches_seen(model)))
+    followed: Followed = optimizer._learning_rate
+    return followed
