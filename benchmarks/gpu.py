@@ -132,8 +132,9 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
     from sparkdl.rules import choose
     from sparkdl.schema import Sample
     from sparkdl.server import Traffic, make_app, serve
+    from sparkdl.steppers import TrainSettings
     from sparkdl.store import ParameterStore, RunShape
-    from sparkdl.worker import TrainJob, TrainSettings
+    from sparkdl.worker import TrainJob
 
     model, (x, y) = build(name, size), rows_for(name, 2)
     models.build_metrics(model, x, y)

@@ -42,8 +42,9 @@ from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.schema import Schema
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.sources import Source
+from sparkdl.steppers import TrainSettings
 from sparkdl.store import Carried, Cut, EpochResult, ParameterStore, RunShape
-from sparkdl.worker import TrainJob, TrainSettings
+from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open

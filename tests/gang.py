@@ -14,8 +14,9 @@ from sparkdl.feed import Rows
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.schema import Sample
+from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore, RunShape
-from sparkdl.worker import Loop, TrainSettings
+from sparkdl.worker import Loop
 
 
 def train(

@@ -16,7 +16,7 @@ ORDER = [
     "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses", "backends.common",
     "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
-    "server", "client", "files", "worker", "tasks", "inference", "preflight", "launch", "sources",
+    "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch", "sources",
     "progress", "callbacks", "epochs", "training", "spark_model", "",
 ]  # fmt: skip
 DOORS = {
