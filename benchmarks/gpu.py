@@ -128,12 +128,13 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
 
     from sparkdl import models
     from sparkdl.batches import Plan
+    from sparkdl.books import RunShape
     from sparkdl.merging import Terms, make_merging
     from sparkdl.rules import choose
     from sparkdl.schema import Sample
     from sparkdl.server import Traffic, make_app, serve
     from sparkdl.steppers import TrainSettings
-    from sparkdl.store import ParameterStore, RunShape
+    from sparkdl.store import ParameterStore
     from sparkdl.worker import TrainJob
 
     model, (x, y) = build(name, size), rows_for(name, 2)

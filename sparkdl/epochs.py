@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from sparkdl import models, optimizers
+from sparkdl.books import Cut
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
-from sparkdl.store import Cut
 from sparkdl.weights import Array, Layout
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from pyspark import RDD
 
 from sparkdl import files, launch, losses, models, optimizers, preflight
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
+from sparkdl.books import Carried
 from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, ModelError
@@ -34,7 +35,6 @@ from sparkdl.sources import (
     share_weights,
     with_predictions,
 )
-from sparkdl.store import Carried
 from sparkdl.structure import leaves
 from sparkdl.training import Request, Run, hybrid_of
 

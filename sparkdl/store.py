@@ -19,126 +19,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite, nan
-from mmap import ACCESS_READ, mmap
-from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparkdl.batches import Plan
+from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, spooled
 from sparkdl.divergence import Watch
 from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
-
-IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
-
-
-@dataclass(frozen=True)
-class RunShape:
-    """What the store has to know of a run.
-
-    Attributes:
-        run: sixteen random bytes that name it.
-        layout: the digest of the trainable variables' layout.
-        num_workers: how many workers the gang has.
-        plan: a plan whose row counts are not known yet.
-        epochs: the epoch at which training ends.
-        evaluated: the epochs that end with an evaluation of the validation rows.
-        metrics: bytes of one worker's metric states.
-        optimizer: bytes of the optimizer's variables.
-        generators: bytes of the random generators' states.
-        own: bytes of the weights that are a worker's own, by an elastic rule.
-        first_step: the optimizer's iterations before the run.
-        scaled: whether gradients of a scaled loss are exchanged.
-        factor: by what the learning rate is multiplied when so many epochs are done; None: never.
-    """
-
-    run: bytes
-    layout: bytes
-    num_workers: int
-    plan: Plan
-    epochs: int
-    evaluated: frozenset[int] = frozenset()
-    metrics: int = 0
-    optimizer: int = 0
-    generators: int = 0
-    own: int = 0
-    first_step: float = 0.0
-    scaled: bool = False
-    factor: Callable[[float], float] | None = None
-
-
-@dataclass
-class Member:
-    """One worker as the driver sees it."""
-
-    attempt: int
-    host: str
-    pid: int
-    joined: float
-    rows: int | None = None
-    validation_rows: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
-    epoch: int = 0
-    seen_rows: int = 0
-
-
-class Carried(NamedTuple):
-    """What a run leaves to the next one: each worker's state, and the rule's."""
-
-    states: dict[int, bytes | mmap]
-    rule: Any
-
-
-@dataclass
-class Cut:
-    """All that a run is taken up from: the center at an epoch's end, every worker's state, and the rule's."""
-
-    epoch: int
-    parameters: Vector
-    statistics: Vector
-    version: int
-    progress: float
-    states: dict[int, bytes | mmap] = field(default_factory=dict)
-    rule: Any = None
-
-    def state(self, worker: int) -> bytes:
-        """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
-        return bytes(self.states.get(worker, b""))
-
-
-@dataclass
-class EpochResult:
-    """What the workers reported of one epoch.
-
-    Attributes:
-        cut: the center and the states at its end.
-        metrics: each worker's metric states over its training rows.
-        validation: each worker's metric states over its validation rows.
-        rows: training rows that were used.
-        losses: the mean loss of each update, or of each round, counted since the epoch before; nan besides
-            for each update that was not merged because it had NaN or Inf in it.
-    """
-
-    cut: Cut
-    metrics: list[bytes]
-    validation: list[bytes]
-    rows: int
-    losses: list[float]
-
-
-@dataclass
-class _Book:
-    """The reports of one epoch, by worker."""
-
-    metrics: dict[int, bytes] = field(default_factory=dict)
-    validation: dict[int, bytes] = field(default_factory=dict)
-    states: dict[int, bytes | mmap] = field(default_factory=dict)
-    weights: tuple[Vector, Vector] | None = None
-    rows: int = 0
-    cut: Cut | None = None
 
 
 class ParameterStore:
@@ -156,7 +47,7 @@ class ParameterStore:
         self.generation = 1
         merging.generation = 1
         self.members: dict[int, Member] = {}
-        self.books: dict[int, _Book] = {}
+        self.books: dict[int, Book] = {}
         self.plans: list[Plan] = []
         self.released = 0  # epochs before this one may be trained
         self.stopping = False
@@ -276,16 +167,8 @@ class ParameterStore:
             self._member(update.worker, update.generation, update.attempt)
         if update.layout != self.shape.layout or update.offset:
             raise RefusedError(422, "The update is of a model with another layout of variables.")
-        parameters, statistics = len(self.merging.parameters), len(self.merging.statistics)
-        shape, expected = self.shape, _allowed(update)
-        for name, length, values in (
-            ("parameters", lengths.parameters, (parameters,)),
-            ("statistics", lengths.statistics, (statistics,)),
-            ("metrics", lengths.metrics, (shape.metrics,)),
-            ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
-        ):
-            if length and (length not in values or name not in expected):
-                raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
+        sizes = len(self.merging.parameters), len(self.merging.statistics)
+        check_sections(update, lengths, self.shape, *sizes)
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
             self._admit_move(update, lengths)
 
@@ -435,12 +318,12 @@ class ParameterStore:
             return
         if update.epoch < self.cut.epoch:
             return  # It comes again, and its epoch is complete.
-        book = self.books.setdefault(update.epoch, _Book())
+        book = self.books.setdefault(update.epoch, Book())
         if update.worker not in book.metrics:
             book.rows += update.rows
         book.metrics[update.worker] = update.metrics
         if update.state:
-            book.states[update.worker] = _spool(update.state)
+            book.states[update.worker] = spooled(update.state)
         if len(update.parameters):
             book.weights = update.parameters, update.statistics
         if len(book.metrics) == self.shape.num_workers and book.cut is None:
@@ -652,7 +535,7 @@ class ParameterStore:
                 return max([self.cut, *complete], key=lambda cut: cut.epoch)
             return replace(
                 self.cut, parameters=report.parameters, statistics=report.statistics,
-                states={0: _spool(report.state)}, progress=self.progress,
+                states={0: spooled(report.state)}, progress=self.progress,
             )  # fmt: skip
 
     def missing(self) -> list[int]:
@@ -697,31 +580,9 @@ class ParameterStore:
         return epoch not in self.shape.evaluated or len(book.validation) == self.shape.num_workers
 
 
-SECTIONS = {
-    Kind.GRADIENT: ("parameters", "statistics"),
-    Kind.DELTA: ("parameters", "statistics"),
-    Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
-    Kind.VALIDATION: ("metrics",),
-}
-
-
-def _allowed(update: Update) -> tuple[str, ...]:
-    return () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
-
-
 def _words_of(update: Update) -> dict[str, Any]:
     message = (
         f"Worker {update.worker} sent an update with NaN or Inf in it in epoch {update.epoch + 1}, which was "
         "not merged; it goes on from the center."
     )
     return {"name": "store", "level": logging.WARNING, "message": message}
-
-
-def _spool(state: bytes) -> bytes | mmap:
-    """Keep a worker's state out of memory when it is large; its file has no name and goes with the map."""
-    if len(state) <= IN_MEMORY:
-        return bytes(state)
-    with TemporaryFile() as file:
-        file.write(state)
-        file.flush()
-        return mmap(file.fileno(), 0, access=ACCESS_READ)

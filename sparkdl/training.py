@@ -22,6 +22,7 @@ from typing import Any
 
 from sparkdl import launch, models, optimizers, preflight
 from sparkdl.batches import Plan
+from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_port, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
@@ -43,7 +44,7 @@ from sparkdl.schema import Schema
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
-from sparkdl.store import Carried, Cut, EpochResult, ParameterStore, RunShape
+from sparkdl.store import ParameterStore
 from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)

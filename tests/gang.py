@@ -9,13 +9,14 @@ import numpy as np
 from sparkdl import models, optimizers
 from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
+from sparkdl.books import RunShape
 from sparkdl.exchange import LocalExchange
 from sparkdl.feed import Rows
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.schema import Sample
 from sparkdl.steppers import TrainSettings
-from sparkdl.store import ParameterStore, RunShape
+from sparkdl.store import ParameterStore
 from sparkdl.worker import Loop
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from sparkdl import merging
 from sparkdl import store as store_module
 from sparkdl.batches import Plan
+from sparkdl.books import RunShape
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
-from sparkdl.store import ParameterStore, RunShape
+from sparkdl.store import ParameterStore
 from sparkdl.wire import Kind, Update, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16

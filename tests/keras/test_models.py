@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparkdl import models, optimizers
+from sparkdl.books import Cut
 from sparkdl.epochs import DriverModel
 from sparkdl.errors import ModelError
-from sparkdl.store import Cut
 
 
 def compiled(loss="mse"):

@@ -11,8 +11,8 @@ import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
-    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence", "store",
-    "exchange",
+    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
+    "books", "store", "exchange",
     "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses", "backends.common",
     "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",

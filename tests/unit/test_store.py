@@ -22,7 +22,6 @@ from stores import (
     vector,
 )
 
-from sparkdl import store as store_module
 from sparkdl.batches import Plan
 from sparkdl.errors import DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.merging import Hybrid, Rounds
@@ -526,7 +525,7 @@ def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
 
 def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
     """The driver's memory does not hold every worker's optimizer."""
-    monkeypatch.setattr(store_module, "IN_MEMORY", 10)
+    monkeypatch.setattr("sparkdl.books.IN_MEMORY", 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = begun(store_of(workers=1, size=1, optimizer=5000))
     result = finish_epoch(store, parameters=vector(1.0), state=b"s" * 5000)

@@ -1,0 +1,157 @@
+"""What a store keeps of a run: its shape, its members, an epoch's reports, and the cuts made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
+
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError
+from sparkdl.weights import Vector
+from sparkdl.wire import Flag, Kind, Sections, Update
+
+IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
+SECTIONS = {
+    Kind.GRADIENT: ("parameters", "statistics"),
+    Kind.DELTA: ("parameters", "statistics"),
+    Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
+    Kind.VALIDATION: ("metrics",),
+}
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """What the store has to know of a run.
+
+    Attributes:
+        run: sixteen random bytes that name it.
+        layout: the digest of the trainable variables' layout.
+        num_workers: how many workers the gang has.
+        plan: a plan whose row counts are not known yet.
+        epochs: the epoch at which training ends.
+        evaluated: the epochs that end with an evaluation of the validation rows.
+        metrics: bytes of one worker's metric states.
+        optimizer: bytes of the optimizer's variables.
+        generators: bytes of the random generators' states.
+        own: bytes of the weights that are a worker's own, by an elastic rule.
+        first_step: the optimizer's iterations before the run.
+        scaled: whether gradients of a scaled loss are exchanged.
+        factor: by what the learning rate is multiplied when so many epochs are done; None: never.
+    """
+
+    run: bytes
+    layout: bytes
+    num_workers: int
+    plan: Plan
+    epochs: int
+    evaluated: frozenset[int] = frozenset()
+    metrics: int = 0
+    optimizer: int = 0
+    generators: int = 0
+    own: int = 0
+    first_step: float = 0.0
+    scaled: bool = False
+    factor: Callable[[float], float] | None = None
+
+
+@dataclass
+class Member:
+    """One worker as the driver sees it."""
+
+    attempt: int
+    host: str
+    pid: int
+    joined: float
+    rows: int | None = None
+    validation_rows: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    seen_rows: int = 0
+
+
+class Carried(NamedTuple):
+    """What a run leaves to the next one: each worker's state, and the rule's."""
+
+    states: dict[int, bytes | mmap]
+    rule: Any
+
+
+@dataclass
+class Cut:
+    """All that a run is taken up from: the center at an epoch's end, every worker's state, and the rule's."""
+
+    epoch: int
+    parameters: Vector
+    statistics: Vector
+    version: int
+    progress: float
+    states: dict[int, bytes | mmap] = field(default_factory=dict)
+    rule: Any = None
+
+    def state(self, worker: int) -> bytes:
+        """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
+        return bytes(self.states.get(worker, b""))
+
+
+@dataclass
+class EpochResult:
+    """What the workers reported of one epoch.
+
+    Attributes:
+        cut: the center and the states at its end.
+        metrics: each worker's metric states over its training rows.
+        validation: each worker's metric states over its validation rows.
+        rows: training rows that were used.
+        losses: the mean loss of each update, or of each round, counted since the epoch before; nan besides
+            for each update that was not merged because it had NaN or Inf in it.
+    """
+
+    cut: Cut
+    metrics: list[bytes]
+    validation: list[bytes]
+    rows: int
+    losses: list[float]
+
+
+@dataclass
+class Book:
+    """The reports of one epoch, by worker."""
+
+    metrics: dict[int, bytes] = field(default_factory=dict)
+    validation: dict[int, bytes] = field(default_factory=dict)
+    states: dict[int, bytes | mmap] = field(default_factory=dict)
+    weights: tuple[Vector, Vector] | None = None
+    rows: int = 0
+    cut: Cut | None = None
+
+
+def check_sections(
+    update: Update, lengths: Sections, shape: RunShape, parameters: int, statistics: int
+) -> None:
+    """Check that an update has no sections but those of its kind, each of its length, or none of it.
+
+    Raises:
+        RefusedError: it has others.
+    """
+    expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
+    for name, length, values in (
+        ("parameters", lengths.parameters, (parameters,)),
+        ("statistics", lengths.statistics, (statistics,)),
+        ("metrics", lengths.metrics, (shape.metrics,)),
+        ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
+    ):
+        if length and (length not in values or name not in expected):
+            raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
+
+
+def spooled(state: bytes) -> bytes | mmap:
+    """Keep a worker's state out of memory when it is large; its file has no name and goes with the map."""
+    if len(state) <= IN_MEMORY:
+        return bytes(state)
+    with TemporaryFile() as file:
+        file.write(state)
+        file.flush()
+        return mmap(file.fileno(), 0, access=ACCESS_READ)
