@@ -125,6 +125,7 @@ class Book:
     states: dict[int, bytes | mmap] = field(default_factory=dict)
     weights: tuple[Vector, Vector] | None = None
     rows: int = 0
+    first_losses: dict[int, float] = field(default_factory=dict)
     cut: Cut | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
@@ -15,6 +15,7 @@ FIRST = 32  # so many losses say what the loss was at the start
 RISE = 10.0  # by how many times itself the loss has to rise before a run has diverged,
 WIDER = 1.5  # and to how many times itself the norm of the center,
 GROWTH = 50.0  # and both to this product
+THROWS = 3  # epochs in a row after which a center that workers have to mend in each has diverged too
 
 
 class Watch:
@@ -22,16 +23,18 @@ class Watch:
 
     Args:
         center: the center at the start.
-        merged: whether deltas of several workers are merged. Only then is growth judged: one worker, and
+        merged: whether deltas of several workers are merged. Only then are losses judged: one worker, and
             workers that make each update together, do what plain Keras does.
 
     Attributes:
-        grown: whether the run has diverged by growth, so that the center is of no use.
+        useless: whether the run has diverged without NaN, so that the center is of no use.
     """
 
     def __init__(self, center: Vector, *, merged: bool) -> None:
-        self.merged, self.grown = merged, False
+        self.merged, self.useless = merged, False
         self._loss, self._norm = nan, norm(center)
+        self._begun, self._gain = nan, nan
+        self._thrown = 0  # epochs in a row
         self._refused: dict[int, int] = {}  # the last update of a worker that had NaN or Inf in it
         self._strikes: dict[int, int] = {}  # how many of them in a row
         self._kinds: dict[int, set[bool]] = {}  # by epoch, whether its updates were sound
@@ -59,16 +62,21 @@ class Watch:
             )
         return strikes
 
-    def end_epoch(self, epoch: int, center: Vector, losses: Sequence[float]) -> None:
+    def end_epoch(
+        self, epoch: int, center: Vector, losses: Sequence[float], first_losses: Iterable[float] = ()
+    ) -> None:
         """Look back on an epoch.
 
         Args:
             epoch: its number, of which 0 is the first.
             center: the center at its end.
             losses: those of its updates.
+            first_losses: each worker's mean loss on the first batches of its windows, so of the centers that
+                they began with; nan of one whose windows are single batches, or whose rows are not shuffled.
 
         Raises:
-            DivergedError: none of its updates could be merged, or loss and center have grown together.
+            DivergedError: none of its updates could be merged, loss and center have grown together, or
+                merging has thrown the center away again and again.
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
@@ -79,14 +87,39 @@ class Watch:
         if not isfinite(self._loss):
             self._loss = fmean(known[:FIRST])
         self._norm = self._norm or reached  # a center that begins with 0 says nothing yet
-        rise, wider = loss - self._loss, reached / self._norm if self._norm else 0.0
-        rise = rise / abs(self._loss) if self._loss else 0.0
-        if rise > RISE and wider > WIDER and rise * wider > GROWTH:
-            self.grown = True
-            raise diverged(
-                f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start; "
-                f"the norm of the trainable variables is {reached:.3g} and was {self._norm:.3g}"
+        wider = reached / self._norm if self._norm else 0.0
+        first = [loss for loss in first_losses if isfinite(loss)]
+        what = ""
+        if self._has_risen(loss, wider):
+            what = f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start"
+        elif first and self._was_thrown(fmean(first), loss, wider):
+            what = (
+                f"in {THROWS} epochs in a row, merging made the center worse than it was at the start, and "
+                f"workers mended it: windows of epoch {epoch + 1} begin with a mean loss of "
+                f"{fmean(first):.3g}, those of the first epoch began with {self._begun:.3g}"
             )
+        if what:
+            self.useless = True
+            raise diverged(
+                f"{what}; the norm of the trainable variables is {reached:.3g} and was {self._norm:.3g}"
+            )
+
+    def _has_risen(self, loss: float, wider: float) -> bool:
+        """Return whether the loss of an epoch is far above the first ones, and so is the center's norm."""
+        rise = (loss - self._loss) / abs(self._loss) if self._loss else 0.0
+        return rise > RISE and wider > WIDER and rise * wider > GROWTH
+
+    def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
+        """Return whether workers mend again and again in their windows what merging did to the center.
+
+        Then the loss over a window does not rise, while that of its first batch is as far above that of the
+        start as the start's is above 0, or above what workers made of it.
+        """
+        if not isfinite(self._begun):
+            self._begun, self._gain = first, max(abs(first), abs(first - loss))
+        thrown = wider > WIDER and first - self._begun > self._gain and first - loss > self._gain
+        self._thrown = self._thrown + 1 if thrown else 0
+        return self._thrown >= THROWS
 
     def restart(self, *, rolled_back: bool) -> None:
         """Forget what updates that come again have said, or that come from workers which begin anew."""
@@ -94,6 +127,7 @@ class Watch:
         self._strikes.clear()
         if rolled_back:
             self._kinds.clear()
+            self._thrown = 0
 
 
 def diverged(why: str) -> DivergedError:

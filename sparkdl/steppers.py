@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import nan
+from statistics import fmean
 
 import numpy as np
 
@@ -60,6 +62,7 @@ class Stepper(ABC):
         self.replica, self.settings = replica, settings
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
+        self.first_losses: list[float] = []  # of windows' first batches, where there are others after them
 
     @abstractmethod
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
@@ -96,13 +99,21 @@ class Stepper(ABC):
         """Return the update of the window that ends, empty where no rows were used; begin the next."""
         update = Update(kind=kind, base_version=self.version, rows=self.rows, steps=self.steps)
         if reading is not None:
-            before, self.loss = self.loss, reading.loss
-            weight = self.loss[1] - before[1]
-            update.loss = (self.loss[0] - before[0]) / weight if weight else 0.0
+            update.loss, self.loss = self._mean_loss(reading.loss), reading.loss
             update.parameters, update.statistics = reading.vector, reading.statistics
             update.normalizer = reading.denominator
         self.rows, self.steps = 0, 0
         return update
+
+    def end_epoch(self) -> float:
+        """Return the mean loss of the windows' first batches, nan of none; begin the next epoch."""
+        first, self.first_losses, self.loss = self.first_losses, [], (0.0, 0.0)
+        return fmean(first) if first else nan
+
+    def _mean_loss(self, sums: tuple[float, float]) -> float:
+        """Return the mean loss since the window began, by what the loss metric has taken in by now."""
+        weight = sums[1] - self.loss[1]
+        return (sums[0] - self.loss[0]) / weight if weight else 0.0
 
     def load(self, reply: Reply, own: bytes = b"") -> None:
         """Go on from the center that a reply holds, or from this worker's own weights, if it has any."""
@@ -176,6 +187,8 @@ class LocalSteps(Stepper):
         """Take one step with the replica's own optimizer."""
         self.after = self.replica.step(batch, self.center, self.before if last else None)
         self.center = None
+        if self.settings.plan.shuffle and not self.steps and not last:  # else they are always the same rows
+            self.first_losses.append(self._mean_loss(self.replica.loss()))
         self.rows += batch.rows
         self.steps += 1
 

@@ -322,6 +322,7 @@ class ParameterStore:
         if update.worker not in book.metrics:
             book.rows += update.rows
         book.metrics[update.worker] = update.metrics
+        book.first_losses[update.worker] = update.loss
         if update.state:
             book.states[update.worker] = spooled(update.state)
         if len(update.parameters):
@@ -335,7 +336,9 @@ class ParameterStore:
                 self.merging.state,
             )  # fmt: skip
             try:
-                self.watch.end_epoch(update.epoch, parameters, self.merging.losses)
+                self.watch.end_epoch(
+                    update.epoch, parameters, self.merging.losses, book.first_losses.values()
+                )
             except DivergedError as error:
                 self.fail(self.generation, error)
         self.changed.notify_all()
@@ -521,7 +524,7 @@ class ParameterStore:
         That is the last epoch's end where what came after it has thrown the center away.
         """
         with self.changed:
-            if self.watch.grown:
+            if self.watch.useless:
                 return self.cut
             if not isinstance(self.merging, GradientRounds):
                 parameters, statistics, version = self.merging.snapshot()

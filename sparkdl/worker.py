@@ -200,10 +200,10 @@ class Loop:
         self.stepper.settle()
         states = self._metric_states() if self.seen_rows else b""
         self.replica.model.reset_metrics()
-        self.stepper.loss = (0.0, 0.0)
         report = Update(
             kind=Kind.REPORT, epoch=self.epoch, flags=flags, rows=self.seen_rows,
             base_version=self.stepper.version, metrics=states, state=self._state(),
+            loss=self.stepper.end_epoch(),
         )  # fmt: skip
         if self.plan.joint and self.worker == 0:
             own = self.replica.read()

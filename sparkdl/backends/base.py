@@ -98,6 +98,9 @@ class Replica(Protocol):
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
 
+    def loss(self) -> tuple[float, float]:
+        """Return the sum of losses and of weights that the loss metric has taken in."""
+
     def read(self) -> Reading:
         """Return the trainable variables."""
 

@@ -118,6 +118,12 @@ def optional(vector: Vector) -> Vector | None:
     return vector if len(vector) else None
 
 
+def loss_metric(model: keras.Model) -> keras.metrics.Mean | None:
+    """Return the metric that takes in the loss, if the model has Keras's."""
+    loss = next((metric for metric in model.metrics if metric.name == "loss"), None)
+    return loss if isinstance(loss, keras.metrics.Mean) else None
+
+
 def first_rows(part: Any) -> Any:
     """Return the first row of an array, or of each array of a structure."""
     return keras.tree.map_structure(lambda array: array[:1], part)

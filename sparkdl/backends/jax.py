@@ -17,7 +17,7 @@ import numpy as np
 
 from sparkdl import models, optimizers
 from sparkdl.backends.base import Batch, Center, Mean, Reading
-from sparkdl.backends.common import Capture, first_rows, optional, reading
+from sparkdl.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.losses import watched
 from sparkdl.weights import Vector
 
@@ -140,16 +140,19 @@ class JaxReplica:
     ) -> tuple[Any, Any]:
         """Return vectors as one array, less ``since``; statistics and scalars as another."""
         trainable, other, _, metrics = state
-        names = [id(variable) for variable in self._model.metrics_variables]
-        loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
-        sums = [loss.total, loss.count] if isinstance(loss, keras.metrics.Mean) else []
-        scalars = [metrics[names.index(id(variable))] for variable in sums] or [0.0, 0.0]
         flat = _flat(trainable if vectors is None else vectors)
-        rest = *(other[index] for index in self._statistics), *scalars
+        rest = *(other[index] for index in self._statistics), *self._loss_sums(metrics)
         return (
             flat if since is None else flat - since,
             _flat([*rest, 0.0 if denominator is None else denominator]),
         )
+
+    def _loss_sums(self, metrics: list[Any]) -> list[Any]:
+        loss = loss_metric(self._model)
+        if loss is None:
+            return [0.0, 0.0]
+        places = [id(variable) for variable in self._model.metrics_variables]
+        return [metrics[places.index(id(variable))] for variable in (loss.total, loss.count)]
 
     def _assigned(self, state: State, center: Pair) -> State:
         trainable, other, optimizer, metrics = state
@@ -207,6 +210,11 @@ class JaxReplica:
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
         self._held = self._test(self._state(batch), _placed(batch.to_tuple()))
+
+    def loss(self) -> tuple[float, float]:
+        """Return the sum of losses and of weights that the loss metric has taken in."""
+        total, count = self._loss_sums(self._state()[3])
+        return float(total), float(count)
 
     def read(self) -> Reading:
         """Return the trainable variables."""

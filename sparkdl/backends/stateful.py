@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkdl import models
 from sparkdl.backends.base import Batch, Center, Mean, Reading
-from sparkdl.backends.common import SCALARS, Capture, optional, reading
+from sparkdl.backends.common import SCALARS, Capture, loss_metric, optional, reading
 from sparkdl.losses import watched
 from sparkdl.weights import Vector
 
@@ -88,8 +88,8 @@ class StatefulReplica(ABC):
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> tuple[Any, Any]:
         """Return vectors as one tensor, less ``since``; statistics and scalars as another."""
-        loss = next((metric for metric in self._model.metrics if metric.name == "loss"), None)
-        sums = self.loss_sums(loss) if isinstance(loss, keras.metrics.Mean) else [None, None]
+        loss = loss_metric(self._model)
+        sums = [None, None] if loss is None else self.loss_sums(loss)
         rest = self.pack([*self._statistics, *sums, denominator], self._other_shapes)
         return self.difference(vectors, since), rest
 
@@ -142,6 +142,14 @@ class StatefulReplica(ABC):
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
         self._test(batch.to_tuple())
+
+    def loss(self) -> tuple[float, float]:
+        """Return the sum of losses and of weights that the loss metric has taken in."""
+        metric = loss_metric(self._model)
+        if metric is None:
+            return 0.0, 0.0
+        total, count = map(keras.ops.convert_to_numpy, self.loss_sums(metric))
+        return float(total), float(count)
 
     def read(self) -> Reading:
         """Return the trainable variables."""

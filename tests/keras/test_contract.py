@@ -617,6 +617,10 @@ def test_a_step_tells_how_far_it_went():
         assert moved.loss == pytest.approx([float(loss.total), float(loss.count)], rel=1e-6)
     assert moved.loss[1] == 3 * BATCH_SIZE
     assert replica.step(batch, center) is None
+    taken = replica.loss()
+    loss = replica.model.metrics[0]
+    assert taken == pytest.approx([float(loss.total), float(loss.count)], rel=1e-6)
+    assert taken[1] == 4 * BATCH_SIZE
 
 
 def results(replica):

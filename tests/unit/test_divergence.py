@@ -19,14 +19,17 @@ def update(worker, epoch=0, sequence=0):
 
 
 def has_diverged(*epochs, start=1.0, merged=True):
-    """Return whether a run has, of whose epochs the losses and the center at the end are given."""
+    """Return whether a run has, of whose epochs the losses and the center at the end are given.
+
+    And, if there is a third part, the losses of the windows' first batches.
+    """
     watch = Watch(center(start), merged=merged)
-    for number, (losses, reached) in enumerate(epochs):
+    for number, (losses, reached, *first) in enumerate(epochs):
         try:
-            watch.end_epoch(number, center(reached), losses)
+            watch.end_epoch(number, center(reached), losses, *first)
         except DivergedError:
-            return watch.grown
-    return watch.grown
+            return watch.useless
+    return watch.useless
 
 
 FIRST = [1.0, 1.0], 1.0
@@ -80,6 +83,49 @@ def test_what_plain_keras_does_is_not_judged():
 def test_the_first_losses_are_what_a_run_is_compared_with():
     """As many as are no single batch's luck, and not those of a whole epoch."""
     assert has_diverged(([1.0] * 32 + [500.0] * 32, 2.0))
+
+
+def swinging(start, *firsts, loss=0.5):
+    """Return epochs whose windows have a loss, and begin with others; the center becomes twice as wide."""
+    return [([loss], 2.0, [first]) for first in (start, *firsts)]
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        swinging(1.0, 9.0, 2.1, 2.1),
+        swinging(1.0, 9.0, 0.9, 3.0, 3.0, 3.0),
+        swinging(-2.0, 3.0, 3.0, 3.0, loss=-3.0),
+    ],
+    ids=str,
+)
+def test_a_center_that_workers_have_to_mend_again_and_again_ends_a_run(epochs):
+    """No window's loss rises, and still the center is worse than at the start, three times in a row."""
+    assert has_diverged(*epochs)
+    assert not has_diverged(*epochs[:-1])
+    assert not has_diverged(*epochs, merged=False)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        swinging(1.0, 9.0, 9.0, 0.4, 9.0, 9.0, 0.4),
+        swinging(1.0, 1.9, 1.9, 1.9, 1.9),
+        swinging(1.0, 9.0, 9.0, 9.0, loss=8.5),
+        swinging(1.0, nan, nan, nan),
+        swinging(nan, nan, nan, 9.0, 9.0, 9.0, 9.0),
+        swinging(0.0, 1.0, 1.0, 1.0, loss=-2.0),
+    ],
+    ids=str,
+)
+def test_one_that_is_worse_for_a_while_or_that_they_do_not_mend_does_not(epochs):
+    """As with the first epochs of workers that step on their own, and with a loss that may well rise."""
+    assert not has_diverged(*epochs)
+
+
+def test_one_that_is_worse_than_a_well_trained_one_does_not():
+    """Whoever goes on with a small loss has little to lose, and the center does not grow."""
+    assert not has_diverged(*((losses, 1.2, first) for losses, _, first in swinging(1e-3, *[0.1] * 9)))
 
 
 def test_an_epoch_of_nothing_sound_ends_a_run():
