@@ -11,6 +11,7 @@ from sparkdl.weights import Vector, norm
 from sparkdl.wire import Update
 
 STRIKES = 10  # updates with NaN or Inf in a row of one worker before the run ends
+FARTHEST = 1e15  # a delta that goes as far is none: merging, or squaring it, could come to Inf
 FIRST = 32  # so many losses say what the loss was at the start
 RISE = 10.0  # by how many times itself the loss has to rise before a run has diverged,
 WIDER = 1.5  # and to how many times itself the norm of the center,

@@ -20,12 +20,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any
 
 from sparkdl.batches import Plan
 from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, spooled
-from sparkdl.divergence import Watch
+from sparkdl.divergence import FARTHEST, Watch
 from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
@@ -245,7 +245,8 @@ class ParameterStore:
         """
         if not update.rows or self.merging.has_taken(update.worker, update.sequence):
             return update
-        sound = self.shape.scaled or is_finite(update.parameters) and is_finite(update.statistics)
+        below = inf if self.shape.plan.joint else FARTHEST
+        sound = self.shape.scaled or is_finite(update.parameters, below) and is_finite(update.statistics)
         with self.changed:
             try:
                 strikes = self.watch.take(update, sound=sound)

@@ -36,9 +36,9 @@ def address(array: Array) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
 
 
-def is_finite(vector: Vector) -> bool:
-    """Return whether a vector holds neither NaN nor Inf, by its extremes: no copy of it is made."""
-    return not len(vector) or bool(np.isfinite(vector.min()) and np.isfinite(vector.max()))
+def is_finite(vector: Vector, below: float = np.inf) -> bool:
+    """Return whether no number is NaN or so far from 0, by the extremes: no copy is made."""
+    return not len(vector) or bool(-below < vector.min() and vector.max() < below)
 
 
 def norm(vector: Vector) -> float:

@@ -514,6 +514,18 @@ def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
     assert [2.0, 4.0] == center.tolist()
 
 
+@pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
+def test_deltas_that_could_add_up_to_infinity_are_not_merged(mode):
+    """Gradients may be as large as they like: what is made of them is the optimizer's."""
+    joint = mode == "joint"
+    mode = "synchronous" if joint else mode
+    store = begun(store_of(mode, joint=joint, workers=1, size=1))
+    replies = [push(store, 0, [value], sequence=k) for k, value in enumerate([3e38, -3e38, 1e15, 9e14])]
+
+    assert [not joint] * 3 + [False] == [bool(reply.flags & Flag.NOT_FINITE) for reply in replies]
+    assert np.isfinite(store.merging.snapshot()[0]).all()
+
+
 def test_statistics_that_are_not_finite_are_not_merged_either():
     """A variance of NaN would stay in the model."""
     store = begun(store_of("asynchronous", workers=1, size=1, statistics=1))
