@@ -29,6 +29,7 @@ from sparkdl.wire import as_bytes
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
 TRAINING, VALIDATION, EMPTY = 0, 1, 2  # what a block is for; the last tells of a partition without rows
+UNKNOWN = 3  # what a row is for that does not say it
 
 
 class Block(NamedTuple):

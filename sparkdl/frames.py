@@ -13,18 +13,19 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.errors import DataError
-from sparkdl.feed import Block, scramble
+from sparkdl.feed import UNKNOWN, Block, scramble
 from sparkdl.schema import Column
 from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
+ArrowArray = pa.Array
 
 
 def column_array(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
     """Return an Arrow column as one array of shape (rows, *column.shape).
 
     Args:
-        values: the column.
+        values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out.
         column: what its values have to be.
         name_row: says where a row of the batch comes from.
 
@@ -32,25 +33,58 @@ def column_array(values: Any, column: Column, name_row: Callable[[int], str]) ->
         DataError: nulls, or rows of another shape; names the column and the first such row.
     """
     count, size = len(values), int(np.prod(column.shape, dtype=int))
+    if pa.types.is_struct(values.type):
+        return _vectors(values, column, name_row)
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
     while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = _per_row(np.diff(np.asarray(values.offsets)), lengths)
         values = values.flatten()
         nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
     if nulls.any():
-        raise DataError(
-            f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or has one. Drop "
-            "or fill them first, for one with df.dropna()."
-        )
+        raise _null(column, name_row(int(np.argmax(nulls))))
     wrong = lengths != size
     if wrong.any():
         bad = int(np.argmax(wrong))
-        raise DataError(
-            f"Expected {column.name} of shape {column.shape}, {size} values; {name_row(bad)} has "
-            f"{int(lengths[bad])}."
-        )
+        raise _misshapen(column, name_row(bad), int(lengths[bad]))
     array = values.to_numpy(zero_copy_only=False)
     return column.cast(array.reshape(count, *column.shape), f"the batch of {name_row(0)}" if count else "")
+
+
+def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
+    """Return Spark's vectors, dense and sparse, as one array: structs of type, size, indices and values."""
+    size = int(np.prod(column.shape, dtype=int))
+    nulls = np.asarray(values.is_null())
+    if nulls.any():
+        raise _null(column, name_row(int(np.argmax(nulls))))
+    kinds, sizes, indices, numbers = values.flatten()
+    counts = np.diff(np.asarray(numbers.offsets))
+    dense = kinds.to_numpy(zero_copy_only=False) == 1
+    sizes = np.where(dense, counts, sizes.fill_null(0).to_numpy(zero_copy_only=False))
+    if (sizes != size).any():
+        bad = int(np.argmax(sizes != size))
+        raise _misshapen(column, name_row(bad), int(sizes[bad]))
+    flat = numbers.flatten().to_numpy(zero_copy_only=False)
+    if not dense.all():
+        places = np.zeros(len(flat), np.int64)
+        within = np.repeat(dense, counts)
+        places[within] = np.tile(np.arange(size), int(dense.sum()))
+        places[~within] = indices.flatten().to_numpy(zero_copy_only=False)
+        rows = np.zeros((len(values), size), column.dtype)
+        rows[np.repeat(np.arange(len(values)), counts), places] = flat
+        flat = rows
+    return column.cast(flat.reshape(len(values), *column.shape), "the batch")
+
+
+def _null(column: Column, row: str) -> DataError:
+    return DataError(
+        f"Expected no nulls in {column.name}; {row} is null or has one. Drop or fill them first, for one "
+        "with df.dropna()."
+    )
+
+
+def _misshapen(column: Column, row: str, length: int) -> DataError:
+    size = int(np.prod(column.shape, dtype=int))
+    return DataError(f"Expected {column.name} of shape {column.shape}, {size} values; {row} has {length}.")
 
 
 def _per_row(counts: Any, lengths: Any) -> Any:
@@ -71,6 +105,11 @@ def blocks_of_batches(batches: Iterable[Any], columns: Sequence[Column], seed: i
     for batch in batches:
         keys = batch.column(batch.schema.get_field_index(KEY)).to_numpy().astype(np.uint64)
         parts = batch.column(batch.schema.get_field_index(PART)).to_numpy()
+        if (parts == UNKNOWN).any():
+            row = _name_row(keys, int(np.argmax(parts == UNKNOWN)))
+            raise DataError(
+                f"Expected every row to say whether it is for validation; {row} has a null there."
+            )
         name_row = functools.partial(_name_row, keys)
         arrays = tuple(
             column_array(batch.column(index), column, name_row) for index, column in enumerate(columns)
@@ -119,8 +158,16 @@ def record(columns: dict[str, list[Any]]) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def append_column(batch: Any, name: str, values: Any) -> Any:
-    """Return a record batch with one column more."""
-    return pa.RecordBatch.from_arrays(
-        [*batch.columns, values], schema=batch.schema.append(pa.field(name, values.type))
-    )
+def of_pandas(values: Any) -> Any:
+    """Return a pandas Series as an Arrow array; vectors come as a DataFrame of their parts."""
+    if hasattr(values, "columns"):
+        return struct_array(list(values.columns), [of_pandas(values[name]) for name in values.columns])
+    vectors = len(values) and hasattr(values.iloc[0], "toArray")
+    return pa.Array.from_pandas(values.map(lambda vector: vector.toArray()) if vectors else values)
+
+
+def to_pandas(values: Any) -> Any:
+    """Return an Arrow array as a pandas Series, structs as a DataFrame."""
+    if pa.types.is_struct(values.type):
+        return pa.RecordBatch.from_struct_array(values).to_pandas()
+    return values.to_pandas()

@@ -10,11 +10,12 @@ import numpy as np
 
 from sparkdl import feed, frames, models
 from sparkdl.backends import prepare_backend
+from sparkdl.heads import classify
 from sparkdl.schema import Schema
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import Array
-from sparkdl.worker import evaluate, take_replica
+from sparkdl.worker import evaluate, take_model, take_replica
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class Inputs(NamedTuple):
 def predict_stage(
     inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
-    """Yield a prediction per row of an RDD, or each Arrow batch with a column more."""
+    """Yield a prediction per row of an RDD, or those of each batch of Arrow columns."""
     prepare_backend(inputs.threads)
-    model = take_replica(job.spec, objects, builder, joint=False).model
+    model = take_model(job.spec, objects, builder)
     if inputs.options["encoding"] == "arrow":
-        for batch in inputs.rows:
-            yield _predict_arrow(model, batch, job, inputs.options)
+        for columns in inputs.rows:
+            yield _predict_arrow(model, columns, job, inputs.options)
     elif inputs.options["encoding"] == "dealt":
         for _, block in inputs.rows:
             yield _predict(model, job, block.columns)
@@ -98,24 +99,26 @@ def features_of(row: Any, parts: int | None) -> Any:
     return row if alone else row[0]
 
 
-def _predict_arrow(model: Any, batch: Any, job: InferenceJob, options: dict[str, Any]) -> Any:
-    # The features came along as columns of their own at the end, already as numbers.
-    columns, output = job.schema.columns, options["output"]
-    first = batch.num_columns - len(columns)
-    rest = batch.select(range(first))
+def _predict_arrow(
+    model: Any, columns: Sequence[Any], job: InferenceJob, options: dict[str, Any]
+) -> Any:  # fmt: skip
+    """Return the predictions for a batch as one Arrow column."""
     arrays = [
-        frames.column_array(batch.column(first + index), column, "row {} of a batch".format)
-        for index, column in enumerate(columns)
+        frames.column_array(values, column, "row {} of a batch".format)
+        for values, column in zip(columns, job.schema.columns, strict=True)
     ]
+    output, head = options["output"], options["head"]
     shapes = list(output.values()) if isinstance(output, dict) else [output]
-    if batch.num_rows:
+    if len(columns[0]):
         found = _predict(model, job, arrays)
         predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
     else:
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
+    if head.classifies:
+        classes = classify(predictions[0], logits=head.logits)
+        return frames.struct_array(list(classes._fields), list(map(frames.prediction_array, classes)))
     values = [_arrow(each, shape) for each, shape in zip(predictions, shapes, strict=True)]
-    column = frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]
-    return frames.append_column(rest, options["output_col"], column)
+    return frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]
 
 
 def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:

@@ -14,8 +14,10 @@ import logging
 import re
 import shutil
 import tempfile
+import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,9 +25,9 @@ from typing import Any
 from weakref import WeakSet
 
 from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle, errors
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import preflight
+from sparkdl import frames, preflight
 from sparkdl.code import pickled
 from sparkdl.errors import (
     ClusterError,
@@ -212,6 +214,41 @@ class Cluster:
 
 
 _used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
+
+
+class Claims:
+    """The slots that gangs of this process have, or wait for in the order in which they came.
+
+    Two gangs that each got a part of their slots would wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        self._taken = 0
+
+    @contextmanager
+    def claim(self, wanted: int, slots: float) -> Iterator[None]:
+        """Have so many of all slots in a ``with`` block, which begins when they are free of other gangs."""
+        turn = object()
+        with self._changed:
+            self._waiting.append(turn)
+            try:
+                while self._waiting[0] is not turn or (self._taken and self._taken + wanted > slots):
+                    self._changed.wait(1.0)
+                self._taken += wanted
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= wanted
+                self._changed.notify_all()
+
+
+claims = Claims()
 
 
 class Stage:
@@ -428,6 +465,38 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
 def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame."""
     return lambda: collect(frame.mapInArrow(stage.function, schema, barrier=barrier))
+
+
+def column_function(stage: Stage, kind: Any) -> Any:
+    """Return the column function of Spark SQL that runs a stage on batches of its arguments.
+
+    Args:
+        stage: takes tuples of Arrow arrays, and gives an Arrow array for each.
+        kind: the type of what it gives.
+    """
+    run = stage.function
+
+    def on_arrow(batches: Any) -> Any:
+        yield from run(batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+
+    def on_pandas(batches: Any) -> Any:
+        from sparkdl import frames
+
+        whole = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+        for values in run(tuple(map(frames.of_pandas, batch)) for batch in whole):
+            yield frames.to_pandas(values)
+
+    if hasattr(functions, "arrow_udf"):  # which Spark has had since 4.1
+        arrays = Iterator[frames.ArrowArray]
+        on_arrow.__annotations__ = {"batches": arrays, "return": arrays}
+        return functions.arrow_udf(on_arrow, kind)
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    structs, series = Iterator[pd.DataFrame], Iterator[pd.Series]
+    given = structs if isinstance(kind, types.StructType) else series
+    on_pandas.__annotations__ = {"batches": series, "return": given}
+    return pandas_udf(on_pandas, kind)  # type: ignore[call-overload]
 
 
 def collect(frame: DataFrame) -> list[Any]:

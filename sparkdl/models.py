@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import nan, prod
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -28,7 +31,7 @@ import numpy as np
 from sparkdl import optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
-from sparkdl.schema import Column, Schema
+from sparkdl.schema import Column, Sample, Schema
 from sparkdl.structure import leaves
 from sparkdl.weights import Array, Layout, Vector
 
@@ -49,6 +52,7 @@ class ModelSpec:
         floatx: Keras's default float type on the driver.
         policy: the name of Keras's default dtype policy there, by which compile scales the loss.
         key: what two specs share only if one model, with other values set, can serve for both.
+        trains: whether it is to be trained; else it may not be compiled, and the optimizer's values are left.
     """
 
     config: str | None
@@ -60,6 +64,7 @@ class ModelSpec:
     floatx: str
     policy: str
     key: str
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,16 @@ def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> 
         variable.assign(np.add(array, np.asarray(apart, array.dtype)))
 
 
+def require_model(model: Any) -> None:
+    """Check that this is a Keras model.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"model should be a keras.Model; got {type(model).__name__}.")
+
+
 def require_compiled(model: Any) -> None:
     """Check that this is a compiled Keras model.
 
@@ -243,17 +258,31 @@ def require_trainable(model: keras.Model) -> None:
         )
 
 
+_alone = threading.RLock()  # for fits of several threads: Keras's float type and policy are the process's
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread at a time make values of a model, or a model of values."""
+    with _alone:
+        yield
+
+
+@alone()
 def freeze(
     model: keras.Model,
     builder: Callable[[], keras.Model] | None = None,
     custom_objects: Objects | None = None,
+    *,
+    trains: bool = True,
 ) -> tuple[ModelSpec, Objects]:
-    """Return a compiled and built model as values, and the custom objects that it needs.
+    """Return a built model as values, and the custom objects that it needs.
 
     Args:
         model: the model.
         builder: the function that built it; then the configuration is not needed.
         custom_objects: what the user named; objects of the live model's configuration are found.
+        trains: whether it is to be trained, for which it has to be compiled.
 
     Raises:
         ModelError: the model cannot be restored from what would be shipped; the message names why.
@@ -267,12 +296,13 @@ def freeze(
         config=config,
         built=model.get_build_config(),
         weights=read(model.weights),
-        optimizer=read(optimizers.variables(model)),
+        optimizer=read(optimizers.variables(model)) if trains else [],
         generators=read(generators(model)),
         backend=keras.backend.backend(),
         floatx=keras.config.floatx(),
         policy=keras.config.dtype_policy().name,
         key=_key(config, objects, builder, model),
+        trains=trains,
     )
     _check_restored(model, thaw(spec, objects, builder))
     return spec, objects
@@ -282,11 +312,8 @@ def _key(config: str | None, objects: Objects, builder: Any, model: keras.Model)
     """Return a digest of a model's architecture, compile arguments, code and constants."""
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
-    for optimizer in (
-        model.optimizer,
-        optimizers.inner(model),
-    ):  # Keras numbers those that it names
-        config = config and config.replace(json.dumps(optimizer.name), "null")
+    for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
+        config = config and config.replace(json.dumps(optimizer.name), "null")  # Keras numbers those it names
     code = pickled((sorted(objects.items()), builder), [*objects.values(), builder], cloudpickle)
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
     return hashlib.sha256(f"{config} {Layouts.of(model)} {constants}".encode() + code).hexdigest()
@@ -362,6 +389,7 @@ def _check_restored(model: keras.Model, restored: keras.Model) -> None:
             )
 
 
+@alone()
 def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
     """Return the compiled model of a spec with its values set.
 
@@ -372,17 +400,18 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
     keras.config.set_floatx(spec.floatx)
     keras.config.set_dtype_policy(spec.policy)
     try:
-        model = _deserialize(spec, objects) if builder is None else builder()
+        model = _deserialize(spec.config or "", objects) if builder is None else builder()
     finally:
         keras.config.set_floatx(kept[0])
         keras.config.set_dtype_policy(kept[1])
-    if builder is None and getattr(model, "optimizer", None) is None:
+    if spec.trains and builder is None and getattr(model, "optimizer", None) is None:
         raise ModelError(
             f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
             "its own. Give it a get_compile_config and a compile_from_config, or pass SparkModel a function "
             "that builds and compiles the model."
         )
-    require_compiled(model)
+    if spec.trains:
+        require_compiled(model)
     if not model.built and spec.built:
         model.build_from_config(spec.built)
     _check_weights(model, spec)
@@ -401,10 +430,10 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
         )
 
 
-def _deserialize(spec: ModelSpec, objects: Objects) -> keras.Model:
+def _deserialize(config: str, objects: Objects) -> keras.Model:
     try:
         with keras.saving.custom_object_scope(objects):
-            model = keras.saving.deserialize_keras_object(json.loads(spec.config or ""), safe_mode=False)
+            model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
             f"The model cannot be restored from its configuration: {error} Pass what is missing in "
@@ -419,7 +448,8 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
     model.set_weights(spec.weights)
     for layer in adapted(model):
         layer.finalize_state()
-    write(optimizers.variables(model), spec.optimizer)
+    if spec.trains:
+        write(optimizers.variables(model), spec.optimizer)
     write(generators(model), spec.generators)
     model.reset_metrics()
 
@@ -430,13 +460,42 @@ def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
     return len(inputs) if inputs else None, len(outputs) if outputs else None
 
 
-def known_features(model: keras.Model) -> Schema | None:
-    """Return the schema of rows of x that the model takes, None if only a row can tell."""
+def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
+    """Return the schema of rows of x that the model takes, None if only a row can tell.
+
+    Args:
+        model: the model.
+        sample: how columns make x, and what errors call them; one column by default.
+
+    Raises:
+        DataError: the model takes other inputs.
+    """
     inputs = getattr(model, "inputs", None)
-    if not inputs or len(inputs) > 1 or None in inputs[0].shape[1:]:
+    if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
         return None
-    dtype = keras.backend.standardize_dtype(inputs[0].dtype)
-    return Schema((Column("x", tuple(inputs[0].shape[1:]), dtype),), (0,))
+    if sample is None:
+        if len(inputs) > 1:
+            return None
+        sample = Sample((0,), ("x",), ())
+    schema = Schema(tuple(Column(name, (), keras.config.floatx()) for name in sample.names), sample.form)
+    columns = list(schema.columns)
+    for place, tensor in _inputs_by_place(model, schema):
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype)
+    return replace(schema, columns=tuple(columns))
+
+
+def probe(model: keras.Model, schema: Schema) -> Any:
+    """Return what the model predicts for one row of zeros.
+
+    Raises:
+        DataError: it cannot be computed on such rows.
+    """
+    zeros = [np.zeros((1, *column.shape), column.dtype) for column in schema.columns]
+    try:
+        return model(schema.batch(zeros).x, training=False)
+    except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+        raise DataError(f"The model cannot be computed on rows like these: {error}") from error
 
 
 def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:
@@ -512,6 +571,62 @@ def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
 def concatenate(parts: Sequence[Any]) -> Any:
     """Return structures of arrays of rows as one, the rows in order."""
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def is_model(thing: Any) -> bool:
+    """Return whether this is a Keras model."""
+    return isinstance(thing, keras.Model)
+
+
+def float_type() -> str:
+    """Return Keras's default float type."""
+    return str(keras.config.floatx())
+
+
+def input_names(model: keras.Model) -> tuple[str, ...]:
+    """Return the names of a model's inputs, or the keys of the dict that it takes, if it tells."""
+    wanted = getattr(model, "_inputs_struct", None)
+    if isinstance(wanted, dict):
+        return tuple(wanted)
+    return tuple(tensor.name for tensor in getattr(model, "inputs", None) or ())
+
+
+def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
+    """Return a compiled model like this one, of its own: with its weights and its optimizer's state.
+
+    Raises:
+        ModelError: it cannot be restored from its configuration.
+    """
+    if model.built:
+        return thaw(*freeze(model, custom_objects=custom_objects))
+    config, objects = _serialize(model)
+    return _deserialize(config, {**objects, **(custom_objects or {})})
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Write a model as a file of Keras's own format."""
+    optimizers.variables(model)  # makes them, without which Keras warns when it loads
+    model.save(path)
+
+
+def load(
+    path: Path, shown: str, custom_objects: Objects | None = None, *, safe_mode: bool | None = None
+) -> keras.Model:
+    """Return the model that a file of Keras's own format holds.
+
+    Args:
+        path: where it is.
+        shown: how an error calls it.
+        custom_objects: classes and functions that the model needs, by name.
+        safe_mode: whether to refuse models that carry code; None is Keras's setting of this process.
+
+    Raises:
+        ModelError: it cannot be restored.
+    """
+    try:
+        return keras.saving.load_model(path, custom_objects, safe_mode=safe_mode)
+    except (ValueError, TypeError, OSError) as error:
+        raise ModelError(f"{shown} cannot be loaded: {error}") from error
 
 
 def rows_of(predictions: Any) -> Iterator[Any]:

@@ -14,7 +14,9 @@ from sparkdl.errors import ConfigError
 
 
 def variables(model: keras.Model) -> list[Any]:
-    """Return the optimizer's variables: iterations, learning rate unless scheduled, slots."""
+    """Return the variables of a model's optimizer, if it has one: iterations, learning rate, slots."""
+    if getattr(model, "optimizer", None) is None:
+        return []
     if not model.optimizer.built:  # to build it again gives a LossScaleOptimizer its variables twice
         model.optimizer.build(model.trainable_variables)
     return list(model.optimizer.variables)

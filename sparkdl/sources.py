@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, functions, types
 from sparkdl import feed, frames, launch
 from sparkdl.batches import even_split, ranks
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.feed import TRAINING, VALIDATION, Block
+from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION, Block
+from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Cluster, Stage
 from sparkdl.schema import Counts, Sample, Schema, as_array
 from sparkdl.weights import Array
@@ -30,9 +31,11 @@ class Source(ABC):
 
     Attributes:
         schema: what the rows have to be, which is settled once the first of them was looked at.
+        indicator: the column of booleans that says which rows are for validation, if there is one.
     """
 
     schema: Schema
+    indicator: str | None = None
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -303,13 +306,16 @@ class FrameSource(Source):
         frame: the DataFrame.
         sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
             names is an array of what these columns hold.
+        indicator: the column of booleans that says which rows are for validation, if there is one.
 
     Raises:
         ConfigError: a column is missing, or of a type that is not numbers.
     """
 
-    def __init__(self, frame: DataFrame, sample: Sample) -> None:
-        self.frame = frame
+    def __init__(self, frame: DataFrame, sample: Sample, indicator: str | None = None) -> None:
+        self.frame, self.indicator = frame, indicator
+        if indicator is not None:
+            _require_booleans(frame, indicator)
         labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
         self.sample = sample._replace(names=tuple(labels))
         self.selected = [_column(frame, value).alias(f"c{i}") for i, value in enumerate(sample.values)]
@@ -328,11 +334,11 @@ class FrameSource(Source):
         kinds = [_numpy_type(field.dataType) for field in fields]
         return self.sample._replace(values=tuple(map(_first, self.sample.names, rows[0], kinds)))
 
-    def _rows(self, width: int) -> DataFrame:
-        """Return the columns and a key; weights that are missing are 1."""
+    def _rows(self, width: int, *more: Any) -> DataFrame:
+        """Return the columns, a key, and more; weights that are missing are 1."""
         ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
         key = functions.monotonically_increasing_id().alias(frames.KEY)
-        return self.frame.select(*self.selected, *ones, key)
+        return self.frame.select(*self.selected, *ones, key, *more)
 
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
@@ -342,17 +348,20 @@ class FrameSource(Source):
         schemas = [self.schema, *([validation.schema] if validation is not None else [])]
         schema = max(schemas, key=lambda each: len(each.columns))
         part = functions.lit(TRAINING)
-        frame = self._rows(len(schema.columns))
+        if self.indicator is not None:
+            held = functions.col(f"`{self.indicator}`")
+            part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
+        frame = self._rows(len(schema.columns), part.cast("int").alias(frames.PART))
         if split:
             drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
             part = functions.when(
                 functions.pmod(drawn, functions.lit(1 << 30)) < int(split * (1 << 30)), VALIDATION
             ).otherwise(TRAINING)
-        frame = frame.withColumn(frames.PART, part.cast("int"))
+            frame = frame.withColumn(frames.PART, part.cast("int"))
         if validation is not None:
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
-            held = validation._rows(len(schema.columns))
-            frame = frame.unionByName(held.withColumn(frames.PART, functions.lit(VALIDATION).cast("int")))
+            part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
+            frame = frame.unionByName(validation._rows(len(schema.columns), part))
         placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
         frame = frame.repartition(num_workers, placed)
 
@@ -364,9 +373,9 @@ class FrameSource(Source):
 
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        part = functions.lit(TRAINING).cast("int")
+        part = functions.lit(TRAINING).cast("int").alias(frames.PART)
         run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None)
-        frame = self._rows(len(self.schema.columns)).withColumn(frames.PART, part)
+        frame = self._rows(len(self.schema.columns), part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
         return [tuple(row) for row in launch.run(action, cluster)]
 
@@ -374,33 +383,28 @@ class FrameSource(Source):
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several
 
 
-def with_predictions(
-    source: FrameSource, stage: Callable[..., Stage], output: Shapes, output_col: str
-) -> DataFrame:
-    """Return the source's DataFrame with a column of predictions, lazily.
+def column_of_predictions(
+    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS
+) -> Any:
+    """Return the function of Spark SQL that predicts from columns.
 
     Args:
-        source: the DataFrame and its features columns.
         stage: what makes stages.
+        schema: what every row has to be.
         output: the shape of one row's prediction, or a dict of them.
-        output_col: the name of the new column.
-
-    Raises:
-        ConfigError: the DataFrame has such a column already.
+        head: what the output is; of a classifier's, it gives a struct of prediction, probability and raw.
     """
-    frame = source.frame
-    if output_col in frame.columns:
-        raise ConfigError(f"The DataFrame has a column {output_col!r} already; pass another output_col.")
     kind: Any
-    if isinstance(output, dict):
+    if head.classifies:
+        array = types.ArrayType(types.DoubleType())
+        pairs = zip(Classes._fields, (types.DoubleType(), array, array), strict=True)
+        kind = types.StructType([types.StructField(*pair) for pair in pairs])
+    elif isinstance(output, dict):
         kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
     else:
         kind = _nested(output)
-    schema = types.StructType([*frame.schema.fields, types.StructField(output_col, kind)])
-    run = stage(
-        "predict", encoding="arrow", schema=source.schema, output=output, output_col=output_col
-    )  # fmt: skip
-    return frame.select("*", *source.selected).mapInArrow(run.function, schema)
+    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head)
+    return launch.column_function(run, kind)
 
 
 def _nested(shape: tuple[int, ...]) -> Any:
@@ -477,8 +481,7 @@ def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts
                     "sample_weight)."
                 )
             return RddSource(x, counts)
-        names = (*columns, weights) if weights is not None else columns
-        return FrameSource(x, _name_columns(names, counts))
+        return frame_source(x, (*columns, weights) if weights is not None else columns, counts)
     kind = f"{type(x).__module__}.{type(x).__name__}"
     homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
     if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
@@ -499,13 +502,36 @@ def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts
     return ArraySource(Sample.of(given, counts))
 
 
-def _name_columns(columns: tuple[Any, ...], counts: Counts) -> Sample:
-    """Take apart the columns that a user named; a list of them for one input is an array."""
+def _require_booleans(frame: DataFrame, name: str) -> None:
+    """Check that a column says yes or no.
+
+    Raises:
+        ConfigError: there is none of this name, or it holds something else.
+    """
+    kind = frame.schema[name].dataType if name in frame.columns else None
+    if not isinstance(kind, types.BooleanType):
+        what = f"it holds {kind.simpleString()}" if kind else f"the DataFrame has {', '.join(frame.columns)}"
+        raise ConfigError(
+            f"Expected a column {name!r} of booleans, which say what rows are for validation; {what}."
+        )
+
+
+def frame_source(
+    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None
+) -> FrameSource:  # fmt: skip
+    """Return the source of a DataFrame's columns; a list of them for one input is an array.
+
+    Args:
+        frame: the DataFrame.
+        columns: those of x, y and the sample weights, or fewer: names, or lists or dicts of names.
+        counts: how many arrays the model takes for x and for y.
+        indicator: the column that says which rows are for validation.
+    """
     lengths = [
         len(value) if isinstance(value, list | tuple) and count != 1 else 1
         for value, count in zip(columns, (*counts, None), strict=False)
     ]
-    return Sample.of(columns, tuple(lengths))
+    return FrameSource(frame, Sample.of(columns, tuple(lengths)), indicator)
 
 
 def require_partner(source: Source, held: Source) -> None:

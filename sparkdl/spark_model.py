@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import tempfile
 from collections.abc import Callable
@@ -12,15 +11,17 @@ from typing import Any
 import keras
 import numpy as np
 from pyspark import RDD
+from pyspark.sql import DataFrame
 
-from sparkdl import files, launch, losses, models, optimizers, preflight
+from sparkdl import files, launch, losses, models, optimizers
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
-from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.inference import InferenceJob, features_of
-from sparkdl.launch import Cluster, Stage
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.inference import features_of
+from sparkdl.launch import Cluster
+from sparkdl.prediction import column_function, frame_features, inference_stage, ship
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
@@ -29,11 +30,11 @@ from sparkdl.sources import (
     FrameSource,
     Source,
     first_row,
+    frame_source,
     make_source,
     require_partner,
     sample_of,
     share_weights,
-    with_predictions,
 )
 from sparkdl.structure import leaves
 from sparkdl.training import Request, Run, hybrid_of
@@ -171,6 +172,7 @@ class SparkModel:
         *,
         features_col: Any = "features",
         label_col: Any = "label",
+        validation_indicator_col: str | None = None,
         seed: int | None = None,
     ) -> Any:
         """Train the model in place on the cluster.
@@ -201,6 +203,7 @@ class SparkModel:
             features_col: the features column of a DataFrame; a list of columns that make one array; for
                 several inputs a list, or a dict by the names of the inputs.
             label_col: the label column of a DataFrame, or several, in the same way.
+            validation_indicator_col: the column of booleans that says which rows of a DataFrame are held out.
             seed: what every random order is drawn from.
 
         Returns:
@@ -222,10 +225,13 @@ class SparkModel:
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col
-        source = make_source((x, y, sample_weight), names, models.count_parts(self.model))
+        source = self._training(x, y, sample_weight, names, validation_indicator_col)
         validation = self._validation(validation_data, (*names, sample_weight))
-        if validation is not None and validation_split:
-            raise ConfigError("validation_split should be left out where validation_data is given.")
+        if (validation is not None) + bool(validation_split) + (validation_indicator_col is not None) > 1:
+            raise ConfigError(
+                "validation_split, validation_data and validation_indicator_col are three ways to name "
+                "validation rows; pass one of them."
+            )
         if validation is not None:
             require_partner(source, validation)
         models.require_trainable(self.model)
@@ -273,6 +279,14 @@ class SparkModel:
         same = workers == num_workers and fingerprint == models.fingerprint(self.model)
         return carried if same else None
 
+    def _training(self, x: Any, y: Any, weights: Any, names: tuple[Any, ...], held: str | None) -> Source:
+        counts = models.count_parts(self.model)
+        if held is None:
+            return make_source((x, y, weights), names, counts)
+        if not isinstance(x, DataFrame) or y is not None:
+            raise ConfigError("validation_indicator_col is for a DataFrame with its labels; got other rows.")
+        return frame_source(x, (*names, weights) if weights is not None else names, counts, held)
+
     def _validation(self, data: Any, names: tuple[Any, ...]) -> Source | None:
         if data is None:
             return None
@@ -317,14 +331,9 @@ class SparkModel:
 
     def _stage(self, cluster: Cluster, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
         """Return what makes inference stages, and the broadcast behind them."""
-        size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
-        spec, objects = models.freeze(self.model, self._builder, self.custom_objects)
-        shared = cluster.context.broadcast(InferenceJob(spec, size, schema))
-        stage = functools.partial(
-            Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
-            objects=objects, builder=self._builder,
-        )  # fmt: skip
-        return stage, shared
+        return inference_stage(
+            cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
+        )
 
     def evaluate(  # noqa: PLR0913 - Keras's own signature
         self,
@@ -400,19 +409,32 @@ class SparkModel:
         count = models.count_parts(self.model)[0]
         if isinstance(x, RDD):
             stage, _ = self._stage(cluster, self._features(x, count), batch_size)
-            self._ship(cluster)
+            ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source((x,), (features_col,), (count,))
-        source.schema, predicted = self._settle(source.peek(), frame=isinstance(source, FrameSource))
-        stage, shared = self._stage(cluster, source.schema, batch_size)
         if isinstance(source, FrameSource):
-            self._ship(cluster)
-            return with_predictions(source, stage, models.output_shapes(self.model, predicted), output_col)
+            return self._with_predictions(source, batch_size, output_col)
+        source.schema, _ = self._settle(source.peek())
+        stage, shared = self._stage(cluster, source.schema, batch_size)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
             return models.concatenate(source.predictions(cluster, stage))
         finally:
             shared.destroy()
+
+    def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
+        """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
+        if output_col in source.frame.columns:
+            raise ConfigError(f"The DataFrame has a column {output_col!r} already; pass another output_col.")
+        predict = column_function(
+            self.model, frame_features(self.model, source), batch_size,
+            custom_objects=self.custom_objects, builder=self._builder,
+        )  # fmt: skip
+        return source.frame.withColumn(output_col, predict(*source.selected))
+
+    def output_shapes(self) -> Any:
+        """Return the shape of one row's prediction, or a dict of them by output; known after a fit."""
+        return models.output_shapes(self.model, self._sample[3])
 
     def _features(self, rdd: RDD[Any], count: int | None) -> Schema:
         """Return what x of each row of an RDD has to be, by its first row if the model does not tell."""
@@ -420,12 +442,6 @@ class SparkModel:
         if known is not None:
             return known
         return self._settle(sample_of((features_of(first_row(rdd), count),), (count,)))[0]
-
-    @staticmethod
-    def _ship(cluster: Cluster) -> None:
-        """Send sparkdl along with a job that is not ours to start again."""
-        if not cluster.local:
-            cluster.ship_package()
 
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings as JSON beside it.
@@ -445,8 +461,7 @@ class SparkModel:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
         with tempfile.TemporaryDirectory() as folder:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
-            optimizers.variables(self.model)  # makes them, without which Keras warns when it loads
-            self.model.save(local)
+            models.save(self.model, local)
             settings.write_text(json.dumps(values, indent=2))
             files.put(local, path, overwrite=overwrite, context=context)
             files.put(settings, _settings_path(path), overwrite=True, context=context)
@@ -471,10 +486,7 @@ class SparkModel:
         with tempfile.TemporaryDirectory() as folder:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
             files.get(path, local, context=context)
-            try:
-                model = keras.saving.load_model(local, custom_objects, safe_mode=safe_mode)
-            except (ValueError, TypeError, OSError) as error:
-                raise ModelError(f"{path} cannot be loaded: {error}") from error
+            model = models.load(local, path, custom_objects, safe_mode=safe_mode)
             values: dict[str, Any] = {}
             if files.exists(_settings_path(path), context=context):
                 files.get(_settings_path(path), settings, context=context)

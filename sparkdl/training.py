@@ -280,6 +280,8 @@ class Run:
         self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
             self.interrupts = stack.enter_context(_noted_interrupts())
+            slots = float("inf") if self.cluster.dynamic else self.cluster.slots()
+            stack.enter_context(launch.claims.claim(self.num_workers, slots))
             store, gang, display = self._start(stack)
             logs: dict[str, Any] = {}
             try:
@@ -339,7 +341,8 @@ class Run:
 
     def _make_store(self) -> ParameterStore:
         config, fit, layouts = self.request.config, self.request.fit, self.driver.layouts
-        validating = self.request.validation is not None or fit.validation_split > 0
+        own = fit.validation_split > 0 or self.request.source.indicator is not None
+        validating = self.request.validation is not None or own
         shape = RunShape(
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
@@ -401,6 +404,12 @@ class Run:
         """
         self.said = True
         held = sum(member.validation_rows for member in store.members.values())
+        indicator = self.request.source.indicator
+        if indicator is not None and not held:
+            raise DataError(
+                f"The column {indicator!r} holds out none of the {sum(store.plans[0].rows)} rows. Leave "
+                "validation_indicator_col out, or mark some."
+            )
         if self.request.fit.validation_split and not held:
             raise DataError(
                 f"validation_split={self.request.fit.validation_split} holds out none of the "

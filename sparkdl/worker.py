@@ -401,7 +401,7 @@ def _train(
             _kept.clear()  # its variables lie on the devices of this task
 
 
-_kept: dict[tuple[str, bool], Replica] = {}  # the newest model of this process, compiled functions and all
+_kept: dict[tuple[str, bool | None], Any] = {}  # the newest model of this process, compiled functions and all
 
 
 def take_replica(
@@ -414,7 +414,21 @@ def take_replica(
         _kept[key] = make_replica(models.thaw(spec, objects, builder), joint=joint)
     else:
         models.restore(_kept[key].model, spec)
-    return _kept[key]
+    replica: Replica = _kept[key]
+    return replica
+
+
+def take_model(spec: models.ModelSpec, objects: models.Objects, builder: Callable[[], Any] | None) -> Any:
+    """Return a model that predicts, with the values of a spec: that of an earlier task where it fits."""
+    for joint in (False, True):
+        if (spec.key, joint) in _kept:
+            return take_replica(spec, objects, builder, joint=joint).model
+    if (spec.key, None) not in _kept:
+        _kept.clear()
+        _kept[spec.key, None] = models.thaw(spec, objects, builder)
+    else:
+        models.restore(_kept[spec.key, None], spec)
+    return _kept[spec.key, None]
 
 
 def tell_failure(task: Task, error: Exception) -> None:

@@ -54,3 +54,29 @@ def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_sl
         ClusterError, match=r"Only 1 of 2 workers started within 1 s; missing: [01]\. .*fewer"
     ):
         spark_model.fit(problem.x, problem.y, verbose=0)
+
+
+def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
+    """Two that each got half of their slots would wait for each other; whoever came first goes first."""
+    claims, begun, over = launch.Claims(), [], {name: threading.Event() for name in "abc"}
+
+    def gang(name, wanted):
+        with claims.claim(wanted, 3):
+            begun.append(name)
+            over[name].wait()
+
+    threads = []
+    for name, wanted in (("a", 2), ("b", 2), ("c", 1)):
+        threads.append(threading.Thread(target=gang, args=(name, wanted)))
+        threads[-1].start()
+        assert eventually(lambda: len(claims._waiting) + len(begun) == len(threads))
+
+    assert ["a"] == begun  # c would fit, and came after b
+    over["a"].set()
+    assert eventually(lambda: len(begun) == 3)
+    assert ["a", "b", "c"] == begun
+    for name, thread in zip("abc", threads, strict=True):
+        over[name].set()
+        thread.join()
+    with claims.claim(5, 3):  # more than there are, and nobody has any: it is Spark's to say
+        pass

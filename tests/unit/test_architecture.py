@@ -13,11 +13,12 @@ ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
     "books", "store", "exchange",
-    "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses", "backends.common",
-    "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
+    "heads", "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses",
+    "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch", "sources",
-    "progress", "callbacks", "epochs", "training", "spark_model", "",
+    "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
+    "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
@@ -40,7 +41,17 @@ DOORS = {
     "tensorflow": {"backends.tensorflow"},
     "jax": {"backends.jax"},
     "torch": {"backends.torch"},
-    "pyspark": {"launch", "sources", "spark_model", "preflight"},
+    "pyspark": {
+        "launch",
+        "sources",
+        "spark_model",
+        "preflight",
+        "ml.params",
+        "ml.persistence",
+        "ml.transformer",
+        "ml.estimator",
+    },
+    "pandas": {"launch"},
     "pyarrow": {"frames"},
     "rich": {"progress"},
     "pickle": set(),
@@ -125,7 +136,14 @@ def test_a_worker_imports_keras_without_what_it_does_not_use(tmp_path):
 
 def test_the_public_names_are_these():
     """A public name is added or taken away on purpose."""
-    expected = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "to_simple_rdd"]
+    expected = [
+        "SparkDLError",
+        "SparkModel",
+        "__version__",
+        "load_spark_model",
+        "predict_udf",
+        "to_simple_rdd",
+    ]
 
     assert expected == sorted(sparkdl.__all__)
     assert all(hasattr(sparkdl, name) for name in expected)

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import DataError
-from sparkdl.frames import KEY, PART, blocks_of_batches
+from sparkdl.feed import UNKNOWN
+from sparkdl.frames import KEY, PART, blocks_of_batches, of_pandas, to_pandas
 from sparkdl.schema import Column
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
@@ -41,6 +42,80 @@ BAD = [
     ([[[1, 2], [3, 4]], [[5, 6], None]], (2, 2), NESTED, "row 1 of partition 1 is null or has one"),
     ([[[1, 2], [3, None]], [[5, 6], [7, 8]]], (2, 2), NESTED, "row 0 of partition 1 is null or has one"),
 ]
+
+
+INDICES, VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
+VECTORS = pa.struct([("type", pa.int8()), ("size", pa.int32()), ("indices", INDICES), ("values", VALUES)])
+
+
+def dense(*values):
+    return {"type": 1, "size": None, "indices": None, "values": values}
+
+
+def sparse(size, **values):
+    return {
+        "type": 0,
+        "size": size,
+        "indices": [int(key[1:]) for key in values],
+        "values": list(values.values()),
+    }
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [dense(1, 0, 2), dense(0, 3, 0)],
+        [sparse(3, _0=1, _2=2), sparse(3, _1=3)],
+        [dense(1, 0, 2), sparse(3, _1=3)],
+        [sparse(3, _0=1, _2=2), dense(0, 3, 0)],
+    ],
+)
+def test_vectors_of_spark_become_arrays(rows):
+    """Dense, sparse and mixed vectors have the same numbers."""
+    (block,) = blocks(rows, (3,), VECTORS)
+
+    np.testing.assert_array_equal([[1, 0, 2], [0, 3, 0]], block.columns[0])
+    assert np.float32 == block.columns[0].dtype
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (None, "row 1 of partition 1 is null or has one"),
+        (dense(1, 2), r"shape \(3,\), 3 values; row 1 of partition 1 has 2\."),
+        (sparse(4, _3=1), "row 1 of partition 1 has 4."),
+    ],
+)
+def test_a_vector_that_does_not_fit_is_named(row, message):
+    """A null, and vectors of another size, are found in their row."""
+    with pytest.raises(DataError, match=message):
+        blocks([dense(1, 2, 3), row], (3,), VECTORS)
+
+
+def test_a_row_that_does_not_say_whether_it_is_held_out_is_named():
+    """A null in the indicator would else decide by itself."""
+    columns = {"c0": [1.0, 2.0], KEY: [SECOND, SECOND + 1], PART: pa.array([0, UNKNOWN], pa.int32())}
+    batch = pa.RecordBatch.from_pydict(columns)
+
+    with pytest.raises(DataError, match="row 1 of partition 1 has a null there"):
+        list(blocks_of_batches([batch], (Column("points", (), "float32"),), None))
+
+
+@pytest.mark.parametrize("rows", [[1.5, 2.5], [[1.0, 2.0], [3.0, 4.0]]])
+def test_columns_come_and_go_as_pandas(rows):
+    """Where Spark has no functions of Arrow arrays, values are the same."""
+    series = to_pandas(pa.array(rows))
+
+    assert rows == [value.tolist() if isinstance(rows[0], list) else value for value in series]
+    assert rows == of_pandas(series).to_pylist()
+
+
+def test_structs_are_frames_of_pandas():
+    """A struct column is a DataFrame there, both ways."""
+    structs = pa.array([{"a": 1.0, "b": [2.0]}, {"a": 3.0, "b": [4.0]}])
+
+    assert ["a", "b"] == list(to_pandas(structs).columns)
+    assert structs.to_pylist() == of_pandas(to_pandas(structs)).to_pylist()
 
 
 @pytest.mark.parametrize(("values", "shape", "kind"), GOOD)

@@ -1,0 +1,124 @@
+"""Predictions as Spark computes them: lazily, by functions of columns or of an RDD's partitions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sparkdl import models, preflight
+from sparkdl.config import FitConfig
+from sparkdl.errors import ModelError
+from sparkdl.heads import AS_IT_IS, Head
+from sparkdl.inference import InferenceJob
+from sparkdl.launch import Cluster, Stage
+from sparkdl.schema import Sample, Schema
+from sparkdl.sources import FrameSource, column_of_predictions
+
+Model = Any  # a keras.Model, which this file hands on and does not open
+
+
+def inference_stage(
+    cluster: Cluster, model: Model, schema: Schema, batch_size: int | None,
+    *, custom_objects: dict[str, Any] | None = None, builder: Callable[[], Model] | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return what makes the stages of a predict or an evaluate, and the broadcast behind them.
+
+    Args:
+        cluster: the Spark application.
+        model: the model, as it is now.
+        schema: what every row has to be.
+        batch_size: rows per forward pass; None is 32.
+        custom_objects: what the user named.
+        builder: the function that built the model, if one did.
+    """
+    size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
+    spec, objects = models.freeze(model, builder, custom_objects, trains=False)
+    shared = cluster.context.broadcast(InferenceJob(spec, size, schema))
+    stage = functools.partial(
+        Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
+        objects=objects, builder=builder,
+    )  # fmt: skip
+    return stage, shared
+
+
+def column_function(
+    model: Model, schema: Schema, batch_size: int | None, *, head: Head = AS_IT_IS, predicted: Any = None,
+    **code: Any,
+) -> Any:  # fmt: skip
+    """Return the function of Spark SQL that predicts from columns.
+
+    Args:
+        model: the model, as it is now.
+        schema: what every row has to be.
+        batch_size: rows per forward pass; None is 32.
+        head: what the output is.
+        predicted: what the model predicts for some row; None asks it.
+        code: ``custom_objects`` and ``builder``, as ``inference_stage`` takes them.
+    """
+    cluster = Cluster()
+    stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
+    ship(cluster)
+    shapes = models.output_shapes(model, models.probe(model, schema) if predicted is None else predicted)
+    return column_of_predictions(stage, schema, shapes, head)
+
+
+def frame_features(model: Model, source: FrameSource) -> Schema:
+    """Return what the features of a DataFrame have to be: as the model says, else as the first row does.
+
+    Raises:
+        DataError: the model takes other inputs.
+        ModelError: the DataFrame is a stream, and only a row can tell.
+    """
+    known = models.known_features(model, source.sample)
+    if known is not None:
+        return known
+    if source.frame.isStreaming:
+        raise unknown_inputs(model)
+    return models.fit_features(model, source.peek().schema(models.float_type()), reshape=True)
+
+
+def unknown_inputs(model: Model) -> ModelError:
+    """Return the error for a model that does not say what it takes."""
+    return ModelError(
+        f'The model "{model.name}" does not say which inputs it takes, of which shapes. Build it from '
+        "keras.Input with whole shapes."
+    )
+
+
+def ship(cluster: Cluster) -> None:
+    """Send sparkdl along with a job that is not ours to start again."""
+    if not cluster.local:
+        cluster.ship_package()
+
+
+def predict_udf(
+    model: Model, batch_size: int | None = None, custom_objects: dict[str, Any] | None = None
+) -> Any:  # fmt: skip
+    """Return a function of Spark SQL that predicts with a Keras model.
+
+    Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, or of
+    vectors. It gives a float, or an array of floats as deep as the output, or for several outputs a struct of
+    these by their names. The model is taken as it is now; it need not be compiled.
+
+    Args:
+        model: a keras.Model whose inputs have known shapes.
+        batch_size: rows per forward pass; 32 by default.
+        custom_objects: classes and functions that the model needs, by name; those that the live model uses
+            are found without.
+
+    Raises:
+        ModelError: the shapes of the inputs are not known, or the model cannot be restored elsewhere.
+
+    Example:
+        >>> spark.udf.register("score", predict_udf(model))  # doctest: +SKIP
+        >>> spark.sql("SELECT id, score(features) FROM visits")  # doctest: +SKIP
+    """
+    models.require_model(model)
+    counts = models.count_parts(model)[0]
+    names = tuple(tensor.name for tensor in model.inputs) if counts else ()
+    form = (0,) if counts == 1 else (tuple(range(counts or 0)),)
+    schema = models.known_features(model, Sample(form, names, ()))
+    if schema is None:
+        raise unknown_inputs(model)
+    return column_function(model, schema, batch_size, custom_objects=custom_objects)

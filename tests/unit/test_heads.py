@@ -1,0 +1,66 @@
+"""What a classifier says of a row is the same from logits and from probabilities."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from sparkdl.heads import classify
+
+LOGITS = arrays.arrays("float64", (5, 3), elements=st.floats(-30, 30))
+
+
+def softmax(logits):
+    exponents = np.exp(logits)
+    return exponents / exponents.sum(axis=1, keepdims=True)
+
+
+@given(LOGITS)
+def test_logits_and_their_softmax_say_the_same(logits):
+    """Probabilities agree, and raw predictions but for a constant of each row."""
+    ours, theirs = classify(logits, logits=True), classify(softmax(logits), logits=False)
+
+    np.testing.assert_allclose(softmax(logits), ours.probability, atol=1e-12)
+    np.testing.assert_allclose(ours.probability, theirs.probability, atol=1e-12)
+    apart = ours.raw - theirs.raw
+    np.testing.assert_allclose(apart - apart[:, :1], np.zeros_like(apart), atol=1e-8)
+
+
+@given(LOGITS)
+def test_the_prediction_is_the_likeliest_class(logits):
+    """Raw predictions, probabilities and the class agree, and probabilities add up to 1."""
+    found = classify(logits, logits=True)
+
+    np.testing.assert_array_equal(logits.argmax(axis=1), found.prediction)
+    np.testing.assert_allclose(found.probability.sum(axis=1), np.ones(5))
+    assert {np.dtype("float64")} == {part.dtype for part in found}
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_one_unit_tells_two_classes_apart(shape):
+    """A sigmoid gives two probabilities; a half, as in Keras, is not yet the second class."""
+    positive = np.array([0.0, 0.5, 0.9, 1.0], "float32").reshape(shape)
+
+    found = classify(positive, logits=False)
+
+    assert [0, 0, 1, 1] == found.prediction.tolist()
+    np.testing.assert_allclose(positive.reshape(-1), found.probability[:, 1])
+    np.testing.assert_allclose(np.log(9), found.raw[2, 1], rtol=1e-6)
+    assert np.isfinite(found.raw).all()
+
+
+@given(arrays.arrays("float64", (5, 1), elements=st.floats(-30, 30)))
+def test_one_unit_of_logits_is_a_sigmoid(logits):
+    """Spark's own logistic regression has -z and z for raw predictions."""
+    found = classify(logits, logits=True)
+
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), found.probability[:, 1])
+    np.testing.assert_array_equal(np.concatenate([-logits, logits], axis=1), found.raw)
+
+
+def test_no_rows_have_no_classes():
+    """An empty batch of Arrow columns has empty predictions of the right shape."""
+    found = classify(np.empty((0, 3), "float32"), logits=False)
+
+    assert [(0,), (0, 3), (0, 3)] == [part.shape for part in found]
