@@ -15,7 +15,7 @@ def is_uri(path: str) -> bool:
     return len(urlparse(path).scheme) > 1
 
 
-def put(local: Path, target: str, *, overwrite: bool, context: Any) -> None:
+def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bool = False) -> None:
     """Copy a local file to a path or URI.
 
     Args:
@@ -23,38 +23,39 @@ def put(local: Path, target: str, *, overwrite: bool, context: Any) -> None:
         target: where it goes; missing folders are made.
         overwrite: whether a file that is there may be replaced.
         context: the SparkContext, which URIs need.
+        of_spark: whether a plain path is one of Spark's default file system.
 
     Raises:
         FileExistsError: there is a file and ``overwrite`` is False.
     """
-    if exists(target, context=context) and not overwrite:
+    if exists(target, context=context, of_spark=of_spark) and not overwrite:
         raise FileExistsError(f"{target} exists; pass overwrite=True to replace it.")
-    if not is_uri(target):
+    if not (of_spark or is_uri(target)):
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(local, target)
         return
     system, path = _hadoop(target, context)
-    system.copyFromLocalFile(False, True, _path(str(local), context), path)
+    system.copyFromLocalFile(False, True, _local(local, context), path)
 
 
-def get(source: str, local: Path, *, context: Any) -> None:
-    """Copy a file at a path or URI to a local file.
+def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> None:
+    """Copy a file at a path or URI, as ``put`` takes it, to a local file.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    if not exists(source, context=context):
+    if not exists(source, context=context, of_spark=of_spark):
         raise FileNotFoundError(f"There is no file at {source}.")
-    if not is_uri(source):
+    if not (of_spark or is_uri(source)):
         shutil.copyfile(source, local)
         return
     system, path = _hadoop(source, context)
-    system.copyToLocalFile(False, path, _path(str(local), context), True)
+    system.copyToLocalFile(False, path, _local(local, context), True)
 
 
-def exists(target: str, *, context: Any) -> bool:
-    """Return whether there is a file at a path or URI."""
-    if not is_uri(target):
+def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
+    """Return whether there is a file at a path or URI, as ``put`` takes it."""
+    if not (of_spark or is_uri(target)):
         return Path(target).exists()
     system, path = _hadoop(target, context)
     return bool(system.exists(path))
@@ -65,6 +66,10 @@ def _hadoop(uri: str, context: Any) -> tuple[Any, Any]:
         raise ConfigError(f"{uri} is read and written through Spark; start a SparkSession first.")
     path = _path(uri, context)
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path
+
+
+def _local(path: Path, context: Any) -> Any:
+    return _path(path.as_uri(), context)
 
 
 def _path(name: str, context: Any) -> Any:

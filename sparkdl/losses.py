@@ -8,6 +8,7 @@ runs. What no weighing can mend is said on the driver, by name.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
 from sparkdl import models
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.heads import Head
 
 logger = logging.getLogger(__name__)
 MEANS = ("sum_over_batch_size", "mean")
@@ -206,6 +208,47 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
             if not isinstance(computed, keras.losses.Loss):
                 computed = LossFunctionWrapper(computed, name=getattr(computed, "__name__", str(loss)))
             yield computed.name, computed, [samples[place]] if len(losses) == len(samples) else samples
+
+
+CROSSENTROPIES = {
+    "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
+    "categorical_focal_crossentropy", "sparse_categorical_crossentropy",
+}  # fmt: skip
+
+
+def head_of(model: keras.Model, task: str, shape: Any) -> Head:
+    """Return what a model's output is.
+
+    Args:
+        model: the model.
+        task: "classification", "regression", or "auto": classification where a model of one output was
+            compiled with a cross-entropy, of which a binary one has one unit.
+        shape: the shape of one row's prediction, or a dict of them by output.
+
+    Raises:
+        ConfigError: "classification" was asked for, and the output is no vector of classes.
+    """
+    vector = isinstance(shape, tuple) and len(shape) == 1
+    name, logits = _only_loss(model)
+    if task == "classification" and not vector:
+        raise ConfigError(
+            'task="classification" is for models of one output of shape (classes,), or (1,) for two; got '
+            f'{shape}. Take task="auto", which gives other outputs as they are.'
+        )
+    binary = name.startswith("binary")
+    found = vector and name in CROSSENTROPIES and (not binary or shape == (1,))
+    return Head(task == "classification" or (task == "auto" and found), logits)
+
+
+def _only_loss(model: keras.Model) -> tuple[str, bool]:
+    """Return the name of the only loss of a model, and whether it takes logits; nothing of several."""
+    given = keras.tree.flatten(getattr(model, "loss", None))
+    if len(given) != 1 or given[0] is None or str(given[0]).lower() in ("crossentropy", "ce"):
+        return "", False
+    loss = keras.losses.get(given[0])
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(loss).__name__).lower()
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return (name if config else getattr(loss, "__name__", "")), bool(config.get("from_logits"))
 
 
 def _couples_rows(loss: Any, samples: Samples) -> bool:

@@ -1,0 +1,151 @@
+"""A Keras model as an Estimator of Spark ML, and the Model that its fit returns."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyspark.ml import Estimator, Model
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from sparkdl import losses, models
+from sparkdl.errors import ModelError
+from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_input
+from sparkdl.ml.persistence import KerasReader, KerasWriter
+from sparkdl.ml.transformer import Predicts
+from sparkdl.spark_model import SparkModel
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingSummary:
+    """How a fit went.
+
+    Args:
+        history: what Keras's History has: a list of a number per epoch, by the metric's name.
+        training: counts and timings of the run, as ``SparkModel.fit`` gives them.
+
+    Attributes:
+        history: the same.
+        training: the same; empty for a model that was loaded.
+    """
+
+    def __init__(self, history: dict[str, list[float]], training: dict[str, Any]) -> None:
+        self.history, self.training = history, training
+
+    @property
+    def objectiveHistory(self) -> list[float]:
+        """The loss of each epoch."""
+        return list(self.history.get("loss", []))
+
+    @property
+    def totalIterations(self) -> int:
+        """How many epochs there were."""
+        return len(self.objectiveHistory)
+
+
+class KerasEstimatorModel(Predicts, Model):
+    """A Keras model that an Estimator has trained.
+
+    The model is no Param: model selection transforms with the Params of its grid, of which another model, an
+    untrained one, may be one.
+
+    Args:
+        model: the trained keras.Model.
+        params: its Params, by keyword.
+    """
+
+    def __init__(self, model: Any = None, **params: Any) -> None:
+        super().__init__(**params)
+        self._model = model
+        self._summary: TrainingSummary | None = None
+
+    def getModel(self) -> Any:
+        """Return the trained keras.Model."""
+        return self._model
+
+    def held(self) -> Any:
+        """Return the model, None if there is none yet."""
+        return self._model
+
+    def hold(self, model: Any) -> None:
+        """Take up a model."""
+        self._model = model
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether it is known how the fit went."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """How the fit went.
+
+        Raises:
+            ModelError: that is not known.
+        """
+        if self._summary is None:
+            raise ModelError(f"{self.uid} has no training summary; it was made without a fit.")
+        return self._summary
+
+    def extra(self) -> dict[str, Any]:
+        """Return what is saved beside the Params."""
+        return {"history": self._summary.history} if self._summary else {}
+
+    def adopt(self, extra: dict[str, Any]) -> None:
+        """Take up what was saved beside the Params."""
+        if "history" in extra:
+            self._summary = TrainingSummary(extra["history"], {})
+
+
+class KerasEstimator(TrainingParams, Estimator, MLWritable, MLReadable[Any]):  # type: ignore[type-arg]
+    """Trains a Keras model on the columns of a DataFrame; a fit trains a copy, and leaves ``model`` as it is.
+
+    Args:
+        params: its Params, by keyword; ``model`` is a compiled keras.Model, or a function that returns one.
+
+    Example:
+        >>> estimator = KerasEstimator(model=model, epochs=10, batchSize=64)  # doctest: +SKIP
+        >>> Pipeline(stages=[assembler, estimator]).fit(frame).transform(frame)  # doctest: +SKIP
+    """
+
+    def _fit(self, dataset: DataFrame) -> KerasEstimatorModel:
+        given = self.held()
+        if given is None:
+            raise ModelError("KerasEstimator has no model; set a compiled keras.Model.")
+        code = arguments(self, ("customObjects",))
+        if models.is_model(given):
+            models.require_compiled(given)
+            given = models.copy_of(given, **code)
+        trained = SparkModel(given, **arguments(self, SETTINGS))
+        fit = arguments(self, FIT)
+        fit["features_col"] = by_input(self.getOrDefault("featuresCol"), models.input_names(trained.model))
+        if self.isDefined("weightCol"):
+            fit["sample_weight"] = self.getOrDefault("weightCol")
+        history = trained.fit(dataset, **fit)
+        result = KerasEstimatorModel(trained.model)
+        result._resetUid(self.uid)
+        self._copyValues(result)
+        result._summary = TrainingSummary(history.history, history.training)
+        if self.getOrDefault("task") == "auto":
+            classifies = losses.head_of(trained.model, "auto", trained.output_shapes()).classifies
+            what = "class indices, probabilities and raw predictions" if classifies else "the output as it is"
+            logger.info("By its loss, %s predicts %s.", self.uid, what)
+        return result
+
+    def write(self) -> KerasWriter:
+        """Return what writes this Estimator."""
+        return KerasWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Return what reads such an Estimator."""
+        return KerasReader(cls)
+
+    def extra(self) -> dict[str, Any]:
+        """Return what is saved beside the Params."""
+        return {}
+
+    def adopt(self, extra: dict[str, Any]) -> None:
+        """Take up what was saved beside the Params."""

@@ -1,0 +1,282 @@
+"""The Params of the Estimator and the Transformers, each said once: name, words, and what it takes.
+
+Setters and getters, and the signatures of constructors, are made from them. A value is checked where it is
+set; what depends on several, by ``SparkModel`` when a fit begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from sparkdl.config import (
+    Late,
+    Mode,
+    choose,
+    parse_port,
+    parse_quorum,
+    parse_window,
+    positive_seconds,
+    whole_number,
+)
+from sparkdl.errors import ConfigError
+from sparkdl.rules import RULES, Rule
+
+Self = TypeVar("Self", bound="KerasParams")
+Convert = Callable[[str, Any], Any]
+
+
+class Task(StrEnum):
+    """What a model's output says."""
+
+    AUTO = "auto"
+    CLASSIFICATION = "classification"
+    REGRESSION = "regression"
+
+
+def _param(doc: str, convert: Convert | None = None) -> Any:
+    """Return a Param that takes its name from the attribute that it is."""
+    made: Any = Param(Params._dummy(), "", doc)
+    made.convert = convert
+    return made
+
+
+def _plain(convert: Callable[[Any], Any]) -> Convert:
+    return lambda name, value: convert(value)
+
+
+TEXT, FLAG, SHARE = map(_plain, (TypeConverters.toString, TypeConverters.toBoolean, TypeConverters.toFloat))
+
+
+def _whole(name: str, value: Any) -> int:
+    return whole_number(name, TypeConverters.toInt(value))
+
+
+def _natural(name: str, value: Any) -> int:
+    return whole_number(name, TypeConverters.toInt(value), least=0)
+
+
+def _one_of(choices: type[StrEnum]) -> Convert:
+    return lambda name, value: choose(name, value, choices).value
+
+
+def _seconds(name: str, value: Any) -> float:
+    positive_seconds(name, number := TypeConverters.toFloat(value))
+    return number
+
+
+def _checked(check: Callable[[Any], Any]) -> Convert:
+    """Return what takes a value as it is, a whole number of NumPy's as Python's, once it was checked."""
+
+    def convert(name: str, value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        check(value)
+        return value
+
+    return convert
+
+
+def _columns(name: str, value: Any) -> Any:
+    """Take the name of a column, a list of names, or a dict of them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value:
+        return [_columns(name, each) for each in value]
+    if isinstance(value, dict) and value and all(isinstance(each, str) for each in value):
+        return {key: _columns(name, each) for key, each in value.items()}
+    raise TypeError(f"Could not convert {value!r} to the name of a column, or a list or dict of names.")
+
+
+def _classes(name: str, value: Any) -> dict[int, float]:
+    """Take weights by class, whose numbers JSON makes strings."""
+    if not isinstance(value, dict):
+        raise TypeError(f"Could not convert {value!r} to a dict of numbers by class index.")
+    return {int(label): float(weight) for label, weight in value.items()}
+
+
+def _quorum(value: Any) -> None:
+    parse_quorum(value, None)
+
+
+def _rule(name: str, value: Any) -> Any:
+    if not isinstance(value, Rule) and value not in RULES:
+        raise ConfigError(f"{name} should be one of {', '.join(map(repr, RULES))}, or a Rule; got {value!r}.")
+    return value
+
+
+def _epochs(name: str, value: Any) -> Any:
+    return [int(each) for each in value] if isinstance(value, list | tuple) else _whole(name, value)
+
+
+class KerasParams(Params):
+    """Params with setters and getters, which the constructor takes by keyword."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own: list[tuple[str, Any]] = [pair for pair in vars(cls).items() if isinstance(pair[1], Param)]
+        for name, param in own:
+            param.name = name
+            if param.convert is not None:
+                param.typeConverter = functools.partial(param.convert, name)
+            _add_accessors(cls, param)
+        names = sorted({p.name for c in cls.__mro__ for p in vars(c).values() if isinstance(p, Param)})
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, keyword, default=None) for name in names]
+        )
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self._setDefault(**{name: value for name, value in DEFAULTS.items() if self.hasParam(name)})
+        self.setParams(**params)
+
+    def setParams(self: Self, **params: Any) -> Self:
+        """Set several Params by their names.
+
+        Raises:
+            TypeError: there is no such Param, or it does not take the value.
+        """
+        for name in params:
+            if not self.hasParam(name):
+                camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+                hint = f" It is {camel} here." if self.hasParam(camel) else ""
+                raise TypeError(f"{type(self).__name__} has no Param {name!r}.{hint}")
+        return self._set(**params)
+
+
+def _add_accessors(cls: type, param: Any) -> None:
+    name, suffix = param.name, param.name[0].upper() + param.name[1:]
+
+    def set_value(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    def get_value(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    for method, verb in ((set_value, "set"), (get_value, "get")):
+        method.__name__ = f"{verb}{suffix}"
+        method.__qualname__ = f"{cls.__name__}.{method.__name__}"
+        method.__doc__ = f"{verb.title()} {name}: {param.doc}"
+        setattr(cls, method.__name__, method)
+
+
+class ModelParams(KerasParams):
+    """Which model a stage trains, or predicts with."""
+
+    model = _param("the keras.Model; for an Estimator compiled, or a function that returns one")
+
+    def held(self) -> Any:
+        """Return the model, None if there is none yet."""
+        return self.getOrDefault("model") if self.isDefined("model") else None
+
+    def hold(self, model: Any) -> None:
+        """Take up a model."""
+        self._set(model=model)
+
+
+class PredictionParams(KerasParams):
+    """What a model reads and writes when it predicts."""
+
+    customObjects = _param("classes and functions that the model needs, by name")
+    featuresCol = _param(
+        "the column of features; a list of columns that make one array; for several inputs a list, or a dict "
+        "of columns by input or of inputs by column", _columns,
+    )  # fmt: skip
+    predictionCol = _param(
+        "the column of predictions: the index of the class, or the number; arrays or a struct otherwise", TEXT
+    )
+    probabilityCol = _param("the column of a vector of class probabilities; empty: none", TEXT)
+    rawPredictionCol = _param("the column of a vector of logits, up to a constant a row; empty: none", TEXT)
+    task = _param(
+        'what the output is: "classification", "regression", or "auto", by the loss', _one_of(Task)
+    )  # fmt: skip
+    inferenceBatchSize = _param("rows per forward pass when predicting", _whole)
+
+
+class TrainingParams(ModelParams, PredictionParams):
+    """How a SparkModel is made, and what its fit takes."""
+
+    mode = _param('"synchronous", "asynchronous" or "hogwild"', _one_of(Mode))
+    frequency = _param(
+        '"batch", a number of batches, or "epoch": how often a worker exchanges', _checked(parse_window)
+    )
+    numWorkers = _param("how many workers; by default one per slot", _whole)
+    merge = _param("the rule by which updates change the center, or its name", _rule)
+    batchSizePerWorker = _param("rows per update of each worker, instead of batchSize", _whole)
+    bindAddress = _param("the address that the endpoint listens on", TEXT)
+    advertisedHost = _param("the host that executors connect to", TEXT)
+    port = _param("the endpoint's port, or a range of ports to try; 0: any", _checked(parse_port))
+    startTimeout = _param("seconds that executors and the gang may take to start", _seconds)
+    maxRestarts = _param("how often in a row a run that lost a worker is taken up again", _natural)
+    shareGpus = _param("whether two workers may be on one GPU", FLAG)
+    staleness = _param("exchanges that a worker may be ahead of the slowest", _natural)
+    quorum = _param("workers that a round waits for, or a share of them", _checked(_quorum))
+    stragglerTimeout = _param("seconds after which a round goes on without the missing", _seconds)
+    lateUpdates = _param('"drop" or "merge"', _one_of(Late))
+    distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
+
+    labelCol = _param("the column of labels, or several, as featuresCol", _columns)
+    weightCol = _param("the column of sample weights", TEXT)
+    validationIndicatorCol = _param("the column of booleans that say which rows are for validation", TEXT)
+    validationSplit = _param("the fraction of rows that is held out", SHARE)
+    validationBatchSize = _param("rows per forward pass over validation rows", _whole)
+    validationFreq = _param("evaluate after so many epochs, or after those of a list", _epochs)
+    batchSize = _param("rows per update of the optimizer", _whole)
+    epochs = _param("how many epochs", _whole)
+    stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
+    shuffle = _param("whether rows are dealt in a random order", FLAG)
+    classWeight = _param("the weight of a row by the class of its label", _classes)
+    callbacks = _param("Keras callbacks, which run on the driver", _plain(TypeConverters.toList))
+    seed = _param("what every random order is drawn from", _natural)
+    verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
+
+
+SETTINGS = (
+    "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
+    "advertisedHost", "port", "startTimeout", "maxRestarts", "shareGpus", "staleness", "quorum",
+    "stragglerTimeout", "lateUpdates", "distribution",
+)  # fmt: skip
+FIT = (
+    "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
+    "batchSize", "epochs", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed", "verbose",
+)  # fmt: skip
+OBJECTS = "model", "customObjects", "callbacks", "distribution"  # which JSON does not hold
+DEFAULTS: dict[str, Any] = {
+    "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction",
+    "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
+    "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
+    "shuffle": True, "verbose": 0, "validationSplit": 0.0,
+}  # fmt: skip
+
+
+def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of Params that have one, as keyword arguments of SparkModel's."""
+    return {
+        re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), name): params.getOrDefault(name)
+        for name in names
+        if params.isDefined(name)
+    }
+
+
+def by_input(columns: Any, inputs: tuple[str, ...]) -> Any:
+    """Return a dict of columns by input, of one that may be of inputs by column, and others as they are.
+
+    Raises:
+        ConfigError: it can be read in both ways.
+    """
+    if not isinstance(columns, dict) or not all(isinstance(each, str) for each in columns.values()):
+        return columns
+    turned = {name: column for column, name in columns.items()}
+    reads, turns = columns.keys() >= set(inputs), turned.keys() >= set(inputs)
+    if reads and turns and turned != columns:
+        raise ConfigError(
+            f"{columns} may name columns by input or inputs by column of {', '.join(inputs)}. Rename a "
+            "column, or pass a list of columns in the order of the inputs."
+        )
+    return turned if turns else columns

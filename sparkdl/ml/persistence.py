@@ -1,0 +1,113 @@
+"""How the stages of a pipeline are written and read: Spark's own metadata, and a plain Keras file beside it.
+
+``metadata`` has the Params and what else JSON holds, ``model.keras`` the model; both are on the file system
+that Spark takes the path for.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from sparkdl import files, models
+from sparkdl.errors import ModelError
+from sparkdl.ml.params import OBJECTS, KerasParams
+from sparkdl.rules.settings import from_settings, to_settings
+
+logger = logging.getLogger(__name__)
+FILE = "model.keras"
+
+
+class KerasWriter(MLWriter):
+    """Writes a stage.
+
+    Args:
+        stage: the stage; its ``extra()`` is kept in the metadata, and the model that it has ``held()``.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def saveImpl(self, path: str) -> None:
+        """Write the stage to a path that is not there yet.
+
+        Raises:
+            ModelError: its model is a function, which no file holds.
+            ConfigError: its rule is one of the user's own.
+        """
+        stage, context = self.stage, self.sparkSession.sparkContext
+        set_here = {param.name: value for param, value in stage._paramMap.items()}
+        if "merge" in set_here:
+            set_here["merge"] = to_settings(set_here["merge"])
+        left = [name for name in set_here if name in OBJECTS and name != "model"]
+        if left:
+            logger.warning(
+                "%s of %s are code, which is not saved. Set them again.", ", ".join(left), stage.uid
+            )
+        kept = {name: value for name, value in set_here.items() if name not in OBJECTS}
+        model = stage.held()
+        if model is not None:
+            require_file(model)
+        DefaultParamsWriter.saveMetadata(stage, path, context, {"sparkdl": stage.extra()}, kept)
+        if model is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, FILE)
+            models.save(model, local)
+            files.put(local, f"{path}/{FILE}", overwrite=True, context=context, of_spark=True)
+
+
+def require_file(model: Any) -> None:
+    """Check that a file can hold a model.
+
+    Raises:
+        ModelError: it is a function.
+    """
+    if not hasattr(model, "save"):
+        raise ModelError(
+            f"A stage whose model is a function cannot be saved; got {model!r}. Set model to a compiled "
+            "keras.Model."
+        )
+
+
+class KerasReader(MLReader[Any]):
+    """Reads what ``KerasWriter`` wrote.
+
+    Args:
+        kind: the class of the stage.
+    """
+
+    def __init__(self, kind: type[KerasParams]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def load(self, path: str) -> Any:
+        """Return the stage at a path.
+
+        Objects that the model needs are found where they are registered with Keras, or in a
+        ``keras.saving.custom_object_scope``.
+
+        Raises:
+            ModelError: the model cannot be restored; says what is missing.
+        """
+        context = self.sparkSession.sparkContext
+        metadata = DefaultParamsReader.loadMetadata(path, context)
+        if not metadata["class"].endswith(f".{self.kind.__name__}"):
+            raise ModelError(f"{path} holds a {metadata['class']}, not a {self.kind.__name__}.")
+        stage = self.kind()
+        stage._resetUid(metadata["uid"])
+        if "merge" in metadata["paramMap"]:
+            metadata["paramMap"]["merge"] = from_settings(metadata["paramMap"]["merge"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)  # type: ignore[type-var]
+        if files.exists(f"{path}/{FILE}", context=context, of_spark=True):
+            with tempfile.TemporaryDirectory() as folder:
+                local = Path(folder, FILE)
+                files.get(f"{path}/{FILE}", local, context=context, of_spark=True)
+                stage.hold(models.load(local, path))  # type: ignore[attr-defined]
+        stage.adopt(metadata["sparkdl"])  # type: ignore[attr-defined]
+        return stage

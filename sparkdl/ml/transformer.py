@@ -1,0 +1,86 @@
+"""A trained Keras model as a stage that adds predictions to a DataFrame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml import Transformer
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame, functions
+
+from sparkdl import losses, models
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_input
+from sparkdl.ml.persistence import KerasReader, KerasWriter
+from sparkdl.prediction import column_function, frame_features
+from sparkdl.sources import frame_source
+
+
+class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
+    """What a stage does that predicts."""
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        model = self.held()
+        if model is None:
+            raise ModelError(f"{type(self).__name__} has no model; set one.")
+        models.require_model(model)
+        names = by_input(self.getOrDefault("featuresCol"), models.input_names(model))
+        source = frame_source(dataset, (names,), (models.count_parts(model)[0],))
+        schema = frame_features(model, source)
+        predicted = models.probe(model, schema)
+        shape = models.output_shapes(model, predicted)
+        head = losses.head_of(model, self.getOrDefault("task"), shape)
+        predict = column_function(
+            model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
+            **arguments(self, ("customObjects",)),
+        )  # fmt: skip
+        column = functions.col(made := f"{self.uid}_made")
+        if head.classifies:
+            parts = {
+                "rawPredictionCol": array_to_vector(column["raw"]),
+                "probabilityCol": array_to_vector(column["probability"]),
+                "predictionCol": column["prediction"],
+            }
+        else:
+            parts = {"predictionCol": column.cast("double") if shape == (1,) else column}
+        found = {self.getOrDefault(name): part for name, part in parts.items() if self.getOrDefault(name)}
+        for name in found:
+            if name in dataset.columns:
+                raise ConfigError(
+                    f"The DataFrame has a column {name!r} already; choose another name for ours."
+                )
+        frame = dataset.withColumn(made, predict(*source.selected))
+        return frame.select("*", *(part.alias(name) for name, part in found.items())).drop(made)
+
+    def held(self) -> Any:
+        """Return the model, None if there is none yet."""
+        raise NotImplementedError
+
+    def write(self) -> KerasWriter:
+        """Return what writes this stage."""
+        return KerasWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Return what reads such a stage."""
+        return KerasReader(cls)
+
+    def extra(self) -> dict[str, Any]:
+        """Return what is saved beside the Params."""
+        return {}
+
+    def adopt(self, extra: dict[str, Any]) -> None:
+        """Take up what was saved beside the Params."""
+
+
+class KerasTransformer(ModelParams, Predicts, Transformer):
+    """A Keras model that is trained already, as a stage of a pipeline.
+
+    Args:
+        params: its Params, by keyword; ``model`` is the keras.Model, which need not be compiled. Where it is
+            not, ``task="classification"`` says that its output are class probabilities.
+
+    Example:
+        >>> KerasTransformer(model=model, featuresCol="pixels").transform(frame)  # doctest: +SKIP
+    """

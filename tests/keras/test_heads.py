@@ -1,0 +1,53 @@
+"""What a model's output is: by its loss, or as it was said."""
+
+import keras
+import pytest
+
+from sparkdl.errors import ConfigError
+from sparkdl.losses import head_of
+
+
+def compiled(loss):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="out")])
+    model.compile("sgd", loss)
+    return model
+
+
+def of_my_own(y, predicted):
+    return keras.ops.mean(keras.ops.abs(y - predicted))
+
+
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "classifies", "logits"),
+    [
+        ("sparse_categorical_crossentropy", (3,), True, False),
+        (keras.losses.categorical_crossentropy, (3,), True, False),
+        (keras.losses.CategoricalFocalCrossentropy(), (3,), True, False),
+        ({"out": "sparse_categorical_crossentropy"}, (3,), True, False),
+        (LOGITS, (3,), True, True),
+        ("binary_crossentropy", (1,), True, False),
+        (keras.losses.BinaryCrossentropy(from_logits=True), (1,), True, True),
+        ("binary_crossentropy", (3,), False, False),  # three labels that a row may have, each on its own
+        ("sparse_categorical_crossentropy", (5, 3), False, False),  # a class for each step of a sequence
+        ("sparse_categorical_crossentropy", {"a": (3,), "b": (1,)}, False, False),
+        ("mse", (1,), False, False),
+        (of_my_own, (1,), False, False),
+    ],
+)
+def test_a_loss_tells_what_the_output_is(loss, shape, classifies, logits):
+    """A cross-entropy of one vector of classes is classification, and nothing else."""
+    head = head_of(compiled(loss), "auto", shape)
+
+    assert classifies == head.classifies
+    assert not classifies or logits == head.logits
+
+
+def test_what_was_said_counts():
+    """A loss of one's own may be of classes; a cross-entropy's output may be taken as it is."""
+    assert head_of(compiled(of_my_own), "classification", (3,)).classifies
+    assert not head_of(compiled("sparse_categorical_crossentropy"), "regression", (3,)).classifies
+    with pytest.raises(ConfigError, match=r"one output of shape \(classes,\).*got \(5, 3\)"):
+        head_of(compiled(of_my_own), "classification", (5, 3))

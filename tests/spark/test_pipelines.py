@@ -1,0 +1,498 @@
+"""In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    RegressionEvaluator,
+)
+from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError, ModelError
+from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
+from sparkdl.rules import DiLoCo
+
+MASTERS = ("local", "local-cluster", "standalone")
+NAMES = list("abcdef")
+leaves_its_pool = pytest.mark.filterwarnings(  # Spark's model selection, to the garbage collector
+    "ignore:Exception ignored in. <function Pool.__del__:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def estimator(problem):
+    """An Estimator of the problem's network, of two workers."""
+    model = problem.model(keras.optimizers.Adam(0.02))
+    return KerasEstimator(model=model, numWorkers=2, batchSize=16, epochs=2, seed=1)
+
+
+@pytest.fixture(scope="session")
+def table(spark, problem):
+    """The problem's rows with features as scalars, a vector, a sparse vector and an array."""
+    rows = [
+        (row, *map(float, x), float(y), Vectors.dense(x), sparse_of(x), x.tolist(), row % 5 == 0)
+        for row, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))
+    ]
+    names = ["row", *NAMES, "label", "features", "sparse", "array", "held"]
+    return spark.createDataFrame(rows, names).repartition(3, "row").cache()
+
+
+def sparse_of(x):
+    return SparseVector(len(x), list(enumerate(map(float, x))))
+
+
+def weights_of(fitted):
+    return np.concatenate([w.ravel() for w in fitted.getModel().get_weights()])
+
+
+def test_a_fit_is_that_of_a_spark_model_and_leaves_the_given_model(spark, estimator, table):
+    """The fitted weights are SparkModel's; the estimator's own model is untouched."""
+    given = estimator.getModel()
+    before = given.get_weights()
+    alike = keras.models.clone_model(given)
+    alike.compile(keras.optimizers.Adam(0.02), given.loss, metrics=["accuracy"])
+    alike.set_weights(before)
+
+    fitted = estimator.fit(table)
+
+    SparkModel(alike, num_workers=2).fit(table, batch_size=16, epochs=2, seed=1, verbose=0)
+    np.testing.assert_allclose(
+        np.concatenate([w.ravel() for w in alike.get_weights()]), weights_of(fitted), atol=1e-6
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(before, given.get_weights(), strict=True))
+    assert estimator.uid == fitted.uid
+    assert fitted.hasSummary
+    assert 2 == fitted.summary.totalIterations
+    assert fitted.summary.history["loss"] == fitted.summary.objectiveHistory
+    assert 203 == fitted.summary.training["rows"]
+
+
+def test_classification_predicts_classes_probabilities_and_raw_predictions(spark, problem, estimator, table):
+    """Columns are kept, rows too, and Spark's evaluators take what is added."""
+    fitted = estimator.fit(table)
+
+    out = fitted.transform(table)
+
+    assert [*table.columns, "rawPrediction", "probability", "prediction"] == out.columns
+    rows = sorted(out.collect(), key=lambda row: row.row)
+    expected = fitted.getModel().predict(problem.x, verbose=0)
+    np.testing.assert_allclose(expected, [row.probability.toArray() for row in rows], atol=1e-5)
+    assert expected.argmax(axis=1).tolist() == [int(row.prediction) for row in rows]
+    assert {DenseVector} == {type(row.rawPrediction) for row in rows}
+    accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(out)
+    assert accuracy == pytest.approx(np.mean(expected.argmax(axis=1) == problem.y))
+    loss = MulticlassClassificationEvaluator(metricName="logLoss").evaluate(out)
+    assert loss == pytest.approx(fitted.getModel().evaluate(problem.x, problem.y, verbose=0)[0], rel=1e-3)
+
+
+def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
+    """One unit gives two probabilities, and BinaryClassificationEvaluator takes the raw predictions."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+    two = table.withColumn("label", (functions.col("a") > 0).cast("double"))
+
+    out = KerasEstimator(model=model, epochs=3, numWorkers=2, seed=1).fit(two).transform(two)
+
+    assert BinaryClassificationEvaluator().evaluate(out) > 0.9
+    first = out.first()
+    assert (2, 2) == (len(first.probability), len(first.rawPrediction))
+    assert first.rawPrediction[1] == pytest.approx(-first.rawPrediction[0])
+
+
+def test_regression_predicts_a_number(spark, problem, table):
+    """A double, for RegressionEvaluator; no column of probabilities."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    numbers = table.withColumn("label", functions.col("a") * 2 + 1)
+
+    out = KerasEstimator(model=model, epochs=4, numWorkers=2, seed=1).fit(numbers).transform(numbers)
+
+    assert [*numbers.columns, "prediction"] == out.columns
+    assert "double" == out.schema["prediction"].dataType.simpleString()
+    assert RegressionEvaluator(metricName="r2").evaluate(out) > 0.5
+
+
+@pytest.mark.parametrize("columns", ["sparse", "array", NAMES])
+def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, table, columns):
+    """Sparse vectors, arrays and scalar columns train and predict as dense vectors do."""
+    reference, fitted = (
+        estimator.fit(table),
+        estimator.fit(table, {estimator.featuresCol: columns}),
+    )
+
+    np.testing.assert_allclose(weights_of(reference), weights_of(fitted), atol=1e-6)
+    rows = [frame.orderBy("row").collect() for frame in (reference.transform(table), fitted.transform(table))]
+    np.testing.assert_allclose(*[[row.probability.toArray() for row in part] for part in rows], atol=1e-5)
+
+
+def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
+    """Columns go to inputs by a mapping either way; the prediction is a struct by output."""
+    left, right = keras.Input((6,), name="left"), keras.Input((2,), name="right")
+    both = keras.layers.concatenate([left, right])
+    outputs = {
+        "kind": keras.layers.Dense(3, activation="softmax", name="kind")(both),
+        "size": keras.layers.Dense(1, name="size")(both),
+    }
+    model = keras.Model({"left": left, "right": right}, outputs)
+    model.compile("adam", {"kind": "sparse_categorical_crossentropy", "size": "mse"})
+    labels = {"kind": "label", "size": "a"}
+    params = {"model": model, "labelCol": labels, "numWorkers": 2, "seed": 1}
+
+    fitted = KerasEstimator(featuresCol={"left": "features", "right": ["a", "b"]}, **params).fit(table)
+    pairs = table.withColumn("pair", functions.array("a", "b"))
+    turned = KerasEstimator(featuresCol={"features": "left", "pair": "right"}, **params).fit(pairs)
+
+    np.testing.assert_allclose(weights_of(fitted), weights_of(turned), atol=1e-6)
+    out = fitted.transform(table)
+    assert ["kind", "size"] == out.schema["prediction"].dataType.names
+    row = out.orderBy("row").first()
+    expected = fitted.getModel().predict({"left": problem.x[:1], "right": problem.x[:1, :2]}, verbose=0)
+    np.testing.assert_allclose(expected["kind"][0], row.prediction.kind, atol=1e-5)
+    assert row.prediction.size == pytest.approx(expected["size"][0, 0], abs=1e-5)
+
+
+def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
+    """They are validated on, in one pass with the others, and never trained on."""
+    fitted = estimator.copy({estimator.validationIndicatorCol: "held"}).fit(table)
+
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(fitted.summary.history)
+    held = np.arange(203) % 5 == 0
+    assert (~held).sum() == fitted.summary.training["rows"]
+    loss, accuracy = fitted.getModel().evaluate(problem.x[held], problem.y[held], verbose=0)
+    assert loss == pytest.approx(fitted.summary.history["val_loss"][-1], rel=1e-4)
+    assert accuracy == pytest.approx(fitted.summary.history["val_accuracy"][-1])
+
+
+def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
+    """Rows that weigh nothing teach nothing: labels there may be anything."""
+    weighed = table.withColumn("weight", (~functions.col("held")).cast("double"))
+    lies = functions.when(functions.col("held"), 2.0).otherwise(functions.col("label"))
+
+    fitted = [
+        estimator.copy({estimator.weightCol: "weight"}).fit(frame)
+        for frame in (weighed, weighed.withColumn("label", lies))
+    ]
+
+    np.testing.assert_allclose(*map(weights_of, fitted), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"validationIndicatorCol": "label"}, ConfigError, "'label' of booleans, .* it holds double"),
+        ({"validationIndicatorCol": "absent"}, ConfigError, "'absent' of booleans, .* has row, a, b"),
+        ({"validationIndicatorCol": "held", "validationSplit": 0.1}, ConfigError, "pass one of them"),
+        ({"featuresCol": "words"}, ConfigError, "Expected column 'words' to hold numbers.* string"),
+        ({"featuresCol": "price"}, ConfigError, r"Expected column 'price' to hold numbers.* decimal"),
+        ({"featuresCol": "day"}, ConfigError, "Expected column 'day' to hold numbers.* timestamp"),
+        ({"staleness": 2}, ConfigError, 'staleness=2 with mode="synchronous"'),
+        ({"numWorkers": 77}, Exception, "num_workers=77 needs as many slots"),
+    ],
+)
+def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, jobs, params, error, message):
+    """Columns and settings are looked at on the driver."""
+    frame = table.withColumns(
+        {
+            "words": functions.lit("word"), "price": functions.lit("1.5").cast("decimal(3,1)"),
+            "day": functions.current_timestamp(),
+        }
+    )  # fmt: skip
+    before = jobs()
+
+    with pytest.raises(error, match=message):
+        estimator.copy({estimator.getParam(name): value for name, value in params.items()}).fit(frame)
+
+    assert before == jobs()
+
+
+def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, table, jobs):
+    """A column that is there already, a model that is none, and a task that its output is not for."""
+    model = problem.model()
+    before = jobs()
+
+    with pytest.raises(ConfigError, match="has a column 'label' already"):
+        KerasTransformer(model=model, predictionCol="label").transform(table)
+    with pytest.raises(ModelError, match=r"should be a keras\.Model; got str"):
+        KerasTransformer(model="model").transform(table)
+    with pytest.raises(ModelError, match="KerasTransformer has no model"):
+        KerasTransformer().transform(table)
+    with pytest.raises(ConfigError, match="Expected a column 'features'"):
+        KerasTransformer(model=model).transform(table.drop("features"))
+    with pytest.raises(ModelError, match="no training summary"):
+        _ = KerasEstimatorModel(model).summary
+    assert before == jobs()
+
+
+def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
+    """A vector of another size, in the middle: the error of the job that computes it says which."""
+    short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
+        functions.col("array")
+    )
+
+    with pytest.raises(
+        Exception, match=r"Expected array of shape \(6,\), 6 values; row \d+ of a batch has 1\."
+    ):
+        KerasTransformer(model=problem.model(), featuresCol="array").transform(
+            table.withColumn("array", short)
+        ).collect()
+
+
+def test_a_model_that_was_never_compiled_predicts(spark, problem, table):
+    """Only training needs an optimizer; the task may be said."""
+    model = keras.Sequential(problem.model().layers)
+
+    plain = KerasTransformer(model=model).transform(table).orderBy("row").first()
+    classes = KerasTransformer(model=model, task="classification", rawPredictionCol="").transform(table)
+
+    expected = model.predict(problem.x[:1], verbose=0)[0]
+    np.testing.assert_allclose(expected, plain.prediction, atol=1e-6)
+    assert [*table.columns, "probability", "prediction"] == classes.columns
+    assert float(expected.argmax()) == classes.orderBy("row").first().prediction
+
+
+def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, problem, table, tmp_path):
+    """StringIndexer, VectorAssembler, StandardScaler and ours: fitted, saved, loaded elsewhere."""
+    named = table.drop("features", "label").withColumn(
+        "kind", functions.when(functions.col("a") > 0, "up").otherwise("down")
+    )
+    named.coalesce(1).write.parquet(str(tmp_path / "rows"))
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    stages = [
+        StringIndexer(inputCol="kind", outputCol="label"),
+        VectorAssembler(inputCols=NAMES, outputCol="raw"),
+        StandardScaler(inputCol="raw", outputCol="features", withMean=True),
+        KerasEstimator(model=problem.model(), numWorkers=2, seed=1),
+    ]
+
+    fitted = Pipeline(stages=stages).fit(rows)
+    fitted.save(str(tmp_path / "model"))
+
+    mine = fitted.transform(rows).select("row", "probability").orderBy("row").collect()
+    script = f"""
+        from pyspark.ml import PipelineModel
+        from pyspark.sql import SparkSession
+        spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+        rows = spark.read.parquet({str(tmp_path / "rows")!r})
+        out = PipelineModel.load({str(tmp_path / "model")!r}).transform(rows)
+        for row in out.select("row", "probability").orderBy("row").collect():
+            print("ROW", row.row, *(float(value).hex() for value in row.probability))
+        spark.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    theirs = [line for line in done.stdout.splitlines() if line.startswith("ROW")]
+    assert [f"ROW {row.row} {' '.join(float(v).hex() for v in row.probability)}" for row in mine] == theirs
+
+
+def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, estimator, table, tmp_path):
+    """What is loaded trains to the same weights; a rule comes back, and code is left out with a warning."""
+    made = estimator.copy({estimator.frequency: 3, estimator.merge: DiLoCo(0.5), estimator.callbacks: []})
+    made.write().overwrite().save(str(tmp_path / "estimator"))
+    made.write().overwrite().save(str(tmp_path / "estimator"))
+
+    loaded = KerasEstimator.load(str(tmp_path / "estimator"))
+
+    assert made.uid == loaded.uid
+    assert (3, DiLoCo(0.5), 16) == (loaded.getFrequency(), loaded.getMerge(), loaded.getBatchSize())
+    assert not loaded.isSet("callbacks")
+    np.testing.assert_allclose(*[weights_of(each.fit(table)) for each in (made, loaded)], atol=1e-6)
+    with pytest.raises(ModelError, match="holds a sparkdl.ml.KerasEstimator, not a KerasEstimatorModel"):
+        KerasEstimatorModel.load(str(tmp_path / "estimator"))
+
+
+def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, estimator, table, tmp_path):
+    """Whoever has no Spark loads model.keras; the summary's history comes back, a URI does for a path."""
+    fitted = estimator.fit(table)
+    fitted.save(f"file://{tmp_path}/fitted")
+
+    loaded = KerasEstimatorModel.load(f"file://{tmp_path}/fitted")
+    plain = keras.saving.load_model(tmp_path / "fitted" / "model.keras")
+
+    assert fitted.summary.history == loaded.summary.history
+    np.testing.assert_array_equal(weights_of(fitted), weights_of(loaded))
+    np.testing.assert_array_equal(plain.predict(problem.x), loaded.getModel().predict(problem.x))
+    again = KerasTransformer(model=plain, predictionCol="guess")
+    again.save(str(tmp_path / "transformer"))
+    assert "guess" in KerasTransformer.load(str(tmp_path / "transformer")).transform(table).columns
+
+
+def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_path):
+    """Each fit builds one; a file cannot hold the function."""
+    built = KerasEstimator(model=problem.model, numWorkers=2, seed=1)
+
+    first, second = (weights_of(built.fit(table)) for _ in range(2))
+
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    with pytest.raises(ModelError, match="whose model is a function cannot be saved"):
+        built.save(str(tmp_path / "built"))
+
+
+def test_several_param_maps_are_fitted(spark, estimator, table):
+    """`fit` with a list of Param maps gives a model for each, which has its Params' own history."""
+    maps = [{estimator.epochs: 1}, {estimator.epochs: 2, estimator.mode: "asynchronous"}]
+
+    fitted = estimator.fit(table, maps)
+
+    assert [1, 2] == [each.summary.totalIterations for each in fitted]
+    assert [1, 2] == sorted(each.summary.totalIterations for _, each in estimator.fitMultiple(table, maps))
+
+
+@leaves_its_pool
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path, mode):
+    """Each gang waits until all its slots are free of the others'; the best model is saved and loaded."""
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 3]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    search = CrossValidator(
+        estimator=estimator.copy({estimator.mode: mode}), estimatorParamMaps=grid, evaluator=evaluator,
+        numFolds=2, parallelism=2, seed=1,
+    )  # fmt: skip
+
+    found = search.fit(table)
+
+    assert found.avgMetrics[1] > found.avgMetrics[0]
+    assert 3 == found.bestModel.summary.totalIterations
+    found.save(str(tmp_path / "search"))
+    loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+    assert loaded.avgMetrics == pytest.approx(found.avgMetrics)
+    np.testing.assert_array_equal(weights_of(found.bestModel), weights_of(loaded.bestModel))
+
+
+@leaves_its_pool
+def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, estimator, table):
+    """The model is a Param as any other: a grid may be of models."""
+    models = [problem.model(keras.optimizers.Adam(rate)) for rate in (1e-6, 0.05)]
+    grid = ParamGridBuilder().addGrid(estimator.model, models).build()
+
+    found = TrainValidationSplit(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator(),
+        parallelism=2, seed=1,
+    ).fit(table)  # fmt: skip
+
+    assert found.validationMetrics[1] > found.validationMetrics[0]
+
+
+def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, estimator, table):
+    """Rows in one partition of many train, and predict, as they do anywhere."""
+    one = table.coalesce(1)
+    holes = one.union(table.filter("row < 0").repartition(3))
+
+    fitted = [estimator.fit(frame) for frame in (one, holes)]
+
+    assert [203, 203] == [each.summary.training["rows"] for each in fitted]
+    assert 203 == fitted[1].transform(holes).filter("prediction is not null").count()
+    assert 0 == fitted[0].transform(table.filter("row < 0")).count()
+
+
+def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
+    """Shuffled, repartitioned and read from many files: a row's prediction is of that row."""
+    frame = table.select("row", "array").repartition(7).sortWithinPartitions(functions.rand(1))
+    frame.write.option("maxRecordsPerFile", 11).parquet(str(tmp_path / "many"))
+    read = spark.read.parquet(str(tmp_path / "many")).repartition(5, functions.rand(2))
+    model = problem.model()
+
+    out = KerasTransformer(model=model, featuresCol="array", inferenceBatchSize=16).transform(read)
+    rows = out.orderBy(functions.rand(3)).collect()
+
+    assert list(range(203)) == sorted(row.row for row in rows)
+    expected = model.predict(problem.x, verbose=0)
+    np.testing.assert_allclose(
+        [expected[row.row] for row in rows], [row.probability.toArray() for row in rows], atol=1e-5
+    )
+
+
+def test_sql_predicts(spark, problem, table):
+    """A registered function takes arrays, nested or not, and vectors, and knows several inputs."""
+    from sparkdl import predict_udf
+
+    model = problem.model()
+    spark.udf.register("score", predict_udf(model, batch_size=50))
+    table.createOrReplaceTempView("points")
+
+    rows = spark.sql(
+        "SELECT row, score(array) AS p, score(array)[1] AS one FROM points ORDER BY row"
+    ).collect()
+
+    expected = model.predict(problem.x, verbose=0)
+    np.testing.assert_allclose(expected, [row.p for row in rows], atol=1e-5)
+    np.testing.assert_allclose(expected[:, 1], [row.one for row in rows], atol=1e-5)
+    if hasattr(functions, "arrow_udf"):
+        assert 1 == spark.sql("SELECT score(sparse) FROM points WHERE row = 3").count()
+    with pytest.raises(ModelError, match="does not say which inputs it takes"):
+        predict_udf(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_a_stream_is_predicted(spark, problem, table, tmp_path):
+    """Rows of a file source get their predictions as they come; no look at the first row is needed."""
+    model = problem.model()
+    frame = table.select("row", "array")
+    source, done = tmp_path / "in", tmp_path / "done"
+    frame.filter("row < 100").coalesce(1).write.parquet(str(source))
+    stream = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1).parquet(str(source))
+
+    out = KerasTransformer(model=model, featuresCol="array").transform(stream)
+    frame.filter("row >= 100").coalesce(1).write.mode("append").parquet(str(source))
+    writer = out.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "marks"))
+    writer.trigger(availableNow=True).start(str(done)).awaitTermination()
+
+    rows = spark.read.parquet(str(done)).orderBy("row").collect()
+    assert 203 == len(rows)
+    np.testing.assert_allclose(
+        model.predict(problem.x, verbose=0), [row.probability.toArray() for row in rows], atol=1e-5
+    )
+
+
+def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
+    """`foreachBatch` goes on with the same SparkModel: warm weights, warm optimizer."""
+    source = tmp_path / "in"
+    table.select("features", "label").repartition(3).write.parquet(str(source))
+    model, losses = problem.model(keras.optimizers.Adam(0.02)), []
+    spark_model = SparkModel(model, num_workers=2)
+    stream = spark.readStream.schema(table.select("features", "label").schema)
+
+    def train(batch, number):
+        losses.extend(spark_model.fit(batch, epochs=2, batch_size=16, verbose=0, seed=number).history["loss"])
+
+    query = stream.option("maxFilesPerTrigger", 1).parquet(str(source)).writeStream.foreachBatch(train)
+    query.option("checkpointLocation", str(tmp_path / "marks")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+
+    assert 6 == len(losses)
+    assert losses[-1] < losses[0]
+    assert 6 * 5 <= int(model.optimizer.iterations) <= 6 * 6  # 203 rows in three files, 16 to a batch, twice
+
+
+def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
+    """Whether such a row is held out is not for us to guess."""
+    frame = table.withColumn("held", functions.when(functions.col("row") != 9, functions.col("held")))
+
+    with pytest.raises(DataError, match="say whether it is for validation"):
+        estimator.copy({estimator.validationIndicatorCol: "held"}).fit(frame)
+
+
+def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
+    """A column made by array_to_vector predicts as the array does."""
+    made = table.withColumn("made", array_to_vector("array"))
+    model = problem.model()
+
+    first, second = (
+        KerasTransformer(model=model, featuresCol=name).transform(made).orderBy("row").collect()
+        for name in ("made", "array")
+    )
+
+    assert [row.probability for row in first] == [row.probability for row in second]

@@ -1,0 +1,98 @@
+"""Params are checked where they are set, by Spark's rules: nothing here starts a JVM."""
+
+import inspect
+
+import numpy as np
+import pytest
+from pyspark.ml.param import Param
+
+from sparkdl.errors import ConfigError
+from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_input
+
+
+def test_each_param_has_an_owner_words_and_accessors():
+    """As Spark's own: the instance has it, explains it, sets it and gets it."""
+    params = TrainingParams()
+
+    assert len(params.params) == len(inspect.signature(TrainingParams).parameters)
+    for param in params.params:
+        assert isinstance(param, Param)
+        assert param.parent == params.uid
+        assert param.doc
+        assert all(hasattr(params, verb + param.name[0].upper() + param.name[1:]) for verb in ("get", "set"))
+
+
+def test_a_setter_returns_its_owner():
+    """Setters can be chained, and values of NumPy's become Python's."""
+    params = TrainingParams().setEpochs(np.int64(3)).setFrequency(np.int32(16)).setSeed(7)
+
+    assert (3, 16, 7) == (params.getEpochs(), params.getFrequency(), params.getSeed())
+    assert [int, int] == [type(params.getEpochs()), type(params.getFrequency())]
+
+
+def test_a_copy_has_values_of_its_own():
+    """`copy` with other values leaves the original as it was, whose identity it keeps."""
+    params = TrainingParams(epochs=2, batchSize=64)
+    copy = params.copy({params.epochs: 5})
+
+    assert (2, 5, 64) == (params.getEpochs(), copy.getEpochs(), copy.getBatchSize())
+    assert params.uid == copy.uid
+    assert copy.epochs in params.copy({params.epochs: 5})._paramMap
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ({"numWorkers": 0}, ConfigError, "numWorkers should be a whole number of at least 1; got 0"),
+        ({"epochs": 1.5}, TypeError, "epochs"),
+        ({"mode": "sync"}, ConfigError, "mode should be one of 'synchronous', .* got 'sync'"),
+        ({"frequency": 0}, ConfigError, "frequency should be .* got 0"),
+        ({"task": "ranking"}, ConfigError, "task should be one of 'auto', 'classification', 'regression'"),
+        ({"merge": "mean"}, ConfigError, "merge should be one of 'average'"),
+        ({"quorum": 1.5}, ConfigError, "quorum should be"),
+        ({"featuresCol": 3}, TypeError, "name of a column"),
+        ({"classWeight": [1.0]}, TypeError, "dict of numbers by class"),
+        ({"shuffle": "yes"}, TypeError, "shuffle"),
+        ({"num_workers": 2}, TypeError, "no Param 'num_workers'. It is numWorkers here."),
+        ({"epoch": 2}, TypeError, "TrainingParams has no Param 'epoch'.$"),
+    ],
+)
+def test_what_a_param_does_not_take_is_refused_at_once(value, error, message):
+    """By the constructor and by `setParams` alike, with the name of the Param."""
+    with pytest.raises(error, match=message):
+        TrainingParams(**value)
+    with pytest.raises(error, match=message):
+        TrainingParams().setParams(**value)
+
+
+def test_params_become_the_arguments_of_a_fit():
+    """By their Python names; those that have no value are left to SparkModel."""
+    params = TrainingParams(batchSizePerWorker=8, validationIndicatorCol="held", classWeight={"1": 2})
+
+    assert {"mode": "synchronous", "frequency": "batch", "batch_size_per_worker": 8} == arguments(
+        params, SETTINGS
+    )
+    fit = arguments(params, FIT)
+    assert ("held", {1: 2.0}) == (fit["validation_indicator_col"], fit["class_weight"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ("features", "features"),
+        (["a", "b"], ["a", "b"]),
+        ({"points": "p", "words": "w"}, {"points": "p", "words": "w"}),
+        ({"p": "points", "w": "words"}, {"points": "p", "words": "w"}),
+        ({"points": ["a", "b"], "words": "w"}, {"points": ["a", "b"], "words": "w"}),
+        ({"points": "points", "words": "words"}, {"points": "points", "words": "words"}),
+    ],
+)
+def test_several_inputs_are_mapped_either_way(columns, expected):
+    """Columns by input, as in SparkModel, or inputs by column, as other pipelines have it."""
+    assert expected == by_input(columns, ("points", "words"))
+
+
+def test_a_mapping_that_may_be_read_either_way_is_refused():
+    """It would be a guess, and silent."""
+    with pytest.raises(ConfigError, match="may name columns by input or inputs by column"):
+        by_input({"a": "b", "b": "c", "c": "a"}, ("a", "b", "c"))
