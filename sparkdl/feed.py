@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.backends.base import Batch
-from sparkdl.schema import Column, Schema
+from sparkdl.schema import Column, Schema, as_pair
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
@@ -76,7 +76,7 @@ def blocks_of_rows(
     """Yield the rows of an RDD's partition as blocks.
 
     Args:
-        rows: tuples (x, y) or (x, y, sample_weight).
+        rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints.
         schema: what they have to be.
         partition: the index of the partition, for keys and messages.
         part: what the rows are for.
@@ -87,7 +87,7 @@ def blocks_of_rows(
     place, size, first = f"partition {partition}", rows_per_block(schema.columns), 0
     chunk: list[Any] = []
     for row in rows:
-        chunk.append(schema.flatten(row, place, first + len(chunk)))
+        chunk.append(schema.flatten(as_pair(row), place, first + len(chunk)))
         if len(chunk) == size:
             yield _block(chunk, schema.columns, partition, first, part)
             first += len(chunk)

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl import feed, frames, models
 from sparkdl.backends import prepare_backend
 from sparkdl.heads import classify
-from sparkdl.schema import Schema
+from sparkdl.schema import Schema, as_pair
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import Array
@@ -87,12 +87,13 @@ def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def features_of(row: Any, parts: int | None) -> Any:
-    """Return x of a row that is x alone, or (x, y), or (x, y, sample_weight).
+    """Return x of a row that is x alone, or (x, y), or (x, y, sample_weight), or a LabeledPoint.
 
     Args:
         row: the row.
         parts: how many arrays make x.
     """
+    row = as_pair(row)
     if not isinstance(row, tuple) or not row:
         return row
     alone = parts is not None and parts == len(row) > 1 and not is_structure(row[0], parts)

@@ -103,6 +103,11 @@ class Column:
         return result
 
 
+def as_pair(row: Any) -> Any:
+    """Return (x, y) of a row that has features and a label, as MLlib's LabeledPoint has, else the row."""
+    return (row.features, row.label) if hasattr(row, "features") and hasattr(row, "label") else row
+
+
 def as_array(value: Any) -> Array:
     """Return the value of a row as an array; it may be a vector of Spark's."""
     return np.asarray(value.toArray() if hasattr(value, "toArray") else value)

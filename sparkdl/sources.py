@@ -22,7 +22,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION, Block
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Cluster, Stage
-from sparkdl.schema import Counts, Sample, Schema, as_array
+from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.weights import Array
 
 
@@ -226,6 +226,7 @@ def sample_of(row: Any, counts: Counts) -> Sample:
     Raises:
         DataError: it is no such tuple.
     """
+    row = as_pair(row)
     if not isinstance(row, tuple | list) or len(row) not in ((2, 3) if len(counts) > 1 else (1,)):
         raise DataError(
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."

@@ -18,7 +18,7 @@ ORDER = [
     "backends.outer", "backends", "devices",
     "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch", "sources",
     "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
-    "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "",
+    "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
@@ -46,6 +46,7 @@ DOORS = {
         "sources",
         "spark_model",
         "preflight",
+        "mllib",
         "ml.params",
         "ml.persistence",
         "ml.transformer",

@@ -1,0 +1,208 @@
+"""MLlib's types: LabeledPoint, Vector and Matrix, and NumPy arrays from and to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pyspark import RDD
+from pyspark.ml.functions import array_to_vector
+from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrix, Vector, Vectors
+from pyspark.mllib.regression import LabeledPoint
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl import models
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark_model import SparkModel
+from sparkdl.weights import Array
+
+
+class SparkMLlibModel(SparkModel):
+    """A SparkModel that takes LabeledPoints to train on, and vectors and matrices to predict from.
+
+    Its arguments are SparkModel's.
+
+    Example:
+        >>> SparkMLlibModel(model).fit(to_labeled_point(sc, x, y), epochs=10)  # doctest: +SKIP
+    """
+
+    def fit(
+        self, x: Any = None, *arguments: Any, categorical: bool = False, nb_classes: int | None = None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Train the model in place, as ``SparkModel.fit`` does.
+
+        Args:
+            x: an RDD of LabeledPoint, or whatever ``SparkModel.fit`` takes.
+            arguments: as in ``SparkModel.fit``.
+            categorical: whether labels are class indices for a model that takes one-hot vectors.
+            nb_classes: how long these are; by default the model's output.
+            more: as in ``SparkModel.fit``.
+
+        Raises:
+            ConfigError: ``categorical`` for something else than an RDD, or without a number of classes.
+        """
+        if categorical:
+            if not isinstance(x, RDD):
+                raise ConfigError(f"categorical is for an RDD of LabeledPoint; got {type(x).__name__}.")
+            x = _one_hot(x, nb_classes or self._width())
+        return super().fit(x, *arguments, **more)
+
+    def _width(self) -> int:
+        shape = getattr(self.model, "output_shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 2 or not shape[1]:
+            raise ConfigError(
+                f'The model "{self.model.name}" has no output of shape (classes,) to count classes by. Pass '
+                "nb_classes."
+            )
+        return int(shape[1])
+
+    def predict(self, x: Any, *arguments: Any, **more: Any) -> Any:
+        """Return the model's predictions.
+
+        Args:
+            x: a Vector, for one row; a Matrix of rows; or what ``SparkModel.predict`` takes.
+            arguments: as in ``SparkModel.predict``.
+            more: as in ``SparkModel.predict``.
+
+        Returns:
+            For a Vector a Vector, and for a Matrix a Matrix, computed here; else what ``SparkModel.predict``
+            returns.
+        """
+        if isinstance(x, Vector):
+            return to_vector(models.predict(self.model, from_vector(x)[None], 1)[0])
+        if isinstance(x, Matrix):
+            return to_matrix(models.predict(self.model, from_matrix(x), 1024))
+        return super().predict(x, *arguments, **more)
+
+
+def _one_hot(points: RDD[Any], classes: int) -> RDD[Any]:
+    def pair(point: Any) -> Any:  # pickled by value, for executors that have no sparkdl yet
+        import numpy
+
+        label = int(point.label)
+        if not 0 <= label < classes or label != point.label:
+            raise ValueError(f"Expected labels to be class indices below {classes}; got {point.label}.")
+        return point.features.toArray(), numpy.eye(classes, dtype="float32")[label]
+
+    return points.map(pair)
+
+
+def to_labeled_point(context: Any, features: Any, labels: Any, categorical: bool = False) -> RDD[Any]:
+    """Return an RDD of LabeledPoint from two arrays of equal length.
+
+    Args:
+        context: the SparkContext.
+        features: shape (rows, features).
+        labels: shape (rows,), or (rows, classes) if they are categorical.
+        categorical: whether labels are one-hot vectors, which become class indices.
+
+    Raises:
+        DataError: the arrays have other shapes.
+    """
+    features, labels = _aligned(features, labels, categorical)
+    pairs = zip(labels.tolist(), features, strict=True)
+    return context.parallelize([LabeledPoint(label, Vectors.dense(row)) for label, row in pairs])  # type: ignore[no-any-return]
+
+
+def from_labeled_point(
+    points: RDD[Any], categorical: bool = False, nb_classes: int | None = None
+) -> tuple[Array, Array]:
+    """Return the features and the labels of an RDD of LabeledPoint as arrays, float64.
+
+    Args:
+        points: the RDD.
+        categorical: whether labels are to become one-hot vectors.
+        nb_classes: how long these are; by default the largest label and one.
+    """
+    pairs = points.map(lambda point: (point.features.toArray(), point.label)).collect()
+    return _arrays(pairs, categorical, nb_classes)
+
+
+def to_data_frame(context: Any, features: Any, labels: Any, categorical: bool = False) -> DataFrame:
+    """Return a DataFrame of columns ``features``, vectors of Spark ML, and ``label``, from two arrays.
+
+    Args:
+        context: the SparkContext.
+        features: shape (rows, features).
+        labels: shape (rows,), or (rows, classes) if they are categorical.
+        categorical: whether labels are one-hot vectors, which become class indices.
+
+    Raises:
+        DataError: the arrays have other shapes.
+    """
+    features, labels = _aligned(features, labels, categorical)
+    rows = list(zip(features.astype(float).tolist(), labels.astype(float).tolist(), strict=True))
+    frame = SparkSession(context).createDataFrame(rows, "features array<double>, label double")
+    return frame.withColumn("features", array_to_vector(frame["features"]))
+
+
+def from_data_frame(
+    frame: DataFrame, categorical: bool = False, nb_classes: int | None = None,
+    features_col: str = "features", label_col: str = "label",
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the features and the labels of a DataFrame as arrays, float64.
+
+    Args:
+        frame: the DataFrame.
+        categorical: whether labels are to become one-hot vectors.
+        nb_classes: how long these are; by default the largest label and one.
+        features_col: the column of vectors or arrays.
+        label_col: the column of labels.
+    """
+    rows = frame.select(features_col, label_col).collect()
+    pairs = [(row[0].toArray() if hasattr(row[0], "toArray") else row[0], row[1]) for row in rows]
+    return _arrays(pairs, categorical, nb_classes)
+
+
+def to_matrix(array: Any) -> DenseMatrix:
+    """Return an array of two dimensions as a Matrix.
+
+    Raises:
+        DataError: it has other dimensions.
+    """
+    array = np.asarray(array)
+    if array.ndim != 2:
+        raise DataError(f"A matrix has two dimensions; got an array of shape {array.shape}.")
+    return DenseMatrix(len(array), array.shape[1], array.ravel(order="F"))
+
+
+def from_matrix(matrix: Matrix) -> Array:
+    """Return a Matrix as an array of shape (rows, columns)."""
+    return np.asarray(matrix.toArray())
+
+
+def to_vector(array: Any) -> DenseVector:
+    """Return an array of one dimension as a Vector.
+
+    Raises:
+        DataError: it has other dimensions.
+    """
+    array = np.asarray(array)
+    if array.ndim != 1:
+        raise DataError(f"A vector has one dimension; got an array of shape {array.shape}.")
+    return Vectors.dense(array)
+
+
+def from_vector(vector: Vector) -> Array:
+    """Return a Vector as an array of shape (values,)."""
+    return np.asarray(vector.toArray())
+
+
+def _aligned(features: Any, labels: Any, categorical: bool) -> tuple[Array, Array]:
+    features, labels = np.asarray(features), np.asarray(labels)
+    labels = labels.argmax(axis=-1) if categorical else labels
+    if features.ndim != 2 or labels.shape not in ((len(features),), (len(features), 1)):
+        raise DataError(
+            "Expected features of shape (rows, features) and as many labels, one each or one-hot with "
+            f"categorical=True; got {features.shape} and {labels.shape}."
+        )
+    return features, labels.reshape(-1)
+
+
+def _arrays(pairs: list[Any], categorical: bool, classes: int | None) -> tuple[Array, Array]:
+    features, labels = (np.array([pair[place] for pair in pairs], np.float64) for place in (0, 1))
+    if categorical:
+        indices = labels.astype(int)
+        labels = np.eye(classes or indices.max(initial=-1) + 1)[indices]
+    return features, labels
