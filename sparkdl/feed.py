@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.backends.base import Batch
+from sparkdl.errors import DataError
 from sparkdl.schema import Column, Schema, as_pair
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
@@ -103,6 +104,54 @@ def _block(chunk: list[Any], columns: Sequence[Column], partition: int, first: i
         for column, values in zip(columns, zip(*chunk, strict=True), strict=True)
     )
     return Block(row_keys(partition, indices), part, arrays)
+
+
+def parts_of(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield (x, y) or (x, y, sample_weight) of arrays, some rows in each.
+
+    Args:
+        value: a tuple of arrays, or structures of such, which is one; a dataset with a length, such as
+            keras.utils.PyDataset; or what can be iterated over, such as a generator, tf.data.Dataset or a
+            DataLoader of torch's, which give one batch after another.
+    """
+    if isinstance(value, tuple):
+        yield value
+    elif hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "__iter__"):
+        yield from (tuple(value[index]) for index in range(len(value)))
+    else:
+        yield from map(tuple, value)
+
+
+def blocks_of_parts(
+    parts: Iterable[tuple[Any, ...]], schema: Schema, partition: int, part: int = TRAINING
+) -> Iterator[Block]:
+    """Yield the rows of arrays that a task has as blocks.
+
+    Args:
+        parts: (x, y) or (x, y, sample_weight), arrays or structures of such, some rows of the task in each.
+        schema: what rows have to be.
+        partition: the index of the task, for keys and messages.
+        part: what the rows are for.
+
+    Raises:
+        DataError: a row does not fit, or arrays have different lengths; names the task and the row.
+    """
+    place, size, first = f"worker {partition}", rows_per_block(schema.columns), 0
+    for whole in parts:
+        arrays = [np.asarray(array) for array in schema.flatten(whole, place, first)]
+        lengths = [len(array) if array.ndim else -1 for array in arrays]
+        if len(set(lengths)) > 1 or min(lengths) < 0:
+            names = ", ".join(f"{c.name} {n}" for c, n in zip(schema.columns, lengths, strict=True))
+            raise DataError(f"Expected arrays of as many rows; {place} has {names} after row {first}.")
+        for start in range(0, lengths[0], size):
+            stop = min(start + size, lengths[0])
+            columns = tuple(
+                column.of(array[start:stop], place, first + start)
+                for column, array in zip(schema.columns, arrays, strict=True)
+            )
+            indices = np.arange(first + start, first + stop, dtype=np.uint64)
+            yield Block(row_keys(partition, indices), part, columns)
+        first += lengths[0]
 
 
 def hold_out(blocks: Iterable[Block], fraction: float, seed: int) -> Iterator[Block]:

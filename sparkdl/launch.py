@@ -251,6 +251,9 @@ class Claims:
 claims = Claims()
 
 
+OWN = "distribution", "rule", "function"  # options that are code of the user's
+
+
 class Stage:
     """One kind of task of a job, with all that it takes along.
 
@@ -273,7 +276,7 @@ class Stage:
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
-        own = [*(objects or {}).values(), builder, options.get("distribution"), options.get("rule")]
+        own = [*(objects or {}).values(), builder, *map(options.get, OWN), *(options.get("held") or ())[:1]]
         call = {
             "stage": name, "generation": generation, "shared": shared,
             "code": pickled(code, own, cloudpickle),

@@ -578,6 +578,11 @@ def is_model(thing: Any) -> bool:
     return isinstance(thing, keras.Model)
 
 
+def backend() -> str:
+    """Return the backend that Keras runs on."""
+    return str(keras.backend.backend())
+
+
 def float_type() -> str:
     """Return Keras's default float type."""
     return str(keras.config.floatx())

@@ -13,7 +13,7 @@ from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
 from sparkdl.launch import Cluster, Stage
 from sparkdl.schema import Sample, Schema
-from sparkdl.sources import FrameSource, column_of_predictions
+from sparkdl.tables import FrameSource, column_of_predictions
 
 Model = Any  # a keras.Model, which this file hands on and does not open
 

@@ -1,12 +1,14 @@
-"""What a user hands to fit, evaluate or predict, and how it becomes the partitions of workers.
+"""Where rows come from, and how they become the partitions of workers: arrays, RDDs and functions.
 
 A source is looked at once on the driver, one row deep, which settles the columns; the rest is read on the
 executors. Rows are dealt to workers so that an epoch has the batches of one process (see ``batches``):
-arrays by rank on the driver, RDDs and DataFrames by a shuffle of blocks or rows with a stable key.
+arrays by rank on the driver, RDDs by a shuffle of blocks with a stable key; what a function of the user's
+own returns on a worker is that worker's.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +16,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from pyspark import RDD
-from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import feed, frames, launch
+from sparkdl import feed, launch, models, preflight
 from sparkdl.batches import even_split, ranks
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION, Block
-from sparkdl.heads import AS_IT_IS, Classes, Head
+from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Cluster, Stage
 from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.weights import Array
@@ -32,10 +32,12 @@ class Source(ABC):
     Attributes:
         schema: what the rows have to be, which is settled once the first of them was looked at.
         indicator: the column of booleans that says which rows are for validation, if there is one.
+        workers: how many tasks there are to be, once that is known.
     """
 
     schema: Schema
     indicator: str | None = None
+    workers = 1
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -232,10 +234,10 @@ def sample_of(row: Any, counts: Counts) -> Sample:
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
         )
     sample = Sample.of(row, counts)
-    return sample._replace(values=tuple(map(_first, sample.names, sample.values)))
+    return sample._replace(values=tuple(map(first_value, sample.names, sample.values)))
 
 
-def _first(name: str, value: Any, dtype: Any = None) -> Array:
+def first_value(name: str, value: Any, dtype: Any = None) -> Array:
     """Return a value of the first row as an array.
 
     Raises:
@@ -300,268 +302,66 @@ class RddSource(Source):
         return launch.run(action, cluster)  # type: ignore[no-any-return]
 
 
-class FrameSource(Source):
-    """Columns of a DataFrame.
+class FunctionSource(Source):
+    """What a function of the user's own returns on each worker.
 
     Args:
-        frame: the DataFrame.
-        sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
-            names is an array of what these columns hold.
-        indicator: the column of booleans that says which rows are for validation, if there is one.
+        function: takes the index of a worker and their number, and returns what Keras's ``fit`` takes.
+        counts: how many arrays the model takes for x and for y.
 
     Raises:
-        ConfigError: a column is missing, or of a type that is not numbers.
+        ConfigError: it does not take two arguments.
     """
 
-    def __init__(self, frame: DataFrame, sample: Sample, indicator: str | None = None) -> None:
-        self.frame, self.indicator = frame, indicator
-        if indicator is not None:
-            _require_booleans(frame, indicator)
-        labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
-        self.sample = sample._replace(names=tuple(labels))
-        self.selected = [_column(frame, value).alias(f"c{i}") for i, value in enumerate(sample.values)]
+    def __init__(self, function: Callable[[int, int], Any], counts: Counts) -> None:
+        self.function, self.counts = function, counts
+        try:
+            inspect.signature(function).bind(0, 1)
+        except TypeError as error:
+            raise ConfigError(
+                "A function of rows should take the index of a worker and the number of workers, and return "
+                f"what fit takes there; got {getattr(function, '__name__', function)!r}: {error}."
+            ) from None
 
     def peek(self) -> Sample:
-        """Return the first row, which is computed by a small job."""
-        rows = launch.run(lambda: launch.collect(self.frame.select(*self.selected).limit(1)), Cluster())
+        """Return the first row of the first worker, by a job of one task that leaves the rest unread."""
+        cluster = Cluster()
+        stage = Stage(
+            "look", expected=preflight.expectations(models.backend(), local=cluster.local),
+            function=self.function, workers=self.workers, counts=self.counts,
+        )  # fmt: skip
+        rows = launch.run(launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False), cluster)
         if not rows:
-            raise DataError("There are no rows to train on: the DataFrame is empty.")
-        for name, value in zip(self.sample.names, rows[0], strict=True):
-            if value is None:
-                raise DataError(
-                    f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
-                )
-        fields = self.frame.select(*self.selected).schema.fields
-        kinds = [_numpy_type(field.dataType) for field in fields]
-        return self.sample._replace(values=tuple(map(_first, self.sample.names, rows[0], kinds)))
+            raise DataError("There are no rows to train on: the function returns none for worker 0.")
+        return sample_of(rows[0], self.counts)
 
-    def _rows(self, width: int, *more: Any) -> DataFrame:
-        """Return the columns, a key, and more; weights that are missing are 1."""
-        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
-        key = functions.monotonically_increasing_id().alias(frames.KEY)
-        return self.frame.select(*self.selected, *ones, key, *more)
+    @staticmethod
+    def _tasks(cluster: Cluster, count: int) -> Any:
+        return cluster.context.parallelize(range(count), count)
 
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
-        """Return what makes the action of a job over the DataFrame's Arrow batches."""
-        schemas = [self.schema, *([validation.schema] if validation is not None else [])]
-        schema = max(schemas, key=lambda each: len(each.columns))
-        part = functions.lit(TRAINING)
-        if self.indicator is not None:
-            held = functions.col(f"`{self.indicator}`")
-            part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
-        frame = self._rows(len(schema.columns), part.cast("int").alias(frames.PART))
-        if split:
-            drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
-            part = functions.when(
-                functions.pmod(drawn, functions.lit(1 << 30)) < int(split * (1 << 30)), VALIDATION
-            ).otherwise(TRAINING)
-            frame = frame.withColumn(frames.PART, part.cast("int"))
-        if validation is not None:
-            assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
-            part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
-            frame = frame.unionByName(validation._rows(len(schema.columns), part))
-        placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
-        frame = frame.repartition(num_workers, placed)
+        """Return what makes the action of a job whose tasks have the rows that the function returns there."""
+        held = (validation.function, validation.schema) if isinstance(validation, FunctionSource) else None
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage("train", encoding="arrow", schema=schema, seed=seed)
-            return launch.run_frame(frame, train, "nothing int", barrier=barrier)
+            train = stage(
+                "train", encoding="function", schema=self.schema, function=self.function, held=held,
+                workers=num_workers, split=split, split_seed=seed or 0,
+            )  # fmt: skip
+            return launch.run_rdd(self._tasks(cluster, num_workers), train, barrier=barrier)
 
         return make
 
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each partition, by a job."""
-        part = functions.lit(TRAINING).cast("int").alias(frames.PART)
-        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None)
-        frame = self._rows(len(self.schema.columns), part)
-        action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
-        return [tuple(row) for row in launch.run(action, cluster)]
-
-
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several
-
-
-def column_of_predictions(
-    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS
-) -> Any:
-    """Return the function of Spark SQL that predicts from columns.
-
-    Args:
-        stage: what makes stages.
-        schema: what every row has to be.
-        output: the shape of one row's prediction, or a dict of them.
-        head: what the output is; of a classifier's, it gives a struct of prediction, probability and raw.
-    """
-    kind: Any
-    if head.classifies:
-        array = types.ArrayType(types.DoubleType())
-        pairs = zip(Classes._fields, (types.DoubleType(), array, array), strict=True)
-        kind = types.StructType([types.StructField(*pair) for pair in pairs])
-    elif isinstance(output, dict):
-        kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
-    else:
-        kind = _nested(output)
-    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head)
-    return launch.column_function(run, kind)
-
-
-def _nested(shape: tuple[int, ...]) -> Any:
-    """Return the type of a value of some shape: a float, or an array of such."""
-    kind: Any = types.FloatType()
-    for _ in () if shape in ((), (1,)) else shape:
-        kind = types.ArrayType(kind)
-    return kind
-
-
-def _column(frame: DataFrame, name: str | list[str]) -> Any:
-    """Return a column, or several that hold a number each as one of arrays."""
-    if isinstance(name, str):
-        return _numeric(frame, name)
-    return functions.array(*(_numeric(frame, each).cast("double") for each in name))
-
-
-def _numeric(frame: DataFrame, name: str) -> Any:
-    """Return a column as numbers or arrays of numbers, vectors as arrays."""
-    if name not in frame.columns:
-        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
-    kind, column = frame.schema[name].dataType, functions.col(f"`{name}`")
-    if kind.typeName() == "vectorudt" or type(kind).__name__ == "VectorUDT":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(column, "float32")
-    element = kind
-    while isinstance(element, types.ArrayType):
-        element = element.elementType
-    if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
-        element, types.DecimalType
-    ):
-        raise ConfigError(
-            f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
-            f'{element.simpleString()}. Convert it first, for one with df.withColumn("{name}", '
-            f'df["{name}"].cast("double")).'
-        )
-    return column
-
-
-def _numpy_type(kind: Any) -> Any:
-    while isinstance(kind, types.ArrayType):
-        kind = kind.elementType
-    names = {
-        "float": np.float32, "double": np.float64, "tinyint": np.int8, "smallint": np.int16,
-        "int": np.int32, "bigint": np.int64, "boolean": np.bool_,
-    }  # fmt: skip
-    return names[kind.simpleString()]
-
-
-def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x") -> Source:
-    """Return the source of what a user handed over.
-
-    Args:
-        parts: x, y and sample weights, of which all but the first may be None or missing. x: an array or
-            pandas, or a structure of such; an RDD; or a DataFrame.
-        columns: the columns of a DataFrame for x and, where rows have labels, for y: a name, or a list or a
-            dict of names.
-        counts: how many arrays the model takes for x and, where rows have labels, for y.
-        what: what errors call x.
-
-    Raises:
-        ConfigError: it is none of these; says what to use instead.
-        DataError: the arrays have different lengths.
-    """
-    x, y, weights = (*parts, None, None)[:3]
-    if isinstance(x, RDD | DataFrame) or type(x).__module__.startswith("pyspark.sql"):
-        if y is not None:
-            raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
-        if isinstance(x, RDD):
-            if weights is not None:
-                raise ConfigError(
-                    f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, "
-                    "sample_weight)."
-                )
-            return RddSource(x, counts)
-        return frame_source(x, (*columns, weights) if weights is not None else columns, counts)
-    kind = f"{type(x).__module__}.{type(x).__name__}"
-    homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
-    if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
-        raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
-            f"{kind}. tf.data, generators and torch loaders live in one process: pass the arrays behind "
-            "them, or write the data to files and read these with Spark."
-        )
-    if x is None or isinstance(x, str):
-        raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
-        )
-    if len(counts) == 1:
-        return ArraySource(Sample.of((x,), counts, (what,)))
-    if y is None:
-        raise ConfigError(f"y should be given with {what}={kind}; got None.")
-    given = (x, y) if weights is None else (x, y, weights)
-    return ArraySource(Sample.of(given, counts))
-
-
-def _require_booleans(frame: DataFrame, name: str) -> None:
-    """Check that a column says yes or no.
-
-    Raises:
-        ConfigError: there is none of this name, or it holds something else.
-    """
-    kind = frame.schema[name].dataType if name in frame.columns else None
-    if not isinstance(kind, types.BooleanType):
-        what = f"it holds {kind.simpleString()}" if kind else f"the DataFrame has {', '.join(frame.columns)}"
-        raise ConfigError(
-            f"Expected a column {name!r} of booleans, which say what rows are for validation; {what}."
-        )
-
-
-def frame_source(
-    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None
-) -> FrameSource:  # fmt: skip
-    """Return the source of a DataFrame's columns; a list of them for one input is an array.
-
-    Args:
-        frame: the DataFrame.
-        columns: those of x, y and the sample weights, or fewer: names, or lists or dicts of names.
-        counts: how many arrays the model takes for x and for y.
-        indicator: the column that says which rows are for validation.
-    """
-    lengths = [
-        len(value) if isinstance(value, list | tuple) and count != 1 else 1
-        for value, count in zip(columns, (*counts, None), strict=False)
-    ]
-    return FrameSource(frame, Sample.of(columns, tuple(lengths)), indicator)
-
-
-def require_partner(source: Source, held: Source) -> None:
-    """Check that validation rows can be dealt together with the training rows.
-
-    Raises:
-        ConfigError: they cannot; says what they should be.
-    """
-    if isinstance(source, FrameSource) is not isinstance(held, FrameSource):
-        what = "a DataFrame" if isinstance(source, FrameSource) else "arrays (x, y) or an RDD of (x, y)"
-        raise ConfigError(
-            f"validation_data should be {what} where the training rows are "
-            f"{_kind(source)}; got {_kind(held)}."
-        )
-
-
-def _kind(source: Source) -> str:
-    kinds = {ArraySource: "arrays", RddSource: "an RDD", FrameSource: "a DataFrame"}
-    return kinds[type(source)]
+        """Return the metric states and the rows of each task, by a job."""
+        options = {"schema": self.schema, "function": self.function, "workers": self.workers}
+        run = stage("evaluate", encoding="function", **options)
+        action = launch.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
+        return launch.run(action, cluster)  # type: ignore[no-any-return]
 
 
 def _array(values: Any) -> Array:
     return values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
-
-
-def share_weights(source: Source, held: Source | None) -> Schema:
-    """Return what the rows of a run are: weighted, if those for training or for validation are."""
-    schema = source.schema
-    if held is None:
-        return schema
-    held.schema = schema.held(held.schema)
-    return schema if schema.weights else schema.with_weights(held.schema)

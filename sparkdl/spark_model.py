@@ -20,23 +20,15 @@ from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.inference import features_of
+from sparkdl.inputs import make_source, require_partner, share_weights
 from sparkdl.launch import Cluster
 from sparkdl.prediction import column_function, frame_features, inference_stage, ship
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
-from sparkdl.sources import (
-    ArraySource,
-    FrameSource,
-    Source,
-    first_row,
-    frame_source,
-    make_source,
-    require_partner,
-    sample_of,
-    share_weights,
-)
+from sparkdl.sources import ArraySource, Source, first_row, sample_of
 from sparkdl.structure import leaves
+from sparkdl.tables import FrameSource, frame_source
 from sparkdl.training import Request, Run, hybrid_of
 
 NOT_YET = {"validation_steps": None}
@@ -178,8 +170,10 @@ class SparkModel:
         """Train the model in place on the cluster.
 
         Args:
-            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y) or (x, y, sample_weight); or a
-                DataFrame. For a model of several inputs a tuple or a dict stands in the place of an array.
+            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y) or (x, y, sample_weight), or of
+                LabeledPoint; a DataFrame; or a function of (worker, num_workers) that returns on each worker
+                what ``keras.Model.fit`` takes there: a tuple of arrays, or batches one after another. For a
+                model of several inputs a tuple or a dict stands in the place of an array.
             y: labels, one per row of arrays; for several outputs a tuple or a dict.
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" all workers together take so many rows per update, elsewhere each one.
@@ -244,9 +238,11 @@ class SparkModel:
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
             models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
+        source.workers = num_workers
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         models.require_trainable(self.model)  # a model may not be built before its rows are known
         if validation is not None:
+            validation.workers = num_workers
             validation.schema, _ = self._settle(validation.peek(), frame=isinstance(validation, FrameSource))
         schema = share_weights(source, validation)
         if class_weight is not None:
@@ -369,6 +365,7 @@ class SparkModel:
         counts = models.count_parts(self.model)
         source = make_source((x, y, sample_weight), (features_col, label_col), counts)
         cluster = Cluster()
+        source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:

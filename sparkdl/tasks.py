@@ -13,17 +13,21 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparkdl import client, feed
 from sparkdl.errors import DataError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
+from sparkdl.schema import Sample
+from sparkdl.structure import assemble
 
 
 class Call(NamedTuple):
     """What a stage is called with.
 
     Attributes:
-        stage: "deal", "train", "predict" or "evaluate".
+        stage: "look", "deal", "train", "predict" or "evaluate".
         endpoint: the parts of the run's endpoint, where there is one.
         generation: which start of the gang the task belongs to.
         shared: the broadcast variable of the job.
@@ -65,7 +69,7 @@ def import_keras() -> None:
 
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Run a stage over the rows of a task, whose TaskContext is ``context``."""
-    stages = {"deal": _deal, "train": _train, "predict": _predict, "evaluate": _evaluate}
+    stages = {"look": _look, "deal": _deal, "train": _train, "predict": _predict, "evaluate": _evaluate}
     yield from stages[call.stage](iterator, context, call)
 
 
@@ -75,7 +79,8 @@ def blocks_of(
     """Return the blocks of a task's rows.
 
     Args:
-        iterator: tuples of an RDD ("rows"), dealt blocks ("dealt"), or Arrow batches ("arrow").
+        iterator: tuples of an RDD ("rows"), dealt blocks ("dealt"), Arrow batches ("arrow"), or nothing of
+            interest, where a function of the user's own has the rows ("function").
         encoding: which of these they are.
         partition: the index of the partition.
         options: "schema", and what the encoding takes besides.
@@ -87,10 +92,33 @@ def blocks_of(
         from sparkdl import frames
 
         return frames.blocks_of_batches(iterator, schema.columns, options["seed"])
-    blocks = feed.blocks_of_rows(iterator, schema, partition, options.get("part", feed.TRAINING))
+    if encoding == "function":
+        blocks = _blocks_of_function(partition, options)
+    else:
+        blocks = feed.blocks_of_rows(iterator, schema, partition, options.get("part", feed.TRAINING))
     if options.get("split"):
         blocks = feed.hold_out(blocks, options["split"], options["split_seed"])
     return blocks
+
+
+def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Block]:
+    made = options["function"](partition, options["workers"])
+    yield from feed.blocks_of_parts(feed.parts_of(made), options["schema"], partition)
+    if options.get("held") is not None:
+        held, schema = options["held"]
+        parts = feed.parts_of(held(partition, options["workers"]))
+        yield from feed.blocks_of_parts(parts, schema, partition, feed.VALIDATION)
+
+
+def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
+    """Yield the first row of what a user's function returns; no row, if it has none."""
+    for whole in feed.parts_of(call.options["function"](0, call.options["workers"])):
+        sample = Sample.of(whole, call.options["counts"])
+        if len(sample.values[0]):
+            yield assemble(sample.form, [np.asarray(array[0]) for array in sample.values])
+            break
+    for _ in iterator:
+        pass
 
 
 def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[int, Block]]:

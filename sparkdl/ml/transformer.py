@@ -14,7 +14,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_input
 from sparkdl.ml.persistence import KerasReader, KerasWriter
 from sparkdl.prediction import column_function, frame_features
-from sparkdl.sources import frame_source
+from sparkdl.tables import frame_source
 
 
 class Predicts(PredictionParams, MLWritable, MLReadable[Any]):

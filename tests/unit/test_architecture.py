@@ -16,8 +16,8 @@ ORDER = [
     "heads", "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
-    "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch", "sources",
-    "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
+    "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch",
+    "sources", "tables", "inputs", "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib", "",
 ]  # fmt: skip
 DOORS = {
@@ -47,6 +47,8 @@ DOORS = {
         "spark_model",
         "preflight",
         "mllib",
+        "tables",
+        "inputs",
         "ml.params",
         "ml.persistence",
         "ml.transformer",

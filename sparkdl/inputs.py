@@ -1,0 +1,99 @@
+"""What a user hands to fit, evaluate or predict: which source it is, and whether two go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark import RDD
+from pyspark.sql import DataFrame
+
+from sparkdl.errors import ConfigError
+from sparkdl.schema import Counts, Sample, Schema
+from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
+from sparkdl.tables import FrameSource, frame_source
+
+
+def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x") -> Source:
+    """Return the source of what a user handed over.
+
+    Args:
+        parts: x, y and sample weights, of which all but the first may be None or missing. x: an array or
+            pandas, or a structure of such; an RDD; or a DataFrame.
+        columns: the columns of a DataFrame for x and, where rows have labels, for y: a name, or a list or a
+            dict of names.
+        counts: how many arrays the model takes for x and, where rows have labels, for y.
+        what: what errors call x.
+
+    Raises:
+        ConfigError: it is none of these; says what to use instead.
+        DataError: the arrays have different lengths.
+    """
+    x, y, weights = (*parts, None, None)[:3]
+    if isinstance(x, RDD | DataFrame) or type(x).__module__.startswith("pyspark.sql"):
+        if y is not None:
+            raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
+        if isinstance(x, RDD):
+            if weights is not None:
+                raise ConfigError(
+                    f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, "
+                    "sample_weight)."
+                )
+            return RddSource(x, counts)
+        return frame_source(x, (*columns, weights) if weights is not None else columns, counts)
+    kind = f"{type(x).__module__}.{type(x).__name__}"
+    homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
+    if callable(x) and not homes & {"tensorflow", "torch", "keras"} and len(counts) > 1:
+        return _function_source(x, (y, weights), counts)
+    if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
+        raise ConfigError(
+            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
+            f"{kind}. tf.data, generators and torch loaders live in one process: pass a function (worker, "
+            "num_workers) that makes them there, or the arrays behind them."
+        )
+    if x is None or isinstance(x, str):
+        raise ConfigError(
+            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
+        )
+    if len(counts) == 1:
+        return ArraySource(Sample.of((x,), counts, (what,)))
+    if y is None:
+        raise ConfigError(f"y should be given with {what}={kind}; got None.")
+    given = (x, y) if weights is None else (x, y, weights)
+    return ArraySource(Sample.of(given, counts))
+
+
+def _function_source(function: Any, others: tuple[Any, ...], counts: Counts) -> FunctionSource:
+    if any(other is not None for other in others):
+        raise ConfigError("y and sample_weight should be left out beside a function, which returns them.")
+    return FunctionSource(function, counts)
+
+
+def require_partner(source: Source, held: Source) -> None:
+    """Check that validation rows can be dealt together with the training rows.
+
+    Raises:
+        ConfigError: they cannot; says what they should be.
+    """
+    alone = {FrameSource: "a DataFrame", FunctionSource: "a function"}  # others go together
+    if alone.get(type(source)) != alone.get(type(held)):
+        what = alone.get(type(source), "arrays (x, y) or an RDD of (x, y)")
+        raise ConfigError(
+            f"validation_data should be {what} where the training rows are "
+            f"{_kind(source)}; got {_kind(held)}."
+        )
+
+
+def _kind(source: Source) -> str:
+    kinds = {
+        ArraySource: "arrays", RddSource: "an RDD", FrameSource: "a DataFrame", FunctionSource: "a function",
+    }  # fmt: skip
+    return kinds[type(source)]
+
+
+def share_weights(source: Source, held: Source | None) -> Schema:
+    """Return what the rows of a run are: weighted, if those for training or for validation are."""
+    schema = source.schema
+    if held is None:
+        return schema
+    held.schema = schema.held(held.schema)
+    return schema if schema.weights else schema.with_weights(held.schema)

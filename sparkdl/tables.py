@@ -1,0 +1,208 @@
+"""DataFrames: which columns are rows, how they reach workers, and functions of columns that predict.
+
+Rows are dealt to workers by a shuffle, each with a stable key, and travel as Arrow batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, functions, types
+
+from sparkdl import frames, launch
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
+from sparkdl.heads import AS_IT_IS, Classes, Head
+from sparkdl.launch import Cluster, Stage
+from sparkdl.schema import Counts, Sample, Schema
+from sparkdl.sources import Source, first_value
+
+
+class FrameSource(Source):
+    """Columns of a DataFrame.
+
+    Args:
+        frame: the DataFrame.
+        sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
+            names is an array of what these columns hold.
+        indicator: the column of booleans that says which rows are for validation, if there is one.
+
+    Raises:
+        ConfigError: a column is missing, or of a type that is not numbers.
+    """
+
+    def __init__(self, frame: DataFrame, sample: Sample, indicator: str | None = None) -> None:
+        self.frame, self.indicator = frame, indicator
+        if indicator is not None:
+            _require_booleans(frame, indicator)
+        labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
+        self.sample = sample._replace(names=tuple(labels))
+        self.selected = [_column(frame, value).alias(f"c{i}") for i, value in enumerate(sample.values)]
+
+    def peek(self) -> Sample:
+        """Return the first row, which is computed by a small job."""
+        rows = launch.run(lambda: launch.collect(self.frame.select(*self.selected).limit(1)), Cluster())
+        if not rows:
+            raise DataError("There are no rows to train on: the DataFrame is empty.")
+        for name, value in zip(self.sample.names, rows[0], strict=True):
+            if value is None:
+                raise DataError(
+                    f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
+                )
+        fields = self.frame.select(*self.selected).schema.fields
+        kinds = [_numpy_type(field.dataType) for field in fields]
+        return self.sample._replace(values=tuple(map(first_value, self.sample.names, rows[0], kinds)))
+
+    def _rows(self, width: int, *more: Any) -> DataFrame:
+        """Return the columns, a key, and more; weights that are missing are 1."""
+        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
+        key = functions.monotonically_increasing_id().alias(frames.KEY)
+        return self.frame.select(*self.selected, *ones, key, *more)
+
+    def training(
+        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        split: float,
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+        """Return what makes the action of a job over the DataFrame's Arrow batches."""
+        schemas = [self.schema, *([validation.schema] if validation is not None else [])]
+        schema = max(schemas, key=lambda each: len(each.columns))
+        part = functions.lit(TRAINING)
+        if self.indicator is not None:
+            held = functions.col(f"`{self.indicator}`")
+            part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
+        frame = self._rows(len(schema.columns), part.cast("int").alias(frames.PART))
+        if split:
+            drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
+            part = functions.when(
+                functions.pmod(drawn, functions.lit(1 << 30)) < int(split * (1 << 30)), VALIDATION
+            ).otherwise(TRAINING)
+            frame = frame.withColumn(frames.PART, part.cast("int"))
+        if validation is not None:
+            assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
+            part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
+            frame = frame.unionByName(validation._rows(len(schema.columns), part))
+        placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
+        frame = frame.repartition(num_workers, placed)
+
+        def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
+            train = stage("train", encoding="arrow", schema=schema, seed=seed)
+            return launch.run_frame(frame, train, "nothing int", barrier=barrier)
+
+        return make
+
+    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+        """Return the metric states and the rows of each partition, by a job."""
+        part = functions.lit(TRAINING).cast("int").alias(frames.PART)
+        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None)
+        frame = self._rows(len(self.schema.columns), part)
+        action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
+        return [tuple(row) for row in launch.run(action, cluster)]
+
+
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several
+
+
+def column_of_predictions(
+    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS
+) -> Any:
+    """Return the function of Spark SQL that predicts from columns.
+
+    Args:
+        stage: what makes stages.
+        schema: what every row has to be.
+        output: the shape of one row's prediction, or a dict of them.
+        head: what the output is; of a classifier's, it gives a struct of prediction, probability and raw.
+    """
+    kind: Any
+    if head.classifies:
+        array = types.ArrayType(types.DoubleType())
+        pairs = zip(Classes._fields, (types.DoubleType(), array, array), strict=True)
+        kind = types.StructType([types.StructField(*pair) for pair in pairs])
+    elif isinstance(output, dict):
+        kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
+    else:
+        kind = _nested(output)
+    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head)
+    return launch.column_function(run, kind)
+
+
+def _nested(shape: tuple[int, ...]) -> Any:
+    """Return the type of a value of some shape: a float, or an array of such."""
+    kind: Any = types.FloatType()
+    for _ in () if shape in ((), (1,)) else shape:
+        kind = types.ArrayType(kind)
+    return kind
+
+
+def _column(frame: DataFrame, name: str | list[str]) -> Any:
+    """Return a column, or several that hold a number each as one of arrays."""
+    if isinstance(name, str):
+        return _numeric(frame, name)
+    return functions.array(*(_numeric(frame, each).cast("double") for each in name))
+
+
+def _numeric(frame: DataFrame, name: str) -> Any:
+    """Return a column as numbers or arrays of numbers, vectors as arrays."""
+    if name not in frame.columns:
+        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
+    kind, column = frame.schema[name].dataType, functions.col(f"`{name}`")
+    if kind.typeName() == "vectorudt" or type(kind).__name__ == "VectorUDT":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(column, "float32")
+    element = kind
+    while isinstance(element, types.ArrayType):
+        element = element.elementType
+    if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
+        element, types.DecimalType
+    ):
+        raise ConfigError(
+            f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
+            f'{element.simpleString()}. Convert it first, for one with df.withColumn("{name}", '
+            f'df["{name}"].cast("double")).'
+        )
+    return column
+
+
+def _numpy_type(kind: Any) -> Any:
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    names = {
+        "float": np.float32, "double": np.float64, "tinyint": np.int8, "smallint": np.int16,
+        "int": np.int32, "bigint": np.int64, "boolean": np.bool_,
+    }  # fmt: skip
+    return names[kind.simpleString()]
+
+
+def _require_booleans(frame: DataFrame, name: str) -> None:
+    """Check that a column says yes or no.
+
+    Raises:
+        ConfigError: there is none of this name, or it holds something else.
+    """
+    kind = frame.schema[name].dataType if name in frame.columns else None
+    if not isinstance(kind, types.BooleanType):
+        what = f"it holds {kind.simpleString()}" if kind else f"the DataFrame has {', '.join(frame.columns)}"
+        raise ConfigError(
+            f"Expected a column {name!r} of booleans, which say what rows are for validation; {what}."
+        )
+
+
+def frame_source(
+    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None
+) -> FrameSource:  # fmt: skip
+    """Return the source of a DataFrame's columns; a list of them for one input is an array.
+
+    Args:
+        frame: the DataFrame.
+        columns: those of x, y and the sample weights, or fewer: names, or lists or dicts of names.
+        counts: how many arrays the model takes for x and for y.
+        indicator: the column that says which rows are for validation.
+    """
+    lengths = [
+        len(value) if isinstance(value, list | tuple) and count != 1 else 1
+        for value, count in zip(columns, (*counts, None), strict=False)
+    ]
+    return FrameSource(frame, Sample.of(columns, tuple(lengths)), indicator)
