@@ -35,6 +35,22 @@ def test_one_line_trains_on_what_a_pipeline_makes():
     assert float(output.rsplit("Accuracy on held-out rows:", 1)[1]) > 0.9
 
 
+def test_an_estimator_is_chosen_saved_and_loaded():
+    """More epochs are found to be better, and what was loaded knows flowers that it never saw."""
+    output = run("estimator_in_a_pipeline.py")
+
+    assert float(output.rsplit("Accuracy on test rows:", 1)[1]) > 0.9
+
+
+def test_streams_train_and_are_predicted():
+    """Each file goes on with what the ones before taught, and every row gets its prediction."""
+    output = run("streams.py")
+
+    assert 4 == output.count(": loss ")
+    assert "Rows with their prediction: 2000" in output
+    assert float(output.rsplit("Accuracy of the stream:", 1)[1]) > 0.9
+
+
 @pytest.mark.parametrize(
     ("model", "mode", "frequency"),
     [("mlp", "synchronous", "batch"), ("mlp", "hogwild", "16"), ("cnn", "asynchronous", "epoch")],
