@@ -61,6 +61,31 @@ def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
     return bool(system.exists(path))
 
 
+def qualified(path: str, *, context: Any) -> str:
+    """Return the URI of a path of Spark's default file system, or of a URI, with its file system in it."""
+    system, found = _hadoop(path, context)
+    uri = str(system.makeQualified(found).toUri())
+    return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
+
+
+def move(source: str, target: str, *, context: Any) -> None:
+    """Move a file of Spark's within its file system; missing folders are made.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    system, path = _hadoop(source, context)
+    system.mkdirs(_path(target, context).getParent())
+    if not system.rename(path, _path(target, context)):
+        raise OSError(f"{source} cannot be moved to {target}.")
+
+
+def remove(path: str, *, context: Any) -> None:
+    """Remove a file of Spark's, or a folder and all in it, if it is there."""
+    system, found = _hadoop(path, context)
+    system.delete(found, True)
+
+
 def _hadoop(uri: str, context: Any) -> tuple[Any, Any]:
     if context is None:
         raise ConfigError(f"{uri} is read and written through Spark; start a SparkSession first.")

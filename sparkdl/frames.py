@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import fs
 
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, scramble
@@ -19,6 +20,11 @@ from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
 ArrowArray = pa.Array
+ROWS_PER_BATCH = 10_000  # as Spark makes them
+ARROW_TYPES = {
+    "bigint": "int64", "int": "int32", "smallint": "int16", "tinyint": "int8", "boolean": "bool_",
+    "float": "float32", "double": "float64", "string": "string", "binary": "binary",
+}  # fmt: skip
 
 
 def column_array(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
@@ -156,6 +162,33 @@ def struct_array(names: list[str], columns: list[Any]) -> Any:
 def record(columns: dict[str, list[Any]]) -> Any:
     """Return a record batch of a few values per column."""
     return pa.RecordBatch.from_pydict(columns)
+
+
+def batch_of(columns: Sequence[Sequence[Any]], schema: Any) -> Any:
+    """Return a record batch of columns of values.
+
+    Args:
+        columns: values, or lists as deep as the column is; None is a null.
+        schema: the columns of Spark, a StructType.
+    """
+    arrays = [
+        pa.array(values, _arrow_type(field.dataType))
+        for values, field in zip(columns, schema.fields, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in schema.fields])
+
+
+def _arrow_type(kind: Any) -> Any:
+    if hasattr(kind, "elementType"):
+        return pa.list_(_arrow_type(kind.elementType))
+    return getattr(pa, ARROW_TYPES[kind.simpleString()])()
+
+
+def open_for_writing(uri: str) -> Any:
+    """Return a new file on one of pyarrow's file systems, open for writing; missing folders are made."""
+    system, path = fs.FileSystem.from_uri(uri)
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    return system.open_output_stream(path, compression=None)
 
 
 def of_pandas(values: Any) -> Any:

@@ -18,7 +18,8 @@ ORDER = [
     "backends.outer", "backends", "devices",
     "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch",
     "sources", "tables", "inputs", "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
-    "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib", "",
+    "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
+    "records", "tfrecords", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
@@ -47,6 +48,7 @@ DOORS = {
         "spark_model",
         "preflight",
         "mllib",
+        "tfrecords",
         "tables",
         "inputs",
         "ml.params",
@@ -57,6 +59,8 @@ DOORS = {
     "pandas": {"launch"},
     "pyarrow": {"frames"},
     "rich": {"progress"},
+    "google": {"records"},
+    "google_crc32c": {"records"},
     "pickle": set(),
 }
 

@@ -1,0 +1,182 @@
+"""TFRecord files: records with checksums, each a serialized Example or SequenceExample.
+
+A record is, in little-endian order::
+
+    length   uint64
+    uint32   the masked CRC-32C of those eight bytes
+    data     length bytes
+    uint32   the masked CRC-32C of the data
+
+masked: ((crc >> 15) | (crc << 17)) + 0xa282ead8, modulo 2 ** 32. An Example is a map from names to features,
+each a list of bytes, of 32-bit floats or of 64-bit whole numbers; a SequenceExample has such a map, its
+context, and another from names to lists of features.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import google_crc32c
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from sparkdl.errors import DataError
+
+KINDS = ("bytes_list", "float_list", "int64_list")
+
+
+class Record(NamedTuple):
+    """What a record says.
+
+    Attributes:
+        features: a list of values by name, those of a sequence's context.
+        lists: a list of such lists by name; None of an Example.
+    """
+
+    features: dict[str, list[Any]]
+    lists: dict[str, list[list[Any]]] | None = None
+
+
+def read(file: Any, name: str) -> Iterator[bytes]:
+    """Yield the data of each record.
+
+    Args:
+        file: the open file, or what reads as one, from its next record on.
+        name: how an error calls it.
+
+    Raises:
+        DataError: a checksum is wrong, or the file ends within a record.
+    """
+    number = 0
+    while head := file.read(12):
+        length, crc = struct.unpack("<QI", head) if len(head) == 12 else (0, -1)
+        if crc != _masked(head[:8]):
+            raise DataError(f"Record {number} of {name} has a torn or altered head. Is it a TFRecord file?")
+        data, tail = file.read(length), file.read(4)
+        if len(tail) != 4 or struct.unpack("<I", tail)[0] != _masked(data):
+            raise DataError(f"Record {number} of {name} is torn or altered: its checksum is another.")
+        yield data
+        number += 1
+
+
+def write(file: Any, records: Iterable[bytes]) -> None:
+    """Write records."""
+    for data in records:
+        head = struct.pack("<Q", len(data))
+        file.write(head + struct.pack("<I", _masked(head)) + data + struct.pack("<I", _masked(data)))
+
+
+def _masked(data: bytes) -> int:
+    crc = int(google_crc32c.value(data))
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def parse(data: bytes, *, sequence: bool) -> Record:
+    """Return what a serialized Example, or SequenceExample, says.
+
+    Raises:
+        DataError: it is none.
+    """
+    parsed = (SequenceExample if sequence else Example)()
+    try:
+        parsed.ParseFromString(data)
+    except message.DecodeError as error:
+        raise DataError(f"A record is no {'Sequence' * sequence}Example: {error}.") from error
+    if not sequence:
+        return Record(_values(parsed.features))
+    lists = {
+        name: [_value(feature) for feature in found.feature]
+        for name, found in parsed.feature_lists.feature_list.items()
+    }
+    return Record(_values(parsed.context), lists)
+
+
+def _values(features: Any) -> dict[str, list[Any]]:
+    return {name: _value(feature) for name, feature in features.feature.items()}
+
+
+def _value(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []
+
+
+def serialize(record: Record) -> bytes:
+    """Return an Example, or of a record with lists a SequenceExample, as bytes.
+
+    Raises:
+        DataError: a feature has values of several kinds, or of none that a record holds.
+    """
+    made = Example() if record.lists is None else SequenceExample()
+    features = made.features if record.lists is None else made.context
+    for name, values in record.features.items():
+        _fill(features.feature[name], name, values)
+    for name, lists in (record.lists or {}).items():
+        entry = made.feature_lists.feature_list[name]
+        for values in lists:
+            _fill(entry.feature.add(), name, values)
+    return bytes(made.SerializeToString(deterministic=True))
+
+
+def _fill(feature: Any, name: str, values: list[Any]) -> None:
+    if not values:
+        feature.SetInParent()
+        return
+    kind = "bytes_list" if isinstance(values[0], bytes) else "float_list"
+    kind = "int64_list" if isinstance(values[0], int) else kind
+    try:
+        getattr(feature, kind).value.extend(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The feature {name!r} has values of several kinds: {error}.") from error
+
+
+def _messages() -> tuple[Any, ...]:
+    """Return the classes of both messages; protobuf makes them of their description, which is no file's."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="sparkdl_tfrecord.proto", package="sparkdl", syntax="proto3"
+    )
+
+    def add(parent: Any, name: str) -> Any:
+        made = parent.nested_type.add() if hasattr(parent, "nested_type") else parent.message_type.add()
+        made.name = name
+        return made
+
+    def put(owner: Any, name: str, number: int, kind: Any, *, many: bool = False, of: str = "") -> Any:
+        label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
+        made = owner.field.add(name=name, number=number, label=label)
+        made.type = kind
+        if of:
+            made.type_name = f".sparkdl.{of}"
+        return made
+
+    def put_map(owner: Any, name: str, of: str) -> None:
+        entry = add(owner, f"{''.join(part.title() for part in name.split('_'))}Entry")
+        entry.options.map_entry = True
+        put(entry, "key", 1, field.TYPE_STRING)
+        put(entry, "value", 2, field.TYPE_MESSAGE, of=of)
+        put(owner, name, 1, field.TYPE_MESSAGE, many=True, of=f"{owner.name}.{entry.name}")
+
+    types = field.TYPE_BYTES, field.TYPE_FLOAT, field.TYPE_INT64
+    feature = add(file, "Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (name, kind) in enumerate(zip(KINDS, types, strict=True), start=1):
+        values = add(file, "".join(part.title() for part in name.split("_")))
+        put(values, "value", 1, kind, many=True)
+        put(feature, name, number, field.TYPE_MESSAGE, of=values.name).oneof_index = 0
+    put_map(add(file, "Features"), "feature", "Feature")
+    put(add(file, "FeatureList"), "feature", 1, field.TYPE_MESSAGE, many=True, of="Feature")
+    put_map(add(file, "FeatureLists"), "feature_list", "FeatureList")
+    put(add(file, "Example"), "features", 1, field.TYPE_MESSAGE, of="Features")
+    sequence = add(file, "SequenceExample")
+    put(sequence, "context", 1, field.TYPE_MESSAGE, of="Features")
+    put(sequence, "feature_lists", 2, field.TYPE_MESSAGE, of="FeatureLists")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return tuple(
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"sparkdl.{name}"))
+        for name in ("Example", "SequenceExample")
+    )
+
+
+Example, SequenceExample = _messages()

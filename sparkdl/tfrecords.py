@@ -1,0 +1,296 @@
+"""TFRecord files as DataFrames, both ways: on executors, without a jar and without TensorFlow.
+
+Files are read as Spark's binaryFile source has them, from any file system of Hadoop's, each file whole by one
+task; those that end in ``.gz`` are unpacked. They are written by executors through pyarrow's file systems
+(local, hdfs, s3, gs) under temporary names, and the driver moves those of the tasks that succeeded, so that a
+task which ran twice leaves its rows once.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession, functions, types
+
+from sparkdl import files, frames, launch, records
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.launch import Cluster
+from sparkdl.prediction import ship
+from sparkdl.records import Record
+
+WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
+REAL = types.FloatType, types.DoubleType
+TEXT = types.StringType, types.BinaryType
+ORDER = {"int64": 0, "float": 1, "bytes": 2}  # each holds what the one before it does, but bytes
+INFERRED = {"int64": types.LongType(), "float": types.FloatType(), "bytes": types.BinaryType()}
+
+
+def read_tfrecords(
+    path: str | list[str], schema: Any = None, *, sequences: bool = False, spark: SparkSession | None = None
+) -> DataFrame:
+    """Return the records of TFRecord files as rows.
+
+    Args:
+        path: files, folders or patterns, as ``spark.read.load`` takes them.
+        schema: the columns, a StructType or as in "label bigint, image binary, words array<string>". A record
+            without a column's feature has a null there; features without a column are left. None: found by a
+            pass over all records: one value in every record is a number or binary, all else an array.
+        sequences: whether records are SequenceExamples, whose feature lists are arrays of arrays.
+        spark: the session; the active one by default.
+
+    Raises:
+        ConfigError: a column is of a type that no feature has.
+        DataError: features of one name are of several kinds. What is torn or altered, is no Example, or does
+            not fit its column is one in the job that reads it.
+    """
+    cluster = Cluster()
+    session = spark or cluster.session
+    ship(cluster)
+    found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+    found = found.select("path", "content")
+    if schema is None:
+        schema = _infer(found, cluster, sequences=sequences)
+    elif isinstance(schema, str):
+        schema = types.StructType.fromDDL(schema)
+    for field in schema.fields:
+        _kind_of(field, sequences=sequences)
+
+    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+        for name, data in _records_in(batches):
+            columns: list[list[Any]] = [[] for _ in schema.fields]
+            for record in data:
+                parsed = records.parse(record, sequence=sequences)
+                for column, field in zip(columns, schema.fields, strict=True):
+                    column.append(_from_record(parsed, field, name))
+                if len(columns) and len(columns[0]) == frames.ROWS_PER_BATCH:
+                    yield frames.batch_of(columns, schema)
+                    columns = [[] for _ in schema.fields]
+            yield frames.batch_of(columns, schema)
+
+    return found.mapInArrow(rows, schema)
+
+
+def _records_in(batches: Iterator[Any]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield the name and the records of each file."""
+    for batch in batches:
+        for name, content in zip(batch.column(0), batch.column(1), strict=True):
+            data = content.as_py()
+            file: Any = io.BytesIO(data)
+            packed = name.as_py().endswith(".gz")
+            yield name.as_py(), records.read(gzip.GzipFile(fileobj=file) if packed else file, name.as_py())
+
+
+def _from_record(record: Record, field: types.StructField, name: str) -> Any:
+    """Return a column's value of a record, None where it has none.
+
+    Raises:
+        DataError: the feature is another number of values, or of another kind, than the column takes.
+    """
+    kind = field.dataType
+    if record.lists is not None and field.name in record.lists:
+        lists = record.lists[field.name]
+        if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.ArrayType):
+            raise _misfit(field, name, f"a list of {len(lists)} features")
+        return [[_cast(each, kind.elementType.elementType, field, name) for each in part] for part in lists]
+    values = record.features.get(field.name)
+    if values is None:
+        return None
+    if isinstance(kind, types.ArrayType):
+        return [_cast(each, kind.elementType, field, name) for each in values]
+    if len(values) != 1:
+        if not values:
+            return None
+        raise _misfit(field, name, f"{len(values)} values")
+    return _cast(values[0], kind, field, name)
+
+
+def _cast(value: Any, kind: Any, field: types.StructField, name: str) -> Any:
+    if isinstance(kind, types.StringType) and isinstance(value, bytes):
+        return value.decode()
+    if isinstance(kind, types.BooleanType) and value in (0, 1):
+        return bool(value)
+    expected: Any = int if isinstance(kind, WHOLE) else int | float
+    expected = bytes if isinstance(kind, types.BinaryType) else expected
+    if isinstance(kind, types.StringType) or not isinstance(value, expected):
+        raise _misfit(field, name, f"{type(value).__name__} values")
+    return float(value) if isinstance(kind, REAL) else value
+
+
+def _misfit(field: types.StructField, name: str, given: str) -> DataError:
+    kind = field.dataType.simpleString()
+    return DataError(f"The column {field.name!r} takes {kind}; a record of {name} has {given} there.")
+
+
+def _kind_of(field: types.StructField, *, sequences: bool) -> str:
+    """Return the kind of feature that a column is: "int64", "float" or "bytes".
+
+    Raises:
+        ConfigError: it is none; says what to do.
+    """
+    kind, depth = field.dataType, 0
+    while isinstance(kind, types.ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    for name, kinds in (("int64", WHOLE), ("float", REAL), ("bytes", TEXT)):
+        if isinstance(kind, kinds) and depth <= 1 + sequences:
+            return name
+    raise ConfigError(
+        f"The column {field.name!r} is {field.dataType.simpleString()}; a record holds numbers, strings, "
+        "binary values and arrays of these, and with sequences=True arrays of arrays. Cast it first, for one "
+        f'with df["{field.name}"].cast("double").'
+    )
+
+
+def _infer(found: DataFrame, cluster: Cluster, *, sequences: bool) -> types.StructType:
+    """Return the columns that hold the features of all records."""
+
+    def look(batches: Iterator[Any]) -> Iterator[Any]:
+        seen: dict[tuple[str, str], int] = {}
+        for _, data in _records_in(batches):
+            for record in data:
+                parsed = records.parse(record, sequence=sequences)
+                for name, values in parsed.features.items():
+                    _note(seen, name, values, 0 if len(values) <= 1 else 1)
+                for name, lists in (parsed.lists or {}).items():
+                    for values in lists or [[]]:
+                        _note(seen, name, values, 2)
+        names, depths = list(seen), list(seen.values())
+        yield frames.record(
+            {"name": [name for name, _ in names], "kind": [kind for _, kind in names], "depth": depths}
+        )
+
+    schema = "name string, kind string, depth long"
+    rows = launch.run(lambda: found.mapInArrow(look, schema).collect(), cluster)
+    columns: dict[str, tuple[set[str], int]] = {}
+    for name, kind, depth in rows:
+        kinds, deepest = columns.get(name, (set(), 0))
+        columns[name] = kinds | ({kind} - {""}), max(deepest, depth)
+    return types.StructType([_inferred(name, *columns[name]) for name in sorted(columns)])
+
+
+def _note(seen: dict[tuple[str, str], int], name: str, values: list[Any], depth: int) -> None:
+    kinds = {bytes: "bytes", float: "float", int: "int64"}
+    key = name, kinds[type(values[0])] if values else ""
+    seen[key] = max(seen.get(key, 0), depth)
+
+
+def _inferred(name: str, kinds: set[str], depth: int) -> types.StructField:
+    if "bytes" in kinds and len(kinds) > 1:
+        raise DataError(f"The feature {name!r} is bytes in some records and numbers in others.")
+    kind: Any = INFERRED[max(kinds, key=lambda each: ORDER[each], default="bytes")]
+    for _ in range(depth):
+        kind = types.ArrayType(kind)
+    return types.StructField(name, kind)
+
+
+def write_tfrecords(
+    frame: DataFrame, path: str, *, sequences: bool = False, overwrite: bool = False, compression: str = ""
+) -> int:
+    """Write a DataFrame as TFRecord files, one per partition.
+
+    Args:
+        frame: columns of numbers, booleans, strings, binary values, vectors and arrays of these. 64-bit
+            floats become 32-bit ones, which is what a record holds; a null is left out.
+        path: the folder; a plain path is one of Spark's default file system.
+        sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all else
+            their context.
+        overwrite: whether a folder that is there is replaced, once all is written.
+        compression: "" or "gzip".
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        ConfigError: a column that a record does not hold, or another compression.
+        FileExistsError: the folder is there, and ``overwrite`` is False.
+    """
+    if compression not in ("", "gzip"):
+        raise ConfigError(f'compression should be "" or "gzip"; got {compression!r}.')
+    frame = frame.select([_writable(field) for field in frame.schema.fields])
+    for field in frame.schema.fields:
+        _kind_of(field, sequences=sequences)
+    context = (cluster := Cluster()).context
+    if files.exists(path, context=context, of_spark=True) and not overwrite:
+        raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
+    ship(cluster)
+    made = f"{path.rstrip('/')}.{uuid.uuid4().hex}"
+    part = functools.partial(
+        _write_part, folder=f"{files.qualified(made, context=context)}/_temporary",
+        fields=frame.schema.fields, sequences=sequences, packed=compression == "gzip",
+    )  # fmt: skip
+    try:
+        written = launch.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
+        for name, _ in written:
+            files.move(f"{made}/_temporary/{name}", f"{made}/{name}", context=context)
+        files.remove(f"{made}/_temporary", context=context)
+        files.remove(path, context=context)
+        files.move(made, path, context=context)
+    finally:
+        files.remove(made, context=context)
+    return sum(count for _, count in written)
+
+
+def _write_part(
+    batches: Iterator[Any], *, folder: str, fields: list[types.StructField], sequences: bool, packed: bool
+) -> Iterator[Any]:
+    """Write a partition's rows; yield the name of the file, which no other attempt has, and their number."""
+    context: Any = TaskContext.get()
+    name = f"part-{context.partitionId():05d}-{context.taskAttemptId()}.tfrecord{'.gz' * packed}"
+    counter = itertools.count()
+
+    def serialized() -> Iterator[bytes]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                next(counter)
+                yield records.serialize(_to_record(row, fields, sequences=sequences))
+
+    with frames.open_for_writing(f"{folder}/{name}") as file:
+        if packed:
+            with gzip.GzipFile(fileobj=file, mode="wb") as inner:
+                records.write(inner, serialized())
+        else:
+            records.write(file, serialized())
+    yield frames.record({"name": [name], "rows": [next(counter)]})
+
+
+def _writable(field: types.StructField) -> Any:
+    """Return a column, a vector as an array."""
+    column = functions.col(f"`{field.name}`")
+    if type(field.dataType).__name__ == "VectorUDT":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(column, "float32").alias(field.name)
+    return column
+
+
+def _to_record(row: dict[str, Any], fields: list[types.StructField], *, sequences: bool) -> Record:
+    features: dict[str, list[Any]] = {}
+    lists: dict[str, list[list[Any]]] = {}
+    for field in fields:
+        value = row[field.name]
+        if value is None:
+            continue
+        make = _plain(field)
+        if not isinstance(field.dataType, types.ArrayType):
+            features[field.name] = [make(value)]
+        elif isinstance(field.dataType.elementType, types.ArrayType):
+            lists[field.name] = [list(map(make, part)) for part in value]
+        else:
+            features[field.name] = list(map(make, value))
+    return Record(features, lists if sequences else None)
+
+
+def _plain(field: types.StructField) -> Callable[[Any], Any]:
+    """Return what makes a value of a column one that a record holds."""
+    kind: Any = field.dataType
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    if isinstance(kind, types.StringType):
+        return str.encode
+    return int if isinstance(kind, WHOLE) else float if isinstance(kind, REAL) else bytes

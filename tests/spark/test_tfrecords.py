@@ -1,0 +1,160 @@
+"""TFRecord files are DataFrames, both ways, and TensorFlow reads and writes the same."""
+
+import keras
+import pytest
+from pyspark.sql import types
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.tfrecords import read_tfrecords, write_tfrecords
+
+MASTERS = ("local", "local-cluster", "standalone")
+SCHEMA = (
+    "whole bigint, small int, flag boolean, real float, wide double, word string, raw binary, "
+    "wholes array<bigint>, reals array<float>, words array<string>"
+)
+ROWS = [
+    (1, -2, True, 1.5, 0.25, "eins", b"\x00\xff", [1, 2], [0.5], ["a", "ä"]),
+    (2**40, 0, False, -0.5, 1e10, "", b"", [], [], []),
+    (None, None, None, None, None, None, None, None, None, None),
+]
+
+
+def as_tuples(frame):
+    return sorted(map(tuple, frame.collect()), key=str)
+
+
+def compared(rows):
+    return sorted((tuple(bytearray(v) if isinstance(v, bytes) else v for v in row) for row in rows), key=str)
+
+
+@pytest.mark.parametrize("compression", ["", "gzip"])
+def test_rows_come_back_as_they_were(spark, tmp_path, compression):
+    """Every type that a record holds, nulls, and a partition without rows, packed or not."""
+    frame = spark.createDataFrame(ROWS, SCHEMA).repartition(5)
+
+    assert 3 == write_tfrecords(frame, str(tmp_path / "t"), compression=compression)
+
+    assert compared(ROWS) == as_tuples(read_tfrecords(str(tmp_path / "t"), SCHEMA))
+    names = [path.name for path in (tmp_path / "t").iterdir() if not path.name.startswith(".")]
+    assert names
+    assert all(name.endswith(".gz" if compression else ".tfrecord") for name in names)
+
+
+def test_arrays_of_arrays_are_sequences(spark, tmp_path):
+    """Feature lists and context come back, and are refused where rows are Examples."""
+    rows = [(7, [[1, 2], [3]], [["a"], []]), (8, [], [["b", "c"]])]
+    frame = spark.createDataFrame(rows, "id bigint, steps array<array<bigint>>, words array<array<string>>")
+
+    with pytest.raises(ConfigError, match="'steps' is array<array<bigint>>; .* sequences=True"):
+        write_tfrecords(frame, str(tmp_path / "t"))
+    write_tfrecords(frame, f"file://{tmp_path}/t", sequences=True)
+
+    found = read_tfrecords(str(tmp_path / "t"), frame.schema, sequences=True)
+    assert rows == sorted(map(tuple, found.collect()))
+    inferred = read_tfrecords(str(tmp_path / "t"), sequences=True)
+    assert {"id": "bigint", "steps": "array<array<bigint>>", "words": "array<array<binary>>"} == dict(
+        inferred.dtypes
+    )
+
+
+def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
+    """One value everywhere is a number; more in any record make an array; whole and real make real."""
+    first = spark.createDataFrame(
+        [(1, 2, [1.0], b"x", 5)], "a bigint, b bigint, c array<float>, d binary, e int"
+    )
+    second = spark.createDataFrame(
+        [(2, 2.5, [1.0, 2.0], b"y")], "a bigint, b float, c array<float>, d binary"
+    )
+    for name, frame in (("one", first), ("two", second)):
+        write_tfrecords(frame.coalesce(1), str(tmp_path / "t" / name))
+
+    found = read_tfrecords(str(tmp_path / "t"))
+
+    types_found = {"a": "bigint", "b": "float", "c": "array<float>", "d": "binary", "e": "bigint"}
+    assert types_found == dict(found.dtypes)
+    rows = [(row.a, row.b, row.c, bytes(row.d), row.e) for row in found.orderBy("a").collect()]
+    assert [(1, 2.0, [1.0], b"x", 5), (2, 2.5, [1.0, 2.0], b"y", None)] == rows
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow is the other side here")
+def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
+    """Its own records, and its own Example."""
+    import tensorflow
+
+    frame = spark.createDataFrame([(3, [0.5, 1.5], "word")], "id bigint, x array<float>, name string")
+    write_tfrecords(frame, str(tmp_path / "ours"))
+    files = [str(path) for path in (tmp_path / "ours").glob("*.tfrecord")]
+    (data,) = [record.numpy() for record in tensorflow.data.TFRecordDataset(files)]
+    example = tensorflow.train.Example.FromString(data)
+    assert [3] == list(example.features.feature["id"].int64_list.value)
+    assert [b"word"] == list(example.features.feature["name"].bytes_list.value)
+
+    with tensorflow.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+        writer.write(example.SerializeToString())
+    (row,) = read_tfrecords(str(tmp_path / "theirs"), frame.schema).collect()
+    assert (3, [0.5, 1.5], "word") == tuple(row)
+
+
+def test_a_model_trains_on_records(spark, problem, frames, tmp_path):
+    """Vectors are written as arrays; what is read is trained on as any other DataFrame."""
+    write_tfrecords(frames["vector"].select("features", "label"), str(tmp_path / "t"))
+    found = read_tfrecords(str(tmp_path / "t"), "features array<float>, label bigint")
+
+    history = SparkModel(problem.model(), num_workers=2).fit(
+        found, epochs=2, batch_size=16, verbose=0, seed=1
+    )
+
+    assert 203 == history.training["rows"]
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
+    """Without overwrite it is left, with it replaced, and with a job that fails it is as it was."""
+    path = str(tmp_path / "t")
+    write_tfrecords(spark.range(3), path)
+
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        write_tfrecords(spark.range(5), path)
+    bad = spark.range(5).selectExpr("if(id = 4, cast(raise_error('bad') as bigint), id) as id")
+    with pytest.raises(DataError, match="Spark could not compute the rows"):
+        write_tfrecords(bad, path, overwrite=True)
+    assert 3 == read_tfrecords(path, "id bigint").count()
+    write_tfrecords(spark.range(5), path, overwrite=True)
+
+    assert 5 == read_tfrecords(path, "id bigint").count()
+    assert ["t"] == [each.name for each in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("id string", "'id' takes string; a record of .* has int values there"),
+        ("id binary", "'id' takes binary; a record of .* has int values there"),
+        ("many bigint", "'many' takes bigint; a record of .* has 2 values there"),
+        ("word bigint", "'word' takes bigint; a record of .* has bytes values there"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_named(spark, tmp_path, schema, message):
+    """In the job that reads it, with the file."""
+    frame = spark.createDataFrame([(1, [1, 2], "x")], "id bigint, many array<bigint>, word string")
+    write_tfrecords(frame, str(tmp_path / "t"))
+
+    with pytest.raises(Exception, match=message):
+        read_tfrecords(str(tmp_path / "t"), schema).collect()
+
+
+def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
+    """Decimals, timestamps and maps by name, with what to do; torn files in the job."""
+    before = jobs()
+    for kind in ("decimal(3,1)", "timestamp", "map<string,int>"):
+        schema = types.StructType.fromDDL(f"odd {kind}")
+        with pytest.raises(ConfigError, match="The column 'odd' is .* Cast it first"):
+            read_tfrecords(str(tmp_path), schema)
+    with pytest.raises(ConfigError, match="compression should be"):
+        write_tfrecords(spark.range(1), str(tmp_path / "t"), compression="zip")
+    assert before == jobs()
+
+    (tmp_path / "torn.tfrecord").write_bytes(b"this is no record of any kind")
+    with pytest.raises(Exception, match="torn or altered head. Is it a TFRecord file"):
+        read_tfrecords(str(tmp_path / "torn.tfrecord"), "id bigint").collect()
