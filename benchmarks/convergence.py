@@ -204,6 +204,11 @@ TITLES = {
     "pilot": "Convergence: the pilot",
     "diloco": "Convergence: DiLoCo with 50 local steps",
 }
+PAGES = {
+    "defaults": "What the defaults reach",
+    "pilot": "What the pilot saw",
+    "diloco": "What DiLoCo reaches",
+}
 
 
 def cases_of(options, problem: str, optimizer: str) -> list[Case]:
@@ -376,16 +381,19 @@ def listed(answers: dict[Case, dict]) -> str:
 
 
 def summary(options, answers: dict[Case, dict]) -> str:
-    """Return what the defaults lack to plain Keras, in points: a line per setting, a column per problem."""
+    """Return what a part's settings lack to plain Keras, in points: a line for each, a column per problem."""
     pairs = [(name, which) for name in options.problems for which in options.optimizers]
     pairs = [(name, which) for name, which in pairs if which in problem_of(name).rates]
     rows = []
-    for (mode, frequency, *_), workers in itertools.product(DEFAULTS, sorted(options.workers)):
-        one = Case("", "", mode, frequency, workers=workers, epochs=options.epochs, rows=options.rows)
+    for setting, workers in itertools.product(PARTS[options.part], sorted(options.workers)):
+        mode, frequency, merge, rate = setting
+        shape = {"epochs": options.epochs, "rows": options.rows, "rate": rate}
+        one = Case("", "", mode, frequency, merge, workers, **shape)
         ours = [replace(one, problem=name, optimizer=which) for name, which in pairs]
         gaps = [gaps_of(case, options.seeds, answers) for case in ours]
         if any(gaps):
-            rows.append([f"{mode}/{frequency}", workers, *map(interval, gaps)])
+            title = f"{mode}/{frequency}" if options.part == "defaults" else one.title
+            rows.append([title, workers, *map(interval, gaps)])
     return table(["", "K", *(f"{name}, {which}" for name, which in pairs)], rows)
 
 
@@ -471,7 +479,8 @@ def main() -> None:
     )
     harness.report(TITLES[options.part], "\n\n".join([words, *parts]), options.results)
     if options.page:
-        harness.write_section(options.page, "What the defaults reach", summary(options, journal.answers()))
+        harness.write_section(options.page, PAGES[options.part], summary(options, journal.answers()))
+    if options.page and options.part == "defaults":
         harness.write_section(options.page, "What fell short", listed(journal.answers()))
         draw(options, journal.answers())
 

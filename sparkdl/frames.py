@@ -39,6 +39,8 @@ def column_array(values: Any, column: Column, name_row: Callable[[int], str]) ->
         DataError: nulls, or rows of another shape; names the column and the first such row.
     """
     count, size = len(values), int(np.prod(column.shape, dtype=int))
+    if not count:
+        return np.empty((0, *column.shape), column.dtype)
     if pa.types.is_struct(values.type):
         return _vectors(values, column, name_row)
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
@@ -194,9 +196,12 @@ def open_for_writing(uri: str) -> Any:
 def of_pandas(values: Any) -> Any:
     """Return a pandas Series as an Arrow array; vectors come as a DataFrame of their parts."""
     if hasattr(values, "columns"):
-        return struct_array(list(values.columns), [of_pandas(values[name]) for name in values.columns])
-    vectors = len(values) and hasattr(values.iloc[0], "toArray")
-    return pa.Array.from_pandas(values.map(lambda vector: vector.toArray()) if vectors else values)
+        parts = [of_pandas(values[name]) for name in values.columns]
+        missing = pa.array(values.isna().all(axis=1).to_numpy())
+        return pa.StructArray.from_arrays(parts, names=list(values.columns), mask=missing)
+    if values.dtype.kind == "f":
+        return pa.array(values.to_numpy(), from_pandas=False)  # NaN is a number, and no null
+    return pa.array(values.map(lambda value: value.toArray() if hasattr(value, "toArray") else value))
 
 
 def to_pandas(values: Any) -> Any:

@@ -223,20 +223,35 @@ class Claims:
     """
 
     def __init__(self) -> None:
+        self._owners: list[int] = []  # the threads whose gangs have slots
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._taken = 0
 
     @contextmanager
     def claim(self, wanted: int, slots: float) -> Iterator[None]:
-        """Have so many of all slots in a ``with`` block, which begins when they are free of other gangs."""
-        turn = object()
+        """Have so many of all slots in a ``with`` block, which begins when they are free of other gangs.
+
+        Raises:
+            ClusterError: this thread has a gang already, and would wait for itself.
+        """
+        turn, mine = object(), threading.get_ident()
+        noticed = time.monotonic()
         with self._changed:
+            if mine in self._owners and self._taken + wanted > slots:
+                raise ClusterError(
+                    f"A fit within another one, as in a callback, needs {wanted} slots beside the other's "
+                    f"{self._taken}, and there are {slots:g}. Take fewer workers for each, or fit afterwards."
+                )
             self._waiting.append(turn)
             try:
                 while self._waiting[0] is not turn or (self._taken and self._taken + wanted > slots):
                     self._changed.wait(1.0)
+                    if time.monotonic() - noticed > NOTICE_SECONDS:
+                        noticed = time.monotonic()
+                        logger.warning("Waiting for %d slots that another fit of this process has.", wanted)
                 self._taken += wanted
+                self._owners.append(mine)
             finally:
                 self._waiting.remove(turn)
                 self._changed.notify_all()
@@ -245,6 +260,7 @@ class Claims:
         finally:
             with self._changed:
                 self._taken -= wanted
+                self._owners.remove(mine)
                 self._changed.notify_all()
 
 

@@ -230,6 +230,8 @@ def head_of(model: keras.Model, task: str, shape: Any) -> Head:
     """
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
+    if name in ("crossentropy", "ce"):  # Keras takes the one that suits the output
+        name = "binary_crossentropy" if shape == (1,) else "categorical_crossentropy"
     if task == "classification" and not vector:
         raise ConfigError(
             'task="classification" is for models of one output of shape (classes,), or (1,) for two; got '
@@ -243,8 +245,10 @@ def head_of(model: keras.Model, task: str, shape: Any) -> Head:
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
     """Return the name of the only loss of a model, and whether it takes logits; nothing of several."""
     given = keras.tree.flatten(getattr(model, "loss", None))
-    if len(given) != 1 or given[0] is None or str(given[0]).lower() in ("crossentropy", "ce"):
+    if len(given) != 1 or given[0] is None:
         return "", False
+    if str(given[0]).lower() in ("crossentropy", "ce"):
+        return str(given[0]).lower(), False
     loss = keras.losses.get(given[0])
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(loss).__name__).lower()
     config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}

@@ -45,8 +45,20 @@ class SparkMLlibModel(SparkModel):
         if categorical:
             if not isinstance(x, RDD):
                 raise ConfigError(f"categorical is for an RDD of LabeledPoint; got {type(x).__name__}.")
-            x = _one_hot(x, nb_classes or self._width())
+            classes = nb_classes or self._width()
+            x = _one_hot(x, classes)
+            if isinstance(more.get("validation_data"), RDD):
+                more["validation_data"] = _one_hot(more["validation_data"], classes)
         return super().fit(x, *arguments, **more)
+
+    def evaluate(
+        self, x: Any = None, *arguments: Any, categorical: bool = False, nb_classes: int | None = None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Return the loss and the metrics, as ``SparkModel.evaluate`` does, of what ``fit`` takes here."""
+        if categorical:
+            x = _one_hot(x, nb_classes or self._width())
+        return super().evaluate(x, *arguments, **more)
 
     def _width(self) -> int:
         shape = getattr(self.model, "output_shape", None)
@@ -114,6 +126,9 @@ def from_labeled_point(
         points: the RDD.
         categorical: whether labels are to become one-hot vectors.
         nb_classes: how long these are; by default the largest label and one.
+
+    Raises:
+        DataError: labels that are to be one-hot are no class indices.
     """
     pairs = points.map(lambda point: (point.features.toArray(), point.label)).collect()
     return _arrays(pairs, categorical, nb_classes)
@@ -149,8 +164,11 @@ def from_data_frame(
         nb_classes: how long these are; by default the largest label and one.
         features_col: the column of vectors or arrays.
         label_col: the column of labels.
+
+    Raises:
+        DataError: labels that are to be one-hot are no class indices.
     """
-    rows = frame.select(features_col, label_col).collect()
+    rows = frame.select(f"`{features_col}`", f"`{label_col}`").collect()
     pairs = [(row[0].toArray() if hasattr(row[0], "toArray") else row[0], row[1]) for row in rows]
     return _arrays(pairs, categorical, nb_classes)
 
@@ -203,6 +221,8 @@ def _aligned(features: Any, labels: Any, categorical: bool) -> tuple[Array, Arra
 def _arrays(pairs: list[Any], categorical: bool, classes: int | None) -> tuple[Array, Array]:
     features, labels = (np.array([pair[place] for pair in pairs], np.float64) for place in (0, 1))
     if categorical:
-        indices = labels.astype(int)
-        labels = np.eye(classes or indices.max(initial=-1) + 1)[indices]
+        classes = classes or int(labels.max(initial=-1)) + 1
+        if not np.isin(labels, np.arange(classes)).all():
+            raise DataError(f"Expected labels to be class indices below {classes}; got {labels}.")
+        labels = np.eye(classes)[labels.astype(int)]
     return features, labels

@@ -589,11 +589,10 @@ def float_type() -> str:
 
 
 def input_names(model: keras.Model) -> tuple[str, ...]:
-    """Return the names of a model's inputs, or the keys of the dict that it takes, if it tells."""
-    wanted = getattr(model, "_inputs_struct", None)
-    if isinstance(wanted, dict):
-        return tuple(wanted)
-    return tuple(tensor.name for tensor in getattr(model, "inputs", None) or ())
+    """Return how a model calls its inputs, in their order, if it tells: a dict's keys, or their names."""
+    wanted, inputs = getattr(model, "_inputs_struct", None), getattr(model, "inputs", None) or ()
+    keys = {id(tensor): key for key, tensor in wanted.items()} if isinstance(wanted, dict) else {}
+    return tuple(keys.get(id(tensor), tensor.name) for tensor in inputs)
 
 
 def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
@@ -610,7 +609,8 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
 
 def save(model: keras.Model, path: Path) -> None:
     """Write a model as a file of Keras's own format."""
-    optimizers.variables(model)  # makes them, without which Keras warns when it loads
+    if model.built:
+        optimizers.variables(model)  # makes them, without which Keras warns when it loads
     model.save(path)
 
 

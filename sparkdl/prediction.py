@@ -57,9 +57,10 @@ def column_function(
         code: ``custom_objects`` and ``builder``, as ``inference_stage`` takes them.
     """
     cluster = Cluster()
+    predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)
-    shapes = models.output_shapes(model, models.probe(model, schema) if predicted is None else predicted)
+    shapes = models.output_shapes(model, predicted)
     return column_of_predictions(stage, schema, shapes, head)
 
 

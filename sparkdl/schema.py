@@ -104,8 +104,10 @@ class Column:
 
 
 def as_pair(row: Any) -> Any:
-    """Return (x, y) of a row that has features and a label, as MLlib's LabeledPoint has, else the row."""
-    return (row.features, row.label) if hasattr(row, "features") and hasattr(row, "label") else row
+    """Return (x, y) of a row that is no tuple and has features and a label, as LabeledPoint, else the row."""
+    if isinstance(row, tuple) or not (hasattr(row, "features") and hasattr(row, "label")):
+        return row
+    return row.features, row.label
 
 
 def as_array(value: Any) -> Array:

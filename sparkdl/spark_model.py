@@ -28,7 +28,7 @@ from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import ArraySource, Source, first_row, sample_of
 from sparkdl.structure import leaves
-from sparkdl.tables import FrameSource, frame_source
+from sparkdl.tables import FrameSource, frame_source, require_free
 from sparkdl.training import Request, Run, hybrid_of
 
 NOT_YET = {"validation_steps": None}
@@ -421,8 +421,7 @@ class SparkModel:
 
     def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
         """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
-        if output_col in source.frame.columns:
-            raise ConfigError(f"The DataFrame has a column {output_col!r} already; pass another output_col.")
+        require_free(source.frame, output_col)
         predict = column_function(
             self.model, frame_features(self.model, source), batch_size,
             custom_objects=self.custom_objects, builder=self._builder,

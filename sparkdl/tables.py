@@ -176,6 +176,18 @@ def _numpy_type(kind: Any) -> Any:
     return names[kind.simpleString()]
 
 
+def require_free(frame: DataFrame, name: str) -> None:
+    """Check that a DataFrame has no column of a name, as Spark compares names.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    exact = str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    taken = frame.columns if exact else [column.lower() for column in frame.columns]
+    if (name if exact else name.lower()) in taken:
+        raise ConfigError(f"The DataFrame has a column {name!r} already; choose another name for ours.")
+
+
 def _require_booleans(frame: DataFrame, name: str) -> None:
     """Check that a column says yes or no.
 

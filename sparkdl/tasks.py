@@ -164,4 +164,6 @@ def _evaluate(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any
     from sparkdl import inference
 
     inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
-    return inference.evaluate_stage(inputs, call.shared.value, call.objects or {}, call.builder)
+    yield from inference.evaluate_stage(inputs, call.shared.value, call.objects or {}, call.builder)
+    for _ in iterator:
+        pass

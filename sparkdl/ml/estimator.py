@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -58,7 +59,7 @@ class KerasEstimatorModel(Predicts, Model):
 
     def __init__(self, model: Any = None, **params: Any) -> None:
         super().__init__(**params)
-        self._model = model
+        self._model, self._builder = model, None
         self._summary: TrainingSummary | None = None
 
     def getModel(self) -> Any:
@@ -68,6 +69,10 @@ class KerasEstimatorModel(Predicts, Model):
     def held(self) -> Any:
         """Return the model, None if there is none yet."""
         return self._model
+
+    def builder(self) -> Any:
+        """Return the function that built the model, if one did."""
+        return self._builder
 
     def hold(self, model: Any) -> None:
         """Take up a model."""
@@ -115,16 +120,19 @@ class KerasEstimator(TrainingParams, Estimator, MLWritable, MLReadable[Any]):  #
         if given is None:
             raise ModelError("KerasEstimator has no model; set a compiled keras.Model.")
         code = arguments(self, ("customObjects",))
-        if models.is_model(given):
+        builder = None if models.is_model(given) else given
+        if builder is None:
             models.require_compiled(given)
             given = models.copy_of(given, **code)
         trained = SparkModel(given, **arguments(self, SETTINGS))
         fit = arguments(self, FIT)
+        fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]  # one fit's each
         fit["features_col"] = by_input(self.getOrDefault("featuresCol"), models.input_names(trained.model))
         if self.isDefined("weightCol"):
             fit["sample_weight"] = self.getOrDefault("weightCol")
         history = trained.fit(dataset, **fit)
         result = KerasEstimatorModel(trained.model)
+        result._builder = builder
         result._resetUid(self.uid)
         self._copyValues(result)
         result._summary = TrainingSummary(history.history, history.training)

@@ -32,6 +32,14 @@ Self = TypeVar("Self", bound="KerasParams")
 Convert = Callable[[str, Any], Any]
 
 
+DEFAULTS: dict[str, Any] = {
+    "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction",
+    "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
+    "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
+    "shuffle": True, "verbose": 0, "validationSplit": 0.0,
+}  # fmt: skip
+
+
 class Task(StrEnum):
     """What a model's output says."""
 
@@ -128,7 +136,7 @@ class KerasParams(Params):
         names = sorted({p.name for c in cls.__mro__ for p in vars(c).values() if isinstance(p, Param)})
         keyword = inspect.Parameter.KEYWORD_ONLY
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, keyword, default=None) for name in names]
+            [inspect.Parameter(name, keyword, default=DEFAULTS.get(name)) for name in names]
         )
 
     def __init__(self, **params: Any) -> None:
@@ -137,7 +145,7 @@ class KerasParams(Params):
         self.setParams(**params)
 
     def setParams(self: Self, **params: Any) -> Self:
-        """Set several Params by their names.
+        """Set several Params by their names; None is what a Param has that was never set.
 
         Raises:
             TypeError: there is no such Param, or it does not take the value.
@@ -147,14 +155,16 @@ class KerasParams(Params):
                 camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
                 hint = f" It is {camel} here." if self.hasParam(camel) else ""
                 raise TypeError(f"{type(self).__name__} has no Param {name!r}.{hint}")
-        return self._set(**params)
+            if params[name] is None:
+                self.clear(self.getParam(name))
+        return self._set(**{name: value for name, value in params.items() if value is not None})
 
 
 def _add_accessors(cls: type, param: Any) -> None:
     name, suffix = param.name, param.name[0].upper() + param.name[1:]
 
     def set_value(self: Any, value: Any) -> Any:
-        return self._set(**{name: value})
+        return self.setParams(**{name: value})
 
     def get_value(self: Any) -> Any:
         return self.getOrDefault(name)
@@ -247,12 +257,6 @@ FIT = (
     "batchSize", "epochs", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed", "verbose",
 )  # fmt: skip
 OBJECTS = "model", "customObjects", "callbacks", "distribution"  # which JSON does not hold
-DEFAULTS: dict[str, Any] = {
-    "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction",
-    "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
-    "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
-    "shuffle": True, "verbose": 0, "validationSplit": 0.0,
-}  # fmt: skip
 
 
 def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
@@ -270,13 +274,17 @@ def by_input(columns: Any, inputs: tuple[str, ...]) -> Any:
     Raises:
         ConfigError: it can be read in both ways.
     """
-    if not isinstance(columns, dict) or not all(isinstance(each, str) for each in columns.values()):
+    if (
+        not inputs
+        or not isinstance(columns, dict)
+        or not all(isinstance(each, str) for each in columns.values())
+    ):
         return columns
     turned = {name: column for column, name in columns.items()}
     reads, turns = columns.keys() >= set(inputs), turned.keys() >= set(inputs)
     if reads and turns and turned != columns:
         raise ConfigError(
             f"{columns} may name columns by input or inputs by column of {', '.join(inputs)}. Rename a "
-            "column, or pass a list of columns in the order of the inputs."
+            "column, or pass a list of columns in this order."
         )
     return turned if turns else columns

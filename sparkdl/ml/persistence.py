@@ -41,7 +41,7 @@ class KerasWriter(MLWriter):
             ConfigError: its rule is one of the user's own.
         """
         stage, context = self.stage, self.sparkSession.sparkContext
-        set_here = {param.name: value for param, value in stage._paramMap.items()}
+        set_here = {param.name: value for param, value in stage._paramMap.items() if value is not None}
         if "merge" in set_here:
             set_here["merge"] = to_settings(set_here["merge"])
         left = [name for name in set_here if name in OBJECTS and name != "model"]

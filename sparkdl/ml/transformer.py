@@ -10,11 +10,11 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame, functions
 
 from sparkdl import losses, models
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.errors import ModelError
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_input
 from sparkdl.ml.persistence import KerasReader, KerasWriter
 from sparkdl.prediction import column_function, frame_features
-from sparkdl.tables import frame_source
+from sparkdl.tables import frame_source, require_free
 
 
 class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
@@ -33,7 +33,7 @@ class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
         head = losses.head_of(model, self.getOrDefault("task"), shape)
         predict = column_function(
             model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
-            **arguments(self, ("customObjects",)),
+            builder=self.builder(), **arguments(self, ("customObjects",)),
         )  # fmt: skip
         column = functions.col(made := f"{self.uid}_made")
         if head.classifies:
@@ -46,12 +46,13 @@ class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
             parts = {"predictionCol": column.cast("double") if shape == (1,) else column}
         found = {self.getOrDefault(name): part for name, part in parts.items() if self.getOrDefault(name)}
         for name in found:
-            if name in dataset.columns:
-                raise ConfigError(
-                    f"The DataFrame has a column {name!r} already; choose another name for ours."
-                )
+            require_free(dataset, name)
         frame = dataset.withColumn(made, predict(*source.selected))
         return frame.select("*", *(part.alias(name) for name, part in found.items())).drop(made)
+
+    def builder(self) -> Any:
+        """Return the function that built the model, if one did."""
+        return None
 
     def held(self) -> Any:
         """Return the model, None if there is none yet."""

@@ -33,6 +33,8 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         ("binary_crossentropy", (3,), False, False),  # three labels that a row may have, each on its own
         ("sparse_categorical_crossentropy", (5, 3), False, False),  # a class for each step of a sequence
         ("sparse_categorical_crossentropy", {"a": (3,), "b": (1,)}, False, False),
+        ("crossentropy", (3,), True, False),
+        ("ce", (1,), True, False),
         ("mse", (1,), False, False),
         (of_my_own, (1,), False, False),
     ],

@@ -75,6 +75,10 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
 
     for one, other in zip(model.get_weights(), alike.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+    spark_model = SparkMLlibModel(model)
+    spark_model.fit(points, categorical=True, validation_data=points, verbose=0)
+    loss = spark_model.evaluate(points, categorical=True)[0]
+    assert loss == pytest.approx(spark_model.history.history["val_loss"][-1], rel=1e-4)
     worse = points.union(spark.sparkContext.parallelize([LabeledPoint(3, problem.x[0])], 1))
     with pytest.raises(WorkerError, match=r"class indices below 3; got 3\.0"):
         SparkMLlibModel(model).fit(worse, verbose=0, categorical=True)

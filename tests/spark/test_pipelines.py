@@ -332,7 +332,16 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
 
 def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_path):
     """Each fit builds one; a file cannot hold the function."""
-    built = KerasEstimator(model=problem.model, numWorkers=2, seed=1)
+
+    def build():
+        import keras
+
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    built = KerasEstimator(model=build, numWorkers=2, seed=1)
 
     first, second = (weights_of(built.fit(table)) for _ in range(2))
 
@@ -496,3 +505,80 @@ def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
     )
 
     assert [row.probability for row in first] == [row.probability for row in second]
+
+
+def test_a_model_that_only_a_function_can_build_predicts_too(spark, problem, table):
+    """Its layer has no get_config: executors call the function, to predict as to train."""
+
+    def build():
+        import keras
+
+        class Doubled(keras.layers.Layer):
+            def __init__(self, factor):
+                super().__init__()
+                self.factor = factor
+
+            def call(self, x):
+                return self.factor * x
+
+        inner = [keras.Input((6,)), Doubled(2.0), keras.layers.Dense(3, activation="softmax")]
+        model = keras.Sequential(inner)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    fitted = KerasEstimator(model=build, numWorkers=2, seed=1).fit(table)
+
+    row = fitted.transform(table).orderBy("row").first()
+    np.testing.assert_allclose(
+        fitted.getModel().predict(problem.x[:1], verbose=0)[0], row.probability.toArray(), atol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+def test_a_model_that_is_not_built_yet_is_saved_trained_and_predicts_as_it_is(
+    spark, problem, table, tmp_path
+):
+    """Saving leaves it trainable; a prediction builds it here, so that executors have its weights."""
+    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    KerasEstimator(model=model).save(str(tmp_path / "unbuilt"))
+
+    fitted = KerasEstimator(model=model, numWorkers=2, seed=1).fit(table)
+    out = SparkModel(model).predict(table).orderBy("row").first()
+
+    assert not np.isnan(weights_of(fitted)).any()
+    np.testing.assert_allclose(model.predict(problem.x[:1], verbose=0)[0], out.prediction, atol=1e-5)
+    model.fit(problem.x, problem.y, verbose=0)
+
+
+def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
+    """What Keras sets on them is that fit's; a list that a callback keeps is the user's."""
+
+    class Noting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.models = []
+
+        def on_train_end(self, logs=None):
+            self.models.append(self.model)
+
+    noting = Noting()
+    made = estimator.copy({estimator.callbacks: [noting], estimator.epochs: 1})
+
+    fitted = [made.fit(table) for _ in range(2)]
+
+    assert [each.getModel() for each in fitted] == noting.models
+    assert noting.model is None
+
+
+def test_a_row_with_a_weight_keeps_it(spark, problem):
+    """A Row of features, label and weight is a tuple of three, whatever its fields are called."""
+    from pyspark.sql import Row
+
+    rows = [Row(features=x, label=int(y), weight=0.0) for x, y in zip(problem.x, problem.y, strict=True)]
+    model = problem.model()
+    before = model.get_weights()
+
+    SparkModel(model, num_workers=2).fit(spark.sparkContext.parallelize(rows, 2), verbose=0)
+
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))

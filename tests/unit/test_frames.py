@@ -1,12 +1,13 @@
 """What is wrong in a batch of Arrow columns is found, and the row named."""
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN
-from sparkdl.frames import KEY, PART, blocks_of_batches, of_pandas, to_pandas
+from sparkdl.frames import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
 from sparkdl.schema import Column
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
@@ -108,6 +109,18 @@ def test_columns_come_and_go_as_pandas(rows):
 
     assert rows == [value.tolist() if isinstance(rows[0], list) else value for value in series]
     assert rows == of_pandas(series).to_pylist()
+
+
+def test_pandas_nan_is_a_number_and_a_null_vector_is_null():
+    """As on Arrow: a model may predict from NaN, and a vector that is missing is named as such."""
+    numbers = pd.Series([1.0, np.nan])
+    vectors = to_pandas(pa.array([dense(1.0, 2.0), None], VECTORS))
+
+    assert [False, False] == of_pandas(numbers).is_null().to_pylist()
+    assert [False, True] == of_pandas(vectors).is_null().to_pylist()
+    assert (0, 2) == column_array(
+        of_pandas(pd.Series([], dtype=object)), Column("x", (2,), "float32"), str
+    ).shape
 
 
 def test_structs_are_frames_of_pandas():

@@ -30,6 +30,15 @@ def test_a_setter_returns_its_owner():
     assert [int, int] == [type(params.getEpochs()), type(params.getFrequency())]
 
 
+def test_none_is_what_was_never_set():
+    """In the constructor, in `setParams` and in a setter: the default is there again, or nothing."""
+    params = TrainingParams(mode=None, weightCol=None, epochs=3).setEpochs(None)
+
+    assert ("synchronous", 1) == (params.getMode(), params.getEpochs())
+    assert not params.isDefined("weightCol")
+    assert "synchronous" == inspect.signature(TrainingParams).parameters["mode"].default
+
+
 def test_a_copy_has_values_of_its_own():
     """`copy` with other values leaves the original as it was, whose identity it keeps."""
     params = TrainingParams(epochs=2, batchSize=64)
@@ -85,11 +94,14 @@ def test_params_become_the_arguments_of_a_fit():
         ({"p": "points", "w": "words"}, {"points": "p", "words": "w"}),
         ({"points": ["a", "b"], "words": "w"}, {"points": ["a", "b"], "words": "w"}),
         ({"points": "points", "words": "words"}, {"points": "points", "words": "words"}),
+        ({"anything": "b", "b": "c"}, {"anything": "b", "b": "c"}),
     ],
 )
 def test_several_inputs_are_mapped_either_way(columns, expected):
     """Columns by input, as in SparkModel, or inputs by column, as other pipelines have it."""
-    assert expected == by_input(columns, ("points", "words"))
+    inputs = () if "anything" in columns else ("points", "words")  # a subclassed model does not tell
+
+    assert expected == by_input(columns, inputs)
 
 
 def test_a_mapping_that_may_be_read_either_way_is_refused():
