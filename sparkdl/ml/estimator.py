@@ -7,13 +7,12 @@ import logging
 from typing import Any
 
 from pyspark.ml import Estimator, Model
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl import losses, models
 from sparkdl.errors import ModelError
 from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_input
-from sparkdl.ml.persistence import KerasReader, KerasWriter
+from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.spark_model import SparkModel
 
@@ -104,7 +103,7 @@ class KerasEstimatorModel(Predicts, Model):
             self._summary = TrainingSummary(extra["history"], {})
 
 
-class KerasEstimator(TrainingParams, Estimator, MLWritable, MLReadable[Any]):  # type: ignore[type-arg]
+class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-arg]
     """Trains a Keras model on the columns of a DataFrame; a fit trains a copy, and leaves ``model`` as it is.
 
     Args:
@@ -141,19 +140,3 @@ class KerasEstimator(TrainingParams, Estimator, MLWritable, MLReadable[Any]):  #
             what = "class indices, probabilities and raw predictions" if classifies else "the output as it is"
             logger.info("By its loss, %s predicts %s.", self.uid, what)
         return result
-
-    def write(self) -> KerasWriter:
-        """Return what writes this Estimator."""
-        return KerasWriter(self)
-
-    @classmethod
-    def read(cls) -> KerasReader:
-        """Return what reads such an Estimator."""
-        return KerasReader(cls)
-
-    def extra(self) -> dict[str, Any]:
-        """Return what is saved beside the Params."""
-        return {}
-
-    def adopt(self, extra: dict[str, Any]) -> None:
-        """Take up what was saved beside the Params."""

@@ -11,7 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 
 from sparkdl import files, models
 from sparkdl.errors import ModelError
@@ -82,7 +89,7 @@ class KerasReader(MLReader[Any]):
         kind: the class of the stage.
     """
 
-    def __init__(self, kind: type[KerasParams]) -> None:
+    def __init__(self, kind: type[Stored]) -> None:
         super().__init__()
         self.kind = kind
 
@@ -103,11 +110,39 @@ class KerasReader(MLReader[Any]):
         stage._resetUid(metadata["uid"])
         if "merge" in metadata["paramMap"]:
             metadata["paramMap"]["merge"] = from_settings(metadata["paramMap"]["merge"])
-        DefaultParamsReader.getAndSetParams(stage, metadata)  # type: ignore[type-var]
+        DefaultParamsReader.getAndSetParams(stage, metadata)
         if files.exists(f"{path}/{FILE}", context=context, of_spark=True):
             with tempfile.TemporaryDirectory() as folder:
                 local = Path(folder, FILE)
                 files.get(f"{path}/{FILE}", local, context=context, of_spark=True)
-                stage.hold(models.load(local, path))  # type: ignore[attr-defined]
-        stage.adopt(metadata["sparkdl"])  # type: ignore[attr-defined]
+                stage.hold(models.load(local, path))
+        stage.adopt(metadata["sparkdl"])
         return stage
+
+
+class Stored(KerasParams, MLWritable, MLReadable[Any]):
+    """What a stage does that is written and read with its model."""
+
+    def held(self) -> Any:
+        """Return the model, None if there is none yet."""
+        raise NotImplementedError
+
+    def hold(self, model: Any) -> None:
+        """Take up a model."""
+        raise NotImplementedError
+
+    def write(self) -> KerasWriter:
+        """Return what writes this stage."""
+        return KerasWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasReader:
+        """Return what reads such a stage."""
+        return KerasReader(cls)
+
+    def extra(self) -> dict[str, Any]:
+        """Return what is saved beside the Params."""
+        return {}
+
+    def adopt(self, extra: dict[str, Any]) -> None:
+        """Take up what was saved beside the Params."""

@@ -6,18 +6,17 @@ from typing import Any
 
 from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame, functions
 
 from sparkdl import losses, models
 from sparkdl.errors import ModelError
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_input
-from sparkdl.ml.persistence import KerasReader, KerasWriter
+from sparkdl.ml.persistence import Stored
 from sparkdl.prediction import column_function, frame_features
 from sparkdl.tables import frame_source, require_free
 
 
-class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
+class Predicts(PredictionParams, Stored):
     """What a stage does that predicts."""
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -53,26 +52,6 @@ class Predicts(PredictionParams, MLWritable, MLReadable[Any]):
     def builder(self) -> Any:
         """Return the function that built the model, if one did."""
         return None
-
-    def held(self) -> Any:
-        """Return the model, None if there is none yet."""
-        raise NotImplementedError
-
-    def write(self) -> KerasWriter:
-        """Return what writes this stage."""
-        return KerasWriter(self)
-
-    @classmethod
-    def read(cls) -> KerasReader:
-        """Return what reads such a stage."""
-        return KerasReader(cls)
-
-    def extra(self) -> dict[str, Any]:
-        """Return what is saved beside the Params."""
-        return {}
-
-    def adopt(self, extra: dict[str, Any]) -> None:
-        """Take up what was saved beside the Params."""
 
 
 class KerasTransformer(ModelParams, Predicts, Transformer):

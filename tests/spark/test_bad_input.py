@@ -133,8 +133,8 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
         ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
         ((pd.DataFrame(x), pd.Series(list("ab" * 101 + "a"))), DataError, "Expected y to be numbers"),
-        ((Sequence(), None), ConfigError, "pass the arrays behind them"),
-        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "pass the arrays behind them"),
+        ((Sequence(), None), ConfigError, "pass a function .* or the arrays behind them"),
+        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "pass a function .* or the arrays behind them"),
         ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
     ]  # fmt: skip
     for arguments, kind, message in cases:
@@ -149,7 +149,7 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
     cases = [
         ({"validation_data": frame}, ConfigError, "should be arrays .* or an RDD .* got a DataFrame"),
         ({"validation_data": (x, y, y, y)}, ConfigError, "validation_data should be .*; got 4 parts"),
-        ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "should be left out"),
+        ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "pass one of them"),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
         ({"validation_split": 0.999}, DataError, "both parts need rows"),
     ]  # fmt: skip
