@@ -275,7 +275,7 @@ def sparkdl(spec: Spec) -> dict:
 
 def counted(training: dict) -> dict:
     """Return what a History's ``training`` says of the run in plain numbers."""
-    keys = ("workers", "rows", "merge", "exchanges", "bytes_received", "bytes_sent")
+    keys = ("workers", "rows", "merge", "learning_rate_scale", "exchanges", "bytes_received", "bytes_sent")
     found = {key: training[key] for key in keys if key in training}
     return found | {"epoch_seconds": [float(s) for s in training.get("epoch_seconds", [])]}
 
