@@ -1,4 +1,4 @@
-"""Params are checked where they are set, by Spark's rules: nothing here starts a JVM."""
+"""Params are checked where they are set, by Spark's rules, without a JVM."""
 
 import inspect
 
