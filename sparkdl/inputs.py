@@ -13,7 +13,10 @@ from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
 from sparkdl.tables import FrameSource, frame_source
 
 
-def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x") -> Source:
+def make_source(
+    parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x",
+    *, indicator: str | None = None,
+) -> Source:  # fmt: skip
     """Return the source of what a user handed over.
 
     Args:
@@ -23,23 +26,24 @@ def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts
             dict of names.
         counts: how many arrays the model takes for x and, where rows have labels, for y.
         what: what errors call x.
+        indicator: the column of a DataFrame that says which rows are for validation.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
         DataError: the arrays have different lengths.
     """
     x, y, weights = (*parts, None, None)[:3]
-    if isinstance(x, RDD | DataFrame) or type(x).__module__.startswith("pyspark.sql"):
-        if y is not None:
-            raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
-        if isinstance(x, RDD):
-            if weights is not None:
-                raise ConfigError(
-                    f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, "
-                    "sample_weight)."
-                )
-            return RddSource(x, counts)
-        return frame_source(x, (*columns, weights) if weights is not None else columns, counts)
+    frame = isinstance(x, DataFrame) or (
+        type(x).__module__.startswith("pyspark.sql") and not isinstance(x, RDD)
+    )
+    if indicator is not None and not frame:
+        raise ConfigError("validation_indicator_col is for a DataFrame with its labels; got other rows.")
+    if (frame or isinstance(x, RDD)) and y is not None:
+        raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
+    if frame:
+        return frame_source(x, (*columns, weights) if weights is not None else columns, counts, indicator)
+    if isinstance(x, RDD):
+        return _rdd_source(x, weights, counts, what)
     kind = f"{type(x).__module__}.{type(x).__name__}"
     homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
     if callable(x) and not homes & {"tensorflow", "torch", "keras"} and len(counts) > 1:
@@ -54,12 +58,25 @@ def make_source(parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
+    return _array_source((x, y, weights), counts, what, kind)
+
+
+def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str) -> ArraySource:
+    x, y, weights = parts
     if len(counts) == 1:
         return ArraySource(Sample.of((x,), counts, (what,)))
     if y is None:
         raise ConfigError(f"y should be given with {what}={kind}; got None.")
     given = (x, y) if weights is None else (x, y, weights)
     return ArraySource(Sample.of(given, counts))
+
+
+def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str) -> RddSource:
+    if weights is not None:
+        raise ConfigError(
+            f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, sample_weight)."
+        )
+    return RddSource(rdd, counts)
 
 
 def _function_source(function: Any, others: tuple[Any, ...], counts: Counts) -> FunctionSource:

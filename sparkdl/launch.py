@@ -499,7 +499,7 @@ def column_function(stage: Stage, kind: Any) -> Any:
         yield from run(batch if isinstance(batch, tuple) else (batch,) for batch in batches)
 
     def on_pandas(batches: Any) -> Any:
-        from sparkdl import frames
+        from sparkdl import frames  # pickled by value, this function would else need sparkdl to be unpickled
 
         whole = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
         for values in run(tuple(map(frames.of_pandas, batch)) for batch in whole):

@@ -28,7 +28,7 @@ from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import ArraySource, Source, first_row, sample_of
 from sparkdl.structure import leaves
-from sparkdl.tables import FrameSource, frame_source, require_free
+from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, hybrid_of
 
 NOT_YET = {"validation_steps": None}
@@ -219,7 +219,8 @@ class SparkModel:
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col
-        source = self._training(x, y, sample_weight, names, validation_indicator_col)
+        counts = models.count_parts(self.model)
+        source = make_source((x, y, sample_weight), names, counts, indicator=validation_indicator_col)
         validation = self._validation(validation_data, (*names, sample_weight))
         if (validation is not None) + bool(validation_split) + (validation_indicator_col is not None) > 1:
             raise ConfigError(
@@ -274,14 +275,6 @@ class SparkModel:
         workers, fingerprint, carried = self._carried
         same = workers == num_workers and fingerprint == models.fingerprint(self.model)
         return carried if same else None
-
-    def _training(self, x: Any, y: Any, weights: Any, names: tuple[Any, ...], held: str | None) -> Source:
-        counts = models.count_parts(self.model)
-        if held is None:
-            return make_source((x, y, weights), names, counts)
-        if not isinstance(x, DataFrame) or y is not None:
-            raise ConfigError("validation_indicator_col is for a DataFrame with its labels; got other rows.")
-        return frame_source(x, (*names, weights) if weights is not None else names, counts, held)
 
     def _validation(self, data: Any, names: tuple[Any, ...]) -> Source | None:
         if data is None:
