@@ -68,6 +68,12 @@ def qualified(path: str, *, context: Any) -> str:
     return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
 
 
+def make_folder(path: str, *, context: Any) -> None:
+    """Make a folder of Spark's, and those it is in."""
+    system, found = _hadoop(path, context)
+    system.mkdirs(found)
+
+
 def move(source: str, target: str, *, context: Any) -> None:
     """Move a file of Spark's within its file system; missing folders are made.
 

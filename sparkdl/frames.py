@@ -187,9 +187,8 @@ def _arrow_type(kind: Any) -> Any:
 
 
 def open_for_writing(uri: str) -> Any:
-    """Return a new file on one of pyarrow's file systems, open for writing; missing folders are made."""
+    """Return a new file on one of pyarrow's file systems, open for writing; its folder has to be there."""
     system, path = fs.FileSystem.from_uri(uri)
-    system.create_dir(path.rpartition("/")[0], recursive=True)
     return system.open_output_stream(path, compression=None)
 
 

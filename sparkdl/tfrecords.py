@@ -224,6 +224,8 @@ def write_tfrecords(
         _write_part, folder=f"{files.qualified(made, context=context)}/_temporary",
         fields=frame.schema.fields, sequences=sequences, packed=compression == "gzip",
     )  # fmt: skip
+    # Executors make no folders: a task that goes on after its job has failed finds none to write into.
+    files.make_folder(f"{made}/_temporary", context=context)
     try:
         written = launch.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
         for name, _ in written:
