@@ -63,12 +63,15 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 
 # -- tests: `make test ARGS="-k merging -x"` passes arguments on to pytest -----------------------
 
+# Two at a time: those of one kind of Spark cluster in one process, the others by their files.
+abreast = -n 2 --dist loadgroup
+
 .PHONY: test test-fast examples test-lowest test-highest test-backends test-all
 test: .venv/.made ## the tests
-	@$(call spark,.venv) .venv/bin/python -m pytest $(call whole,installed) $(ARGS)
+	@$(call spark,.venv) .venv/bin/python -m pytest $(abreast) $(call whole,installed) $(ARGS)
 
 test-fast: .venv/.made ## only the tests that need no JVM
-	.venv/bin/python -m pytest -m "not spark and not cluster" $(ARGS)
+	.venv/bin/python -m pytest $(abreast) -m "not spark and not cluster" $(ARGS)
 
 examples: .venv/.made ## run every example
 	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_examples.py --all $(ARGS)
@@ -78,11 +81,11 @@ acceptance = tests/unit tests/keras tests/spark/test_acceptance.py
 
 # Spark 3.5 leaves the sockets of its own collect() to the garbage collector, and knows no Java after 21.
 test-lowest: .venv-lowest/.made ## the acceptance tests on the oldest versions that are supported
-	@$(call spark,.venv-lowest,--newest 21) .venv-lowest/bin/python -m pytest $(acceptance) \
+	@$(call spark,.venv-lowest,--newest 21) .venv-lowest/bin/python -m pytest $(abreast) $(acceptance) \
 		-W 'ignore:unclosed <socket:ResourceWarning' $(call whole,lowest) $(ARGS)
 
 test-highest: .venv-highest/.made ## the acceptance tests on the newest versions that are supported
-	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(acceptance) $(call whole,highest) $(ARGS)
+	@$(call spark,.venv-highest) .venv-highest/bin/python -m pytest $(abreast) $(acceptance) $(call whole,highest) $(ARGS)
 
 # What every backend has to do. TensorFlow does it in `make test`.
 test-backends: .venv-backends/.made ## what every backend has to do, on JAX and on torch

@@ -50,12 +50,19 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    places = {}
+    for item in items:  # what shares a Spark application, and else a file, stays in one process
+        item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
     if config.getoption("--all"):
         return
-    places = {}
     for item in items:
         if item.get_closest_marker("whole") or not has_its_turn(item, places):
             item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+
+
+def application_of(item):
+    """Return the kind of master that a test's Spark application is on, None of a test without one."""
+    return item.callspec.params["spark"] if "spark" in item.fixturenames else None
 
 
 def has_its_turn(item, places):

@@ -76,7 +76,7 @@ def test_what_they_do_not_is_named(caplog):
 ALONE = [keras.losses.Dice(), keras.losses.Tversky(), "dice"]
 
 
-@pytest.mark.parametrize("loss", ALONE, ids=str)
+@pytest.mark.parametrize("loss", ALONE, ids=lambda loss: getattr(loss, "name", loss))
 def test_losses_of_keras_that_couple_rows_are_named(loss, caplog):
     """They are ratios of sums over the batch."""
     assert "the loss of two rows together is not the mean of theirs" in warnings_of(compiled(loss), caplog)

@@ -496,7 +496,7 @@ def test_a_rule_without_an_update_is_not_one():
         FedOpt(SGD(0.5, 0.9, nesterov=True)),
         FedOpt(),
     ],  # fmt: skip
-    ids=repr,
+    ids=lambda merge: getattr(merge, "name", str(merge)),
 )
 def test_a_rule_can_be_written_as_json(merge):
     """Settings are saved beside a model, and make the same rule again."""
