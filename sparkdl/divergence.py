@@ -17,6 +17,8 @@ RISE = 10.0  # by how many times itself the loss has to rise before a run has di
 WIDER = 1.5  # and to how many times itself the norm of the center,
 GROWTH = 50.0  # and both to this product
 THROWS = 3  # epochs in a row after which a center that workers have to mend in each has diverged too
+AWAY = 2.0  # by how many times itself the loss has to rise, and the norm as above, for a run to be lost
+LOST = 5  # unless it is back where it began within so many epochs
 
 
 class Watch:
@@ -36,6 +38,7 @@ class Watch:
         self._loss, self._norm = nan, norm(center)
         self._begun, self._gain = nan, nan
         self._thrown = 0  # epochs in a row
+        self._away = 0  # epochs since the loss rose far, while it is above that of the start
         self._refused: dict[int, int] = {}  # the last update of a worker that had NaN or Inf in it
         self._strikes: dict[int, int] = {}  # how many of them in a row
         self._kinds: dict[int, set[bool]] = {}  # by epoch, whether its updates were sound
@@ -76,8 +79,8 @@ class Watch:
                 they began with; nan of one whose windows are single batches, or whose rows are not shuffled.
 
         Raises:
-            DivergedError: none of its updates could be merged, loss and center have grown together, or
-                merging has thrown the center away again and again.
+            DivergedError: none of its updates could be merged, loss and center have grown together, merging
+                has thrown the center away again and again, or it did once and the loss did not come back.
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
@@ -90,9 +93,13 @@ class Watch:
         self._norm = self._norm or reached  # a center that begins with 0 says nothing yet
         wider = reached / self._norm if self._norm else 0.0
         first = [loss for loss in first_losses if isfinite(loss)]
+        rise = (loss - self._loss) / abs(self._loss) if self._loss else 0.0
+        risen = f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start"
         what = ""
-        if self._has_risen(loss, wider):
-            what = f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start"
+        if rise > RISE and wider > WIDER and rise * wider > GROWTH:
+            what = risen
+        elif self._is_lost(rise, wider):
+            what = f"{risen}; it rose by {AWAY:g} times that or more, and did not come back in {LOST} epochs"
         elif first and self._was_thrown(fmean(first), loss, wider):
             what = (
                 f"in {THROWS} epochs in a row, merging made the center worse than it was at the start, and "
@@ -105,10 +112,14 @@ class Watch:
                 f"{what}; the norm of the trainable variables is {reached:.3g} and was {self._norm:.3g}"
             )
 
-    def _has_risen(self, loss: float, wider: float) -> bool:
-        """Return whether the loss of an epoch is far above the first ones, and so is the center's norm."""
-        rise = (loss - self._loss) / abs(self._loss) if self._loss else 0.0
-        return rise > RISE and wider > WIDER and rise * wider > GROWTH
+    def _is_lost(self, rise: float, wider: float) -> bool:
+        """Return whether the loss rose far once, and has been above that of the start ever since.
+
+        As of units that died when the center was thrown away: nothing mends them.
+        """
+        if self._away or (rise >= AWAY and wider > WIDER):
+            self._away = self._away + 1 if rise > 0 else 0
+        return self._away > LOST
 
     def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
         """Return whether workers mend again and again in their windows what merging did to the center.
@@ -128,7 +139,7 @@ class Watch:
         self._strikes.clear()
         if rolled_back:
             self._kinds.clear()
-            self._thrown = 0
+            self._thrown = self._away = 0
 
 
 def diverged(why: str) -> DivergedError:

@@ -128,6 +128,18 @@ def test_one_that_is_worse_than_a_well_trained_one_does_not():
     assert not has_diverged(*((losses, 1.2, first) for losses, _, first in swinging(1e-3, *[0.1] * 9)))
 
 
+@pytest.mark.parametrize("later", [[1.1] * 5, [2.0, 1.4, 1.2, 1.5, 1.1]], ids=str)
+def test_a_loss_that_rose_far_and_does_not_come_back_ends_a_run(later):
+    """As of units that died meanwhile; it came far enough only if the center did, too."""
+    epochs = [FIRST, ([3.5], 2.0), *(([loss], 2.0) for loss in later)]
+
+    assert has_diverged(*epochs)
+    assert not has_diverged(*epochs[:-1])
+    assert not has_diverged(*epochs[:-2], ([0.9], 2.0), *epochs[-2:])
+    assert not has_diverged(FIRST, ([2.9], 2.0), *epochs[2:])
+    assert not has_diverged(*((losses, 1.4) for losses, _ in epochs))
+
+
 def test_an_epoch_of_nothing_sound_ends_a_run():
     """Whatever other epochs had: workers may be in two at once."""
     watch = Watch(center(1.0), merged=True)
