@@ -64,6 +64,16 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
     return value
 
 
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} should be True or False; got {value!r}.")
+
+
 def positive_seconds(name: str, value: object) -> None:
     """Refuse what is no positive number of seconds.
 
@@ -191,8 +201,7 @@ class TrainConfig:
                     "leave it out."
                 )
         self._check_hybrid()
-        if not isinstance(self.share_gpus, bool):
-            raise ConfigError(f"share_gpus should be True or False; got {self.share_gpus!r}.")
+        require_flag("share_gpus", self.share_gpus)
         positive_seconds("start_timeout", self.start_timeout)
 
     def _check_hybrid(self) -> None:
@@ -258,6 +267,7 @@ class FitConfig:
         class_weight: the weight of a training row by the class of its label.
         validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
         validation_freq: evaluate after every so many epochs, or after these epochs, of which 1 is the first.
+        preserve_partitions: whether each worker gets whole partitions of the data.
     """
 
     batch_size: int = 32
@@ -271,6 +281,7 @@ class FitConfig:
     steps_per_epoch: int | None = None
     validation_batch_size: int | None = None
     validation_freq: int | Collection[int] = 1
+    preserve_partitions: bool = False
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
@@ -288,8 +299,8 @@ class FitConfig:
             whole_number("validation_freq", self.validation_freq)
         if self.verbose not in ("auto", 0, 1, 2):
             raise ConfigError(f'verbose should be "auto", 0, 1 or 2; got {self.verbose!r}.')
-        if not isinstance(self.shuffle, bool):
-            raise ConfigError(f"shuffle should be True or False; got {self.shuffle!r}.")
+        require_flag("shuffle", self.shuffle)
+        require_flag("preserve_partitions", self.preserve_partitions)
         if self.seed is not None:
             whole_number("seed", self.seed, least=0)
         split = self.validation_split

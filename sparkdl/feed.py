@@ -72,7 +72,7 @@ def rows_per_block(columns: Sequence[Column], most: int = BLOCK_BYTES) -> int:
 
 
 def blocks_of_rows(
-    rows: Iterable[Any], schema: Schema, partition: int, part: int = TRAINING
+    rows: Iterable[Any], schema: Schema, partition: int, part: int = TRAINING, *, place: str = "partition"
 ) -> Iterator[Block]:
     """Yield the rows of an RDD's partition as blocks.
 
@@ -81,26 +81,29 @@ def blocks_of_rows(
         schema: what they have to be.
         partition: the index of the partition, for keys and messages.
         part: what the rows are for.
+        place: what the index is of: a "partition", or a "worker" that has several.
 
     Raises:
         DataError: a row does not fit; names partition and row.
     """
-    place, size, first = f"partition {partition}", rows_per_block(schema.columns), 0
+    place, size, first = f"{place} {partition}", rows_per_block(schema.columns), 0
     chunk: list[Any] = []
     for row in rows:
         chunk.append(schema.flatten(as_pair(row), place, first + len(chunk)))
         if len(chunk) == size:
-            yield _block(chunk, schema.columns, partition, first, part)
+            yield _block(chunk, schema.columns, partition, first, part, place)
             first += len(chunk)
             chunk = []
     if chunk:
-        yield _block(chunk, schema.columns, partition, first, part)
+        yield _block(chunk, schema.columns, partition, first, part, place)
 
 
-def _block(chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int) -> Block:
+def _block(
+    chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int, place: str
+) -> Block:  # fmt: skip
     indices = np.arange(first, first + len(chunk), dtype=np.uint64)
     arrays = tuple(
-        column.of(values, f"partition {partition}", first)
+        column.of(values, place, first)
         for column, values in zip(columns, zip(*chunk, strict=True), strict=True)
     )
     return Block(row_keys(partition, indices), part, arrays)

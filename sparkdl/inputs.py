@@ -100,6 +100,45 @@ def require_partner(source: Source, held: Source) -> None:
         )
 
 
+def whole_partitions(source: Source, wanted: int | None, num_workers: int) -> int:
+    """Let each worker have whole partitions; return how many workers there are then.
+
+    Args:
+        source: the training rows.
+        wanted: how many workers were asked for; None takes no more than there are partitions.
+        num_workers: how many there could be.
+
+    Raises:
+        ConfigError: more were asked for than there are partitions.
+    """
+    source.partitions = count = source.num_partitions() or 1
+    if wanted is not None and wanted > count:
+        raise ConfigError(
+            f"preserve_partitions=True needs a partition for each worker; got num_workers={wanted} and "
+            f"{count} partitions. Take {count} workers or fewer, or make more partitions first, for one with "
+            f'df.repartition({wanted}, "group").'
+        )
+    return min(num_workers, count)
+
+
+def require_partitions(source: Source, held: Source | None) -> None:
+    """Check that rows lie in partitions that can be preserved.
+
+    Raises:
+        ConfigError: they do not, or validation rows would have to be dealt to the workers beside them.
+    """
+    if isinstance(source, ArraySource | FunctionSource):
+        raise ConfigError(
+            "preserve_partitions is for the partitions of an RDD or a DataFrame; the training rows are "
+            f"{_kind(source)}. Leave it out."
+        )
+    if held is not None:
+        raise ConfigError(
+            "validation_data is dealt to the workers in a shuffle, which preserve_partitions=True has not. "
+            "Take validation_split, or a validation_indicator_col of a DataFrame, instead."
+        )
+
+
 def _kind(source: Source) -> str:
     kinds = {
         ArraySource: "arrays", RddSource: "an RDD", FrameSource: "a DataFrame", FunctionSource: "a function",

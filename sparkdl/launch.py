@@ -526,9 +526,22 @@ def collect(frame: DataFrame) -> list[Any]:
         done = True
         return rows
     finally:
-        with suppress(Exception):
-            plan = frame._jdf.queryExecution().executedPlan()
-            _forget_shuffles(frame.sparkSession.sparkContext, _shuffles_of(plan, run=done))
+        _forget_plan(frame, run=done)
+
+
+def num_partitions(frame: DataFrame) -> int:
+    """Return how many partitions a DataFrame has; what is below its last shuffle is run to know that."""
+    try:
+        return frame.rdd.getNumPartitions()
+    finally:
+        _forget_plan(frame, run=False)
+
+
+def _forget_plan(frame: DataFrame, *, run: bool) -> None:
+    """Have the files of the shuffles of a DataFrame removed; ``run``: all of it was run."""
+    with suppress(Exception):  # what a job gave, or why it failed, is what counts
+        plan = frame._jdf.queryExecution().executedPlan()
+        _forget_shuffles(frame.sparkSession.sparkContext, _shuffles_of(plan, run=run))
 
 
 def _shuffle_of(rdd: Any) -> int:

@@ -33,11 +33,13 @@ class Source(ABC):
         schema: what the rows have to be, which is settled once the first of them was looked at.
         indicator: the column of booleans that says which rows are for validation, if there is one.
         workers: how many tasks there are to be, once that is known.
+        partitions: how many partitions workers get whole; None: rows leave theirs.
     """
 
     schema: Schema
     indicator: str | None = None
     workers = 1
+    partitions: int | None = None
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -60,6 +62,10 @@ class Source(ABC):
 
     def count(self) -> int | None:
         """Return the number of rows if that is known without a job."""
+        return None
+
+    def num_partitions(self) -> int | None:
+        """Return how many partitions the rows lie in; None if there is no such thing."""
         return None
 
 
@@ -267,18 +273,26 @@ class RddSource(Source):
         """Return the first row, which is computed by a small job."""
         return sample_of(first_row(self.rdd), self.counts)
 
+    def num_partitions(self) -> int:
+        """Return how many partitions there are."""
+        return int(launch.run(self.rdd.getNumPartitions, Cluster()))
+
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the RDD, shuffled only when it must be."""
         common = {"split": split, "split_seed": seed or 0}
-        as_it_is = seed is None and validation is None and self.rdd.getNumPartitions() == num_workers
+        fits = self.rdd.getNumPartitions() == num_workers
+        in_place = self.partitions is not None or seed is None and validation is None and fits
+        # Once for all starts of the gang, so that a worker has the same partitions in each.
+        rdd = self.rdd if fits or not in_place else self.rdd.coalesce(num_workers)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            if as_it_is:
-                train = stage("train", encoding="rows", schema=self.schema, **common)
-                return launch.run_rdd(self.rdd, train, barrier=barrier)
+            if in_place:
+                place = "partition" if fits else "worker"
+                train = stage("train", encoding="rows", schema=self.schema, place=place, **common)
+                return launch.run_rdd(rdd, train, barrier=barrier and fits)
             blocks = self.dealt(num_workers, seed, stage, **common)
             if isinstance(validation, RddSource):
                 blocks = blocks.union(validation.dealt(num_workers, None, stage, part=VALIDATION))

@@ -20,7 +20,13 @@ from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.inference import features_of
-from sparkdl.inputs import make_source, require_partner, share_weights
+from sparkdl.inputs import (
+    make_source,
+    require_partitions,
+    require_partner,
+    share_weights,
+    whole_partitions,
+)
 from sparkdl.launch import Cluster
 from sparkdl.prediction import column_function, frame_features, inference_stage, ship
 from sparkdl.rules import Average, Rule, choose
@@ -166,6 +172,7 @@ class SparkModel:
         label_col: Any = "label",
         validation_indicator_col: str | None = None,
         seed: int | None = None,
+        preserve_partitions: bool = False,
     ) -> Any:
         """Train the model in place on the cluster.
 
@@ -199,6 +206,10 @@ class SparkModel:
             label_col: the label column of a DataFrame, or several, in the same way.
             validation_indicator_col: the column of booleans that says which rows of a DataFrame are held out.
             seed: what every random order is drawn from.
+            preserve_partitions: give each worker whole partitions of an RDD or a DataFrame, whose rows are
+                not shuffled between workers: as many of them to each worker as to another, one at least.
+                ``num_workers`` is then no more than there are partitions. ``shuffle`` reorders a worker's
+                rows every epoch, as ever.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
@@ -216,6 +227,7 @@ class SparkModel:
             shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
             initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
             validation_batch_size=validation_batch_size, validation_freq=validation_freq,
+            preserve_partitions=preserve_partitions,
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col
@@ -229,6 +241,8 @@ class SparkModel:
             )
         if validation is not None:
             require_partner(source, validation)
+        if preserve_partitions:
+            require_partitions(source, validation)
         models.require_trainable(self.model)
         cluster = Cluster()
         most = min(fit.batch_size, source.count() or fit.batch_size)
@@ -239,6 +253,8 @@ class SparkModel:
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
             models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
+        if preserve_partitions:
+            num_workers = whole_partitions(source, self.config.num_workers, num_workers)
         source.workers = num_workers
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         models.require_trainable(self.model)  # a model may not be built before its rows are known

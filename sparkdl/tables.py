@@ -55,6 +55,10 @@ class FrameSource(Source):
         kinds = [_numpy_type(field.dataType) for field in fields]
         return self.sample._replace(values=tuple(map(first_value, self.sample.names, rows[0], kinds)))
 
+    def num_partitions(self) -> int:
+        """Return how many partitions there are, as they are when rows are read."""
+        return int(launch.run(lambda: launch.num_partitions(self._rows(len(self.selected))), Cluster()))
+
     def _rows(self, width: int, *more: Any) -> DataFrame:
         """Return the columns, a key, and more; weights that are missing are 1."""
         ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
@@ -83,12 +87,17 @@ class FrameSource(Source):
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
             part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
             frame = frame.unionByName(validation._rows(len(schema.columns), part))
-        placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
-        frame = frame.repartition(num_workers, placed)
+        coalesced = self.partitions is not None and self.partitions > num_workers
+        if coalesced:
+            frame = frame.coalesce(num_workers)
+        elif self.partitions is None:
+            placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
+            frame = frame.repartition(num_workers, placed)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage("train", encoding="arrow", schema=schema, seed=seed)
-            return launch.run_frame(frame, train, "nothing int", barrier=barrier)
+            order = seed if self.partitions is None else None
+            train = stage("train", encoding="arrow", schema=schema, seed=order)
+            return launch.run_frame(frame, train, "nothing int", barrier=barrier and not coalesced)
 
         return make
 

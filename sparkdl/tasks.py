@@ -95,7 +95,10 @@ def blocks_of(
     if encoding == "function":
         blocks = _blocks_of_function(partition, options)
     else:
-        blocks = feed.blocks_of_rows(iterator, schema, partition, options.get("part", feed.TRAINING))
+        place = options.get("place", "partition")
+        blocks = feed.blocks_of_rows(
+            iterator, schema, partition, options.get("part", feed.TRAINING), place=place
+        )
     if options.get("split"):
         blocks = feed.hold_out(blocks, options["split"], options["split_seed"])
     return blocks

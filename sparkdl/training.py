@@ -452,8 +452,10 @@ class Run:
         if empty:
             logger.warning("Partitions of the data without rows: %d.", empty)
         one = [k for k, member in sorted(store.members.items()) if member.notes.get("one_class")]
-        if one and not self.request.fit.shuffle:
-            logger.warning("The rows of workers %s are all of one class; shuffle=True mixes them.", one)
+        fit = self.request.fit
+        if one and (fit.preserve_partitions or not fit.shuffle):
+            mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
+            logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
 
     def _end_epoch(
         self, epoch: int, result: EpochResult, store: ParameterStore, display: Display

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction",
     "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
     "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
-    "shuffle": True, "verbose": 0, "validationSplit": 0.0,
+    "shuffle": True, "verbose": 0, "validationSplit": 0.0, "preservePartitions": False,
 }  # fmt: skip
 
 
@@ -241,6 +241,7 @@ class TrainingParams(ModelParams, PredictionParams):
     epochs = _param("how many epochs", _whole)
     stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
     shuffle = _param("whether rows are dealt in a random order", FLAG)
+    preservePartitions = _param("whether each worker gets whole partitions, and rows stay in theirs", FLAG)
     classWeight = _param("the weight of a row by the class of its label", _classes)
     callbacks = _param("Keras callbacks, which run on the driver", _plain(TypeConverters.toList))
     seed = _param("what every random order is drawn from", _natural)
@@ -255,6 +256,7 @@ SETTINGS = (
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
     "batchSize", "epochs", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed", "verbose",
+    "preservePartitions",
 )  # fmt: skip
 OBJECTS = "model", "customObjects", "callbacks", "distribution"  # which JSON does not hold
 

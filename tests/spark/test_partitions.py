@@ -1,0 +1,114 @@
+"""Partitions that stay whole: what lies where is the user's affair, the order within a worker ours."""
+
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+from sparkdl.batches import Plan, ranks
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.ml import KerasEstimator
+
+MASTERS = ("local", "local-cluster", "standalone")
+SIZES = 40, 0, 63, 100  # the rows of each partition
+
+
+def data_of(kind, spark, problem, sizes=SIZES):
+    """Return the problem in partitions of these sizes, as an RDD or as a DataFrame."""
+    rdd = problem.rdd(spark, *sizes)
+    if kind == "rdd":
+        return rdd
+    rows = rdd.map(lambda row: (row[0].tolist(), int(row[1])))
+    return spark.createDataFrame(rows, "features array<float>, label bigint")
+
+
+def plain(problem, rows, *, epochs, shuffle, batch_size=16):
+    """Return a model that plain Keras trained on the rows in the order of workers with so many each."""
+    model = problem.model()
+    first = np.cumsum([0, *rows[:-1]])
+    for epoch in range(epochs):
+        order = np.zeros(sum(rows), int)
+        for worker in range(len(rows)):
+            plan = Plan(rows, worker, batch_size, 1, True, shuffle, 5)
+            order[ranks(rows, worker)] = first[worker] + plan.order(epoch)
+        model.fit(problem.x[order], problem.y[order], batch_size=batch_size, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "shuffle"),
+    [
+        ("rdd", (100, 103), True), ("rdd", SIZES, True), ("rdd", SIZES, False), ("frame", (100, 103), True),
+        ("frame", SIZES, True),
+    ],
+)  # fmt: skip
+def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, kind, sizes, shuffle):
+    """Neighbours go together, and weights are those of plain Keras on these rows in this order."""
+    model, start = problem.model(), problem.model().get_weights()
+    data = data_of(kind, spark, problem, sizes)
+
+    history = SparkModel(model, num_workers=2).fit(
+        data, batch_size=16, epochs=2, verbose=0, seed=5, shuffle=shuffle, preserve_partitions=True
+    )
+
+    rows = (sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
+    assert list(rows) == history.training["worker_rows"]
+    assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=shuffle), start) < 5
+
+
+def test_rows_of_a_group_stay_together(spark, problem):
+    """Of a DataFrame that is repartitioned by a column no shuffle of ours breaks up a group."""
+    frame = data_of("frame", spark, problem).repartition(3, "label")
+    counts = [len(part) for part in frame.rdd.glom().collect()]
+    estimator = KerasEstimator(model=problem.model(), numWorkers=2, preservePartitions=True)
+
+    summary = estimator.fit(frame).summary
+    held = estimator.setValidationSplit(0.2).fit(frame).summary
+
+    assert any({count, 203 - count} == set(summary.training["worker_rows"]) for count in counts)
+    assert 150 < held.training["rows"] < 180
+    assert "val_loss" in held.history
+
+
+def test_there_are_no_more_workers_than_partitions(spark, problem):
+    """By default as many as there are; more are refused before a job runs, with what to do."""
+    one = problem.rdd(spark, 203)
+
+    history = SparkModel(problem.model()).fit(one, verbose=0, preserve_partitions=True)
+
+    assert [203] == history.training["worker_rows"]
+    for data in (one, data_of("frame", spark, problem, (203,))):
+        with pytest.raises(ConfigError, match=r"got num_workers=2 and 1 partitions. Take 1 workers or fewer"):
+            SparkModel(problem.model(), num_workers=2).fit(data, preserve_partitions=True)
+
+
+def test_what_has_no_partitions_is_refused(spark, problem, jobs):
+    """Arrays, functions and validation rows of their own are named; a bad row with its worker."""
+    fit = SparkModel(problem.model(), num_workers=2).fit
+    rdd, before = problem.rdd(spark, *SIZES), jobs()
+    cases = [
+        ((problem.x, problem.y), {}, "of an RDD or a DataFrame; the training rows are arrays"),
+        ((lambda worker, num_workers: None,), {}, "the training rows are a function"),
+        ((rdd,), {"validation_data": (problem.x, problem.y)}, "validation_data is dealt .* Take val"),
+        ((rdd,), {"preserve_partitions": 2}, "preserve_partitions should be True or False; got 2."),
+    ]  # fmt: skip
+    for data, arguments, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            fit(*data, **{"preserve_partitions": True, **arguments})
+    assert jobs() == before
+
+    marked = problem.x[50, 0]
+    shorter = rdd.map(lambda row: (row[0][:5], row[1]) if row[0][0] == marked else row)
+    with pytest.raises(DataError, match=r"Expected x of shape \(6,\); row 10 of worker 1 has shape \(5,\)"):
+        fit(shorter, verbose=0, preserve_partitions=True)
+
+
+def test_workers_of_one_class_are_named(spark, problem, caplog):
+    """Partitions that differ are what was asked for; the driver says so."""
+    order = np.argsort(problem.y, kind="stable")
+    pairs = [(problem.x[row], problem.y[row]) for row in order]
+    first = int((problem.y == 0).sum())
+    parts = spark.sparkContext.parallelize([pairs[:first], pairs[first:]], 2).flatMap(lambda part: part)
+
+    SparkModel(problem.model(), num_workers=2).fit(parts, verbose=0, preserve_partitions=True)
+
+    assert "The rows of workers [0] are all of one class; shuffle=True without preserve" in caplog.text
