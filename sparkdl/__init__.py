@@ -15,15 +15,25 @@ _HOMES = {
     "SparkModel": "sparkdl.spark_model",
     "load_spark_model": "sparkdl.spark_model",
     "predict_udf": "sparkdl.prediction",
+    "run": "sparkdl.running",
     "to_simple_rdd": "sparkdl.spark_model",
     "SparkDLError": "sparkdl.errors",
 }
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
-__all__ = ["SparkDLError", "SparkModel", "__version__", "load_spark_model", "predict_udf", "to_simple_rdd"]
+__all__ = [
+    "SparkDLError",
+    "SparkModel",
+    "__version__",
+    "load_spark_model",
+    "predict_udf",
+    "run",
+    "to_simple_rdd",
+]
 
 if TYPE_CHECKING:
     from sparkdl.errors import SparkDLError
     from sparkdl.prediction import predict_udf
+    from sparkdl.running import run
     from sparkdl.spark_model import SparkModel, load_spark_model, to_simple_rdd
 
 

@@ -184,7 +184,8 @@ class HttpExchange(Exchange):
         """Stamp an update and send it; the ticket it returns is redeemed by ``finish``."""
         update.worker, update.attempt = self.identity["worker"], self.identity["attempt"]
         update.generation = self.identity["generation"]
-        update.run, update.layout = self.endpoint.run, self.layout
+        update.run = self.endpoint.run
+        update.layout = self.layout if update.layout == wire.NO_ID else update.layout
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
 

@@ -6,6 +6,7 @@ executors do not have it, and a module that was edited and loaded again is anoth
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 import threading
@@ -24,7 +25,7 @@ def pickled(code: Any, objects: Iterable[Any], pickler: Any) -> bytes:
         objects: classes and functions in it that may be of the user's own modules.
         pickler: cloudpickle, or the copy of it that PySpark has.
     """
-    names = {str(getattr(one, "__module__", type(one).__module__)).split(".")[0] for one in objects}
+    names = {_module_of(one).split(".")[0] for one in objects}
     own = [sys.modules[name] for name in names if name in sys.modules and not _installed(sys.modules[name])]
     with _pickling:
         new = [module for module in own if module.__name__ not in pickler.list_registry_pickle_by_value()]
@@ -35,6 +36,12 @@ def pickled(code: Any, objects: Iterable[Any], pickler: Any) -> bytes:
         finally:
             for module in new:
                 pickler.unregister_pickle_by_value(module)
+
+
+def _module_of(code: Any) -> str:
+    while isinstance(code, functools.partial):
+        code = code.func
+    return str(getattr(code, "__module__", type(code).__module__))
 
 
 def _installed(module: Any) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from sparkdl.errors import ConfigError, StaleWorkerError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+BACKENDS = "tensorflow", "jax", "torch"
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
 
 _held: tuple[str, ...] = ()
@@ -25,14 +26,15 @@ _bound: tuple[str, ...] | None = None  # what this process's backend saw when it
 
 @contextmanager
 def hold(
-    backend: str, threads: int, addresses: Sequence[str], place: int | None = None, *, apart: bool = True
-) -> Iterator[tuple[str, ...]]:
+    backend: str | None, threads: int, addresses: Sequence[str], place: int | None = None,
+    *, apart: bool = True,
+) -> Iterator[tuple[str, ...]]:  # fmt: skip
     """Set up the process of a task for as long as it runs; yields the GPUs that it may use.
 
     Two workers that each take every core fight: on two cores they are slower than one.
 
     Args:
-        backend: the Keras backend.
+        backend: the Keras backend; None where that is not known.
         threads: how many threads it may use.
         addresses: the GPUs that Spark gave the task, which count within those that are visible.
         place: the task's number where Spark gives no GPUs, in local mode: tasks take turns.
@@ -44,11 +46,12 @@ def hold(
     """
     global _held, _bound, _scheduled
     ids = choose_gpus(addresses, place)
-    if not addresses and backend in sys.modules and not (apart and _bound):
+    loaded = not sys.modules.keys().isdisjoint([backend] if backend else BACKENDS)
+    if not addresses and loaded and not (apart and _bound):
         ids = _bound or ()  # without any, somebody else imported the backend, which sees them all
-    if ids and backend in sys.modules and _bound != ids:
+    if ids and loaded and _bound != ids:
         raise StaleWorkerError(f"This process is bound to the GPUs {_bound}, and its task was given {ids}.")
-    settings = {"KERAS_BACKEND": backend}
+    settings = {"KERAS_BACKEND": backend} if backend else {}
     if ids:
         settings[VISIBLE] = ",".join(ids)
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}

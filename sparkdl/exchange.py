@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Flag, Reply, Update, lengths_of
+from sparkdl.wire import NO_ID, Flag, Reply, Update, lengths_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class LocalExchange(Exchange):
     def begin(self, update: Update) -> Update:
         """Stamp the update; it is merged when it is finished."""
         update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
-        update.run, update.layout = self.store.shape.run, self.store.shape.layout
+        update.run = self.store.shape.run
+        update.layout = self.store.shape.layout if update.layout == NO_ID else update.layout
         return update
 
     def finish(self, ticket: Update) -> Reply:

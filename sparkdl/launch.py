@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -265,6 +265,11 @@ class Claims:
 
 
 claims = Claims()
+
+
+def claim(cluster: Cluster, num_workers: int) -> AbstractContextManager[None]:
+    """Have the slots of a gang in a ``with`` block, which begins when no other gang has them."""
+    return claims.claim(num_workers, float("inf") if cluster.dynamic else cluster.slots())
 
 
 OWN = "distribution", "rule", "function"  # options that are code of the user's

@@ -191,13 +191,13 @@ class Rounds(Merging):
 
     def _admit(self, update: Update) -> bool:
         """Wait until the update's body may be read; False if it is counted already, or late."""
-        size = 4 * (len(self.parameters) + len(self.statistics))
         with self.changed:
             if update.sequence > self.round:
                 raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
             if update.rows and update.sequence == self.round and self.hybrid is not None:
                 self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
             while update.sequence > self.taken[update.worker]:
+                size = self.body_bytes()
                 kept = size * (len(self.early) + len(self.reading))
                 if self._is_next(update) or kept + size <= EARLY_BYTES:
                     self.reading.add(update.worker)
@@ -205,6 +205,10 @@ class Rounds(Merging):
                 self.changed.wait(self._until(self.clock() + PATIENCE))
                 _check_generation(self, update)
             return False
+
+    def body_bytes(self) -> int:
+        """Return how many bytes the sections of an update of the open round have."""
+        return 4 * (len(self.parameters) + len(self.statistics))
 
     def _until(self, patience: float) -> float:
         """Return the seconds up to the deadline, or to when patience ends, whichever comes first."""

@@ -21,9 +21,14 @@ REMEDY = "Give executors the driver's environment: spark.pyspark.python, or --ar
 STALE = "This Python process has Keras on another backend already"
 
 
-def expectations(backend: str, *, local: bool) -> dict[str, Any]:
-    """Return what an executor has to have in common with this driver; ``local``: it is in its JVM."""
-    packages = {name: version(name) for name in ("keras", "numpy")}
+def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
+    """Return what an executor has to have in common with this driver.
+
+    Args:
+        backend: the Keras backend; None where Keras is not used.
+        local: whether executors are in the driver's JVM.
+    """
+    packages = {name: version(name) for name in (("keras", "numpy") if backend else ("numpy",))}
     return {
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "packages": packages,
@@ -71,10 +76,10 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         same = found == wanted if name == "keras" else found.split(".")[0] == wanted.split(".")[0]
         if not same:
             fail(f"Executor {host} has {name} {found}, the driver {name} {wanted}. {remedy}")
-    if importlib.util.find_spec(expected["backend"]) is None:
+    if expected["backend"] and importlib.util.find_spec(expected["backend"]) is None:
         fail(f"Executor {host} has no {expected['backend']}, the Keras backend of the driver. {remedy}")
     loaded = sys.modules.get("keras")
-    if loaded is not None and loaded.backend.backend() != expected["backend"]:
+    if loaded is not None and expected["backend"] not in (None, loaded.backend.backend()):
         fail(f"{expected['stale']}: {loaded.backend.backend()} instead of {expected['backend']} ({host}).")
     if importlib.util.find_spec("sparkdl") is None:
         fail(f"{expected['missing']} ({host}).")
@@ -125,11 +130,11 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     gpu = context.resources().get("gpu")
     addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
-    apart = call["stage"] == "train"
+    apart = call["stage"] in ("train", "run")
     with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
         from sparkdl import tasks
 
-        if call["stage"] != "deal":
+        if call["stage"] not in ("deal", "run"):
             tasks.import_keras()
         code = serializer().loads(call["code"])
         values = {name: value for name, value in call.items() if name != "code"}

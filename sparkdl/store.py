@@ -201,6 +201,8 @@ class ParameterStore:
             Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
             Kind.RESTORE: self._restore, Kind.CENTER: self._center,
         }  # fmt: skip
+        if update.kind not in answer:
+            raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
         return answer[update.kind](update, read)
 
     def heartbeat(

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparkdl import client, feed
+from sparkdl.collective import run_task
 from sparkdl.errors import DataError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
+from sparkdl.member import Task
 from sparkdl.schema import Sample
 from sparkdl.structure import assemble
 
@@ -27,7 +29,7 @@ class Call(NamedTuple):
     """What a stage is called with.
 
     Attributes:
-        stage: "look", "deal", "train", "predict" or "evaluate".
+        stage: "look", "deal", "train", "run", "predict" or "evaluate".
         endpoint: the parts of the run's endpoint, where there is one.
         generation: which start of the gang the task belongs to.
         shared: the broadcast variable of the job.
@@ -69,7 +71,10 @@ def import_keras() -> None:
 
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Run a stage over the rows of a task, whose TaskContext is ``context``."""
-    stages = {"look": _look, "deal": _deal, "train": _train, "predict": _predict, "evaluate": _evaluate}
+    stages = {
+        "look": _look, "deal": _deal, "train": _train, "run": _run, "predict": _predict,
+        "evaluate": _evaluate,
+    }  # fmt: skip
     yield from stages[call.stage](iterator, context, call)
 
 
@@ -140,13 +145,22 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
         raise
 
 
+def _task(context: Any, call: Call) -> Task:
+    endpoint = Endpoint(*(call.endpoint or ()))
+    threads = max(1, context.cpus())
+    return Task(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
+
+
+def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
+    for _ in iterator:
+        pass
+    yield run_task(call.options["function"], _task(context, call), call.options["workers"])
+
+
 def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     from sparkdl import worker
 
-    endpoint = Endpoint(*(call.endpoint or ()))
-    task = worker.Task(
-        context.partitionId(), context.taskAttemptId(), max(1, context.cpus()), call.generation, endpoint
-    )
+    task = _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
     own = [call.options.get(name) for name in ("distribution", "rule")]
     code = worker.Code(call.objects or {}, call.builder, *own)

@@ -11,37 +11,27 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from types import FrameType
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl import launch, models, optimizers, preflight
 from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
-from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_port, parse_quorum
+from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
-from sparkdl.errors import (
-    ClusterError,
-    ConfigError,
-    DataError,
-    SparkDLError,
-    StaleWorkerError,
-    WorkerLostError,
-)
-from sparkdl.exchange import Endpoint
+from sparkdl.errors import ConfigError, DataError, SparkDLError
+from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.launch import Cluster, Job, Stage
 from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.schema import Schema
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server import Traffic
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
@@ -49,7 +39,6 @@ from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open
-POLL_SECONDS = 0.1
 STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
 
 
@@ -86,138 +75,6 @@ class Request:
     metrics: Metrics
     carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
-
-
-@dataclass
-class Gang:
-    """The workers of a run: the job that runs them, and its next start when one is lost.
-
-    Attributes:
-        cluster: the Spark application.
-        store: the run's book.
-        submit: starts the job of a generation, as a barrier stage or not.
-        barrier: whether it is a barrier stage.
-        restarts: how often in a row a start may fail without another epoch done.
-        start_timeout: seconds that a gang which has begun to form may take.
-    """
-
-    cluster: Cluster
-    store: ParameterStore
-    submit: Callable[[int, bool], Job]
-    barrier: bool
-    restarts: int
-    start_timeout: float
-    job: Job | None = None
-    lost: int = 0
-    failures: int = 0
-    shipped: bool = False
-    stale: int = 0
-    started: float = field(default_factory=time.monotonic)
-    noticed: float = field(default_factory=time.monotonic)
-    forming: float | None = None
-    formed: bool = False
-
-    @property
-    def most_stale(self) -> int:
-        """How many processes that are bound to something else may be met before it is an error."""
-        return 3 * self.store.shape.num_workers
-
-    def start(self) -> None:
-        """Submit the job of the present generation."""
-        self.started = self.noticed = time.monotonic()
-        self.forming, self.formed = None, False
-        self.job = self.submit(self.store.generation, self.barrier)
-
-    def check(self) -> None:
-        """Look after the gang once: raise what went wrong, or start it again.
-
-        Raises:
-            SparkDLError: a worker failed, or died too often, or the gang does not form.
-        """
-        self._relay_logs()
-        if self.store.failure is not None:
-            self._failed(self.store.failure, None)
-        elif self.job is not None and not self.job.running:
-            self._ended(self.job)
-        elif not self.formed:
-            self._watch_forming()
-
-    def _relay_logs(self) -> None:
-        while self.store.log:
-            entry = self.store.log.popleft()
-            logging.getLogger(f"sparkdl.workers.{entry.get('name', '')}").log(
-                int(entry.get("level", logging.INFO)), "%s", entry.get("message", "")
-            )
-
-    def _ended(self, job: Job) -> None:
-        time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
-        if self.store.failure is not None:
-            self._failed(self.store.failure, job.error)
-        elif job.error is None:
-            raise WorkerLostError("The Spark job ended before the run did.")
-        else:
-            self._failed(launch.explain(job.error, self.cluster), job.error)
-
-    def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
-        """Start the gang again where that helps, else raise the error."""
-        if launch.lacks_package(error) and not self.shipped:
-            logger.info("Executors have no sparkdl; sending it along.")
-            self.cancel()
-            self.cluster.ship_package()
-            self.shipped = True
-        elif isinstance(error, StaleWorkerError) and self.stale < self.most_stale:
-            logger.info("%s A fresh one takes its place.", error)
-            self.stale += 1
-            self.cancel()
-        elif self.barrier and launch.refuses_barrier(error):
-            logger.info("Spark starts no barrier stage on these rows; the gang forms without one.")
-            self.barrier = False
-            self.cancel()
-        elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
-            self.failures += 1
-            self.lost += 1
-            logger.warning(
-                "A worker was lost; the run is taken up again from the end of epoch %d (%d of %d): %s",
-                self.store.cut.epoch, self.failures, self.restarts, str(error).split("\n")[0][:300],
-            )  # fmt: skip
-            self.cancel()
-        else:
-            raise error from cause
-        self.store.restart()
-        self.start()
-
-    def _watch_forming(self) -> None:
-        missing = self.store.missing()
-        now = time.monotonic()
-        total = self.store.shape.num_workers
-        if not missing:
-            self.formed = True
-            return
-        if len(missing) < total:
-            self.forming = self.forming or now
-            if now - self.forming > self.start_timeout:
-                raise ClusterError(
-                    f"Only {total - len(missing)} of {total} workers started within "
-                    f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
-                    "the slots: take fewer workers, or a longer start_timeout."
-                )
-        if now - self.noticed > launch.NOTICE_SECONDS:
-            self.noticed = now
-            logger.warning(
-                "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",
-                len(missing), total, now - self.started,
-            )  # fmt: skip
-
-    def finish(self) -> None:
-        """Let the job end by itself after the last epoch, or cancel it."""
-        if self.job is not None and not self.job.wait(30):
-            self.job.cancel()
-        self._relay_logs()
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        if self.job is not None:
-            self.job.cancel()
 
 
 class Run:
@@ -279,9 +136,8 @@ class Run:
             self.plan = replace(self.plan, first_epoch=restored)
         self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
-            self.interrupts = stack.enter_context(_noted_interrupts())
-            slots = float("inf") if self.cluster.dynamic else self.cluster.slots()
-            stack.enter_context(launch.claims.claim(self.num_workers, slots))
+            self.interrupts = stack.enter_context(noted_interrupts())
+            stack.enter_context(launch.claim(self.cluster, self.num_workers))
             store, gang, display = self._start(stack)
             logs: dict[str, Any] = {}
             try:
@@ -317,8 +173,7 @@ class Run:
         )  # fmt: skip
         shared = self.cluster.context.broadcast(job)
         stack.callback(shared.destroy)
-        endpoint = self._serve(stack, store)
-        stack.callback(store.close)  # first of all, so that no request waits while the server stops
+        endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
         partitions = request.source.training(
             self.cluster, self.num_workers, validation=request.validation,
@@ -358,16 +213,6 @@ class Run:
         start = self.driver.parameters(), self.driver.statistics()
         merging = make_merging(terms, *start, models.decays(self.request.model))
         return ParameterStore(shape, merging, self.request.carried)
-
-    def _serve(self, stack: ExitStack, store: ParameterStore) -> Endpoint:
-        config, token = self.request.config, secrets.token_urlsafe(32)
-        listen, host = self.cluster.addresses(config.bind_address, config.advertised_host)
-        port = config.port
-        if port == 0:
-            port = parse_port(self.cluster.setting("spark.sparkdl.port", "0"))
-        app = make_app(store, token, self.traffic)
-        bound = stack.enter_context(serve(app, listen, port, self.num_workers))
-        return Endpoint(host, bound, token, store.shape.run)
 
     def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
@@ -506,30 +351,6 @@ class Run:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Updates that came late were not merged (%s).", workers)
         self.request.history.training = self.training
-
-
-@contextmanager
-def _noted_interrupts() -> Iterator[list[BaseException]]:
-    """Note what the handler of SIGINT raises: Python drops it where it comes in the middle of a finalizer."""
-    noted: list[BaseException] = []
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield noted
-        return
-
-    def noting(number: int, frame: FrameType | None) -> None:
-        try:
-            handler(number, frame)
-        except BaseException as raised:
-            noted.append(raised)
-            raise
-
-    signal.signal(signal.SIGINT, noting)
-    try:
-        yield noted
-    finally:
-        if signal.getsignal(signal.SIGINT) is noting:
-            signal.signal(signal.SIGINT, handler)
 
 
 def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:

@@ -4,9 +4,10 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 
 * parameters: ``count`` float32, the flat trainable variables from element ``offset`` on;
 * statistics: ``statistics`` float32, the flat moving statistics;
-* metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype;
+* metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype; of arrays of the
+  user's own, their dtype as NumPy writes it;
 * state: ``state`` bytes, optimizer variables, the states of random generators, the weights that an elastic
-  rule leaves to the worker.
+  rule leaves to the worker; or arrays of the user's own, one after the other.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -53,6 +54,7 @@ class Kind(IntEnum):
     PULL = 5  # asks for the snapshot of the center that is being evaluated
     RESTORE = 6  # a worker that starts asks for all it needs to go on from the last cut
     CENTER = 7  # asks for the center of this moment
+    ARRAYS = 8  # arrays of the user's own, to be added to those of the other workers
 
 
 class Answer(IntEnum):

@@ -7,10 +7,7 @@ the replica is a Stepper. Nothing here knows Spark or HTTP.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -18,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import client, devices, feed, models, optimizers
+from sparkdl import devices, feed, models, optimizers
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Replica
 from sparkdl.batches import Integers, Span
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
-from sparkdl.errors import DataError, RefusedError
-from sparkdl.exchange import Endpoint, Exchange
+from sparkdl.exchange import Exchange
 from sparkdl.feed import Block, Rows
+from sparkdl.member import Task, membership
 from sparkdl.rules import Rule
 from sparkdl.schema import Schema
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
@@ -316,25 +313,6 @@ class TrainJob:
     class_weight: dict[int, float] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """What Spark says of a task.
-
-    Attributes:
-        worker: its partition, which is the worker's index.
-        attempt: its taskAttemptId.
-        threads: how many threads it may use.
-        generation: which start of the gang it belongs to.
-        endpoint: where its driver is.
-    """
-
-    worker: int
-    attempt: int
-    threads: int
-    generation: int
-    endpoint: Endpoint
-
-
 class Code(NamedTuple):
     """What of a run is code: it travels inside Spark's closure.
 
@@ -353,25 +331,8 @@ class Code(NamedTuple):
 
 def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
     """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
-    exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, job.layout)
-    package, log = logging.getLogger("sparkdl"), LogBuffer()
-    level = package.level
-    logging.getLogger().addHandler(log)
-    package.setLevel(logging.INFO)
-    try:
-        exchange.join(socket.gethostname(), os.getpid())
+    with membership(task, job.layout) as (exchange, log):
         _train(job, task, blocks, exchange, code, log)
-    except RefusedError as error:
-        if error.status not in (409, 410):
-            tell_failure(task, error)
-        raise
-    except Exception as error:
-        tell_failure(task, error)
-        raise
-    finally:
-        logging.getLogger().removeHandler(log)
-        package.setLevel(level)
-        exchange.close()
 
 
 def _train(
@@ -429,13 +390,3 @@ def take_model(spec: models.ModelSpec, objects: models.Objects, builder: Callabl
     else:
         models.restore(_kept[spec.key, None], spec)
     return _kept[spec.key, None]
-
-
-def tell_failure(task: Task, error: Exception) -> None:
-    """Tell the driver of an exception in this task."""
-    client.report_failure(
-        task.endpoint, kind="data" if isinstance(error, DataError) else "worker",
-        generation=task.generation, worker=task.worker, host=socket.gethostname(),
-        message=f"{error}"[:10_000] if isinstance(error, DataError) else f"{error!r}"[:10_000],
-        traceback="".join(traceback.format_exception(error))[-100_000:],
-    )  # fmt: skip

@@ -12,12 +12,13 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
-    "books", "store", "exchange",
+    "books", "store", "sums", "exchange",
     "heads", "backends.base", "schema", "feed", "frames", "code", "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
-    "server", "client", "files", "steppers", "worker", "tasks", "inference", "preflight", "launch",
-    "sources", "tables", "inputs", "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
+    "server", "client", "files", "member", "collective", "steppers", "worker", "tasks", "inference",
+    "preflight", "launch", "gang", "running", "sources", "tables", "inputs", "prediction", "progress",
+    "callbacks", "epochs", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -117,6 +118,7 @@ def test_an_outside_library_is_met_only_at_its_doors(library):
         ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.store", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.worker", ["pyspark", "flask", "cheroot"]),
+        ("sparkdl.running", ["keras", "tensorflow"]),
     ],
 )
 def test_importing_stays_cheap(module, absent):
@@ -149,6 +151,7 @@ def test_the_public_names_are_these():
         "__version__",
         "load_spark_model",
         "predict_udf",
+        "run",
         "to_simple_rdd",
     ]
 

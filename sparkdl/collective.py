@@ -1,0 +1,133 @@
+"""What a function of the user's own has in common with those on other workers: ranks, ``all_reduce``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from sparkdl import devices
+from sparkdl.client import Heartbeat
+from sparkdl.config import choose
+from sparkdl.exchange import Exchange
+from sparkdl.member import Task, membership
+from sparkdl.sums import NUMBERS
+from sparkdl.weights import Array
+from sparkdl.wire import NO_ID, Kind, Update
+
+
+class Operation(StrEnum):
+    """What becomes of the arrays of all workers."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class WorkerContext:
+    """What ``sparkdl.run`` gives its function on each worker.
+
+    Attributes:
+        rank: the worker's number, from 0.
+        size: how many workers there are.
+        device: "gpu:0" where the task was given a GPU, which is then the first that this process sees, else
+            "cpu:0"; as ``keras.device`` and ``tf.device`` take it.
+    """
+
+    def __init__(self, rank: int, size: int, device: str, exchange: Exchange) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self._exchange, self._sequence = exchange, 0
+
+    def all_reduce(self, arrays: Any, op: str = "mean") -> Any:
+        """Return the mean, or the sum, of what all workers call this with; all of them have to.
+
+        Workers are added in the order of their ranks, so that every worker gets the same bits, and gets them
+        again when the run is repeated.
+
+        Args:
+            arrays: a NumPy array or what can be made one, a number, or dicts, lists and tuples of such; with
+                the same structure, shapes and dtypes on all workers.
+            op: "mean" or "sum". The sum has the dtypes that were given, the mean of whole numbers is float64.
+
+        Returns:
+            NumPy arrays in the same structure; numbers in the place of numbers.
+
+        Raises:
+            ConfigError: there is no such ``op``.
+            TypeError: something is no number.
+        """
+        mean = choose("op", op, Operation) is Operation.MEAN
+        named = [(path, _numbers(path, leaf)) for path, leaf in _leaves(arrays, "arrays")]
+        layout = repr((str(op), [(path, array.shape, array.dtype.str) for path, array in named]))
+        sums = {
+            dtype: self._sum([each for _, each in named if each.dtype.str == dtype], layout)
+            for dtype in sorted({array.dtype.str for _, array in named})
+        }
+        parts = (next(sums[array.dtype.str]) for _, array in named)
+        return _rebuilt(arrays, (part / self.size if mean else part for part in parts))
+
+    def barrier(self) -> None:
+        """Wait until every worker has come here."""
+        self.all_reduce(np.zeros(0, np.int8))
+
+    def _sum(self, arrays: list[Array], layout: str) -> Iterator[Array]:
+        """Yield the sums of arrays of one dtype over all workers, in one exchange."""
+        flat = np.concatenate([array.ravel() for array in arrays])
+        digest = hashlib.blake2b(layout.encode(), digest_size=16).digest()
+        update = Update(Kind.ARRAYS, sequence=self._sequence, rows=1, layout=digest)
+        update.metrics, update.state = flat.dtype.str.encode(), flat.tobytes()
+        reply = self._exchange(update)
+        self._sequence += 1
+        total = np.frombuffer(bytearray(reply.state), flat.dtype)
+        ends = np.cumsum([array.size for array in arrays])
+        return (
+            total[end - array.size : end].reshape(array.shape)[()]
+            for array, end in zip(arrays, ends, strict=True)
+        )
+
+
+def _numbers(path: str, value: Any) -> Array:
+    array = np.asarray(value)
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in NUMBERS:
+        raise TypeError(
+            f"Expected {path} to be numbers of a type of NumPy's; got {array.dtype}. Convert it first, for "
+            'one with .astype("float32").'
+        )
+    return array
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each part of a structure with how to call it, dicts by name."""
+    if isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            yield from _leaves(value[name], f"{path}[{name!r}]")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _rebuilt(value: Any, parts: Iterator[Any]) -> Any:
+    """Return a structure with other parts in the places of its own, in the order of ``_leaves``."""
+    if isinstance(value, Mapping):
+        made = {name: _rebuilt(value[name], parts) for name in sorted(value, key=str)}
+        return {name: made[name] for name in value}
+    if isinstance(value, list | tuple):
+        rebuilt = [_rebuilt(part, parts) for part in value]
+        return rebuilt if isinstance(value, list) else tuple(rebuilt)
+    return next(parts)
+
+
+def run_task(function: Callable[[WorkerContext], Any], task: Task, size: int) -> Any:
+    """Return what the function returns on this worker, once the whole gang is there to run it."""
+    with membership(task, NO_ID) as (exchange, log):
+        exchange.ready(1, 0, {})
+        device = "gpu:0" if devices.held() else "cpu:0"
+        with Heartbeat(exchange, lambda: (0, 0), lambda: None, log):
+            value = function(WorkerContext(task.worker, size, device, exchange))
+            exchange(Update(kind=Kind.REPORT))
+        return value

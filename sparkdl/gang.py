@@ -1,0 +1,197 @@
+"""Workers that start together: their endpoint, the job that runs them, and what ends it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from sparkdl import launch
+from sparkdl.config import TrainConfig, parse_port
+from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
+from sparkdl.exchange import Endpoint
+from sparkdl.launch import Cluster, Job
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.store import ParameterStore
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+
+
+@contextmanager
+def serving(
+    store: ParameterStore, cluster: Cluster, config: TrainConfig, traffic: Traffic
+) -> Iterator[Endpoint]:
+    """Serve a store to the workers of a run in a ``with`` block, which closes it; yields where that is."""
+    token = secrets.token_urlsafe(32)
+    listen, host = cluster.addresses(config.bind_address, config.advertised_host)
+    port = config.port
+    if port == 0:
+        port = parse_port(cluster.setting("spark.sparkdl.port", "0"))
+    with serve(make_app(store, token, traffic), listen, port, store.shape.num_workers) as bound:
+        try:
+            yield Endpoint(host, bound, token, store.shape.run)
+        finally:
+            store.close()  # first of all, so that no request waits while the server stops
+
+
+@dataclass
+class Gang:
+    """The workers of a run: the job that runs them, and its next start when one is lost.
+
+    Attributes:
+        cluster: the Spark application.
+        store: the run's book.
+        submit: starts the job of a generation, as a barrier stage or not.
+        barrier: whether it is a barrier stage.
+        restarts: how often in a row a start may fail without another epoch done.
+        start_timeout: seconds that a gang which has begun to form may take.
+    """
+
+    cluster: Cluster
+    store: ParameterStore
+    submit: Callable[[int, bool], Job]
+    barrier: bool
+    restarts: int
+    start_timeout: float
+    job: Job | None = None
+    lost: int = 0
+    failures: int = 0
+    shipped: bool = False
+    stale: int = 0
+    started: float = field(default_factory=time.monotonic)
+    noticed: float = field(default_factory=time.monotonic)
+    forming: float | None = None
+    formed: bool = False
+
+    @property
+    def most_stale(self) -> int:
+        """How many processes that are bound to something else may be met before it is an error."""
+        return 3 * self.store.shape.num_workers
+
+    def start(self) -> None:
+        """Submit the job of the present generation."""
+        self.started = self.noticed = time.monotonic()
+        self.forming, self.formed = None, False
+        self.job = self.submit(self.store.generation, self.barrier)
+
+    def check(self) -> None:
+        """Look after the gang once: raise what went wrong, or start it again.
+
+        Raises:
+            SparkDLError: a worker failed, or died too often, or the gang does not form.
+        """
+        self._relay_logs()
+        if self.store.failure is not None:
+            self._failed(self.store.failure, None)
+        elif self.job is not None and not self.job.running:
+            self._ended(self.job)
+        elif not self.formed:
+            self._watch_forming()
+
+    def _relay_logs(self) -> None:
+        while self.store.log:
+            entry = self.store.log.popleft()
+            logging.getLogger(f"sparkdl.workers.{entry.get('name', '')}").log(
+                int(entry.get("level", logging.INFO)), "%s", entry.get("message", "")
+            )
+
+    def _ended(self, job: Job) -> None:
+        time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
+        if self.store.failure is not None:
+            self._failed(self.store.failure, job.error)
+        elif job.error is None:
+            raise WorkerLostError("The Spark job ended before the run did.")
+        else:
+            self._failed(launch.explain(job.error, self.cluster), job.error)
+
+    def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
+        """Start the gang again where that helps, else raise the error."""
+        if launch.lacks_package(error) and not self.shipped:
+            logger.info("Executors have no sparkdl; sending it along.")
+            self.cancel()
+            self.cluster.ship_package()
+            self.shipped = True
+        elif isinstance(error, StaleWorkerError) and self.stale < self.most_stale:
+            logger.info("%s A fresh one takes its place.", error)
+            self.stale += 1
+            self.cancel()
+        elif self.barrier and launch.refuses_barrier(error):
+            logger.info("Spark starts no barrier stage on these rows; the gang forms without one.")
+            self.barrier = False
+            self.cancel()
+        elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
+            self.failures += 1
+            self.lost += 1
+            logger.warning(
+                "A worker was lost; the run is taken up again from the end of epoch %d (%d of %d): %s",
+                self.store.cut.epoch, self.failures, self.restarts, str(error).split("\n")[0][:300],
+            )  # fmt: skip
+            self.cancel()
+        else:
+            raise error from cause
+        self.store.restart()
+        self.start()
+
+    def _watch_forming(self) -> None:
+        missing = self.store.missing()
+        now = time.monotonic()
+        total = self.store.shape.num_workers
+        if not missing:
+            self.formed = True
+            return
+        if len(missing) < total:
+            self.forming = self.forming or now
+            if now - self.forming > self.start_timeout:
+                raise ClusterError(
+                    f"Only {total - len(missing)} of {total} workers started within "
+                    f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
+                    "the slots: take fewer workers, or a longer start_timeout."
+                )
+        if now - self.noticed > launch.NOTICE_SECONDS:
+            self.noticed = now
+            logger.warning(
+                "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",
+                len(missing), total, now - self.started,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        """Let the job end by itself after the last epoch, or cancel it."""
+        if self.job is not None and not self.job.wait(30):
+            self.job.cancel()
+        self._relay_logs()
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        if self.job is not None:
+            self.job.cancel()
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[list[BaseException]]:
+    """Note what the handler of SIGINT raises: Python drops it where it comes in the middle of a finalizer."""
+    noted: list[BaseException] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield noted
+        return
+
+    def noting(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as raised:
+            noted.append(raised)
+            raise
+
+    signal.signal(signal.SIGINT, noting)
+    try:
+        yield noted
+    finally:
+        if signal.getsignal(signal.SIGINT) is noting:
+            signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,73 @@
+"""A task as its driver's endpoint knows it: it joins a gang, and tells what it logs and why it failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sparkdl import client
+from sparkdl.client import HttpExchange, LogBuffer
+from sparkdl.errors import DataError, RefusedError
+from sparkdl.exchange import Endpoint
+
+
+@dataclass(frozen=True)
+class Task:
+    """What Spark says of a task.
+
+    Attributes:
+        worker: its partition, which is the worker's index.
+        attempt: its taskAttemptId.
+        threads: how many threads it may use.
+        generation: which start of the gang it belongs to.
+        endpoint: where its driver is.
+    """
+
+    worker: int
+    attempt: int
+    threads: int
+    generation: int
+    endpoint: Endpoint
+
+
+@contextmanager
+def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, LogBuffer]]:
+    """Be a worker of a gang in a ``with`` block; what it raises is told to the driver before it is raised.
+
+    Yields:
+        The worker's exchange, and what is logged meanwhile, for a Heartbeat.
+    """
+    exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, layout)
+    package, log = logging.getLogger("sparkdl"), LogBuffer()
+    level = package.level
+    logging.getLogger().addHandler(log)
+    package.setLevel(logging.INFO)
+    try:
+        exchange.join(socket.gethostname(), os.getpid())
+        yield exchange, log
+    except RefusedError as error:
+        if error.status not in (409, 410):
+            tell_failure(task, error)
+        raise
+    except Exception as error:
+        tell_failure(task, error)
+        raise
+    finally:
+        logging.getLogger().removeHandler(log)
+        package.setLevel(level)
+        exchange.close()
+
+
+def tell_failure(task: Task, error: Exception) -> None:
+    """Tell the driver of an exception in this task."""
+    client.report_failure(
+        task.endpoint, kind="data" if isinstance(error, DataError) else "worker",
+        generation=task.generation, worker=task.worker, host=socket.gethostname(),
+        message=f"{error}"[:10_000] if isinstance(error, DataError) else f"{error!r}"[:10_000],
+        traceback="".join(traceback.format_exception(error))[-100_000:],
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""A function of the user's own on every worker of a gang: the driver's side."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from sparkdl import launch, preflight
+from sparkdl.collective import WorkerContext
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
+from sparkdl.launch import Cluster, Job, Stage
+from sparkdl.server import Traffic
+from sparkdl.sums import SumStore
+
+
+def run(
+    function: Callable[[WorkerContext], Any], num_workers: int | None = None, *,
+    bind_address: str | None = None, advertised_host: str | None = None, port: int | range | str = 0,
+    start_timeout: float = 300,
+) -> list[Any]:  # fmt: skip
+    """Run a function of your own on every worker at once; it needs no model.
+
+    Args:
+        function: takes a ``WorkerContext``, with ``rank``, ``size``, ``device``, ``all_reduce`` and
+            ``barrier``, and returns what can be pickled. What it uses of the driver's program goes with it.
+        num_workers: how many workers; None takes the slots that there are.
+        bind_address: as of ``SparkModel``.
+        advertised_host: as of ``SparkModel``.
+        port: as of ``SparkModel``.
+        start_timeout: as of ``SparkModel``.
+
+    Returns:
+        What the function returned on each worker, in the order of their ranks.
+
+    Raises:
+        ConfigError: an argument that cannot be honoured.
+        ClusterError: too few slots, an executor whose environment does not match, or somebody cancelled the
+            job.
+        WorkerError: the function failed on a worker, whose traceback it carries, or returned while others
+            wait for it.
+        WorkerLostError: a worker died. Nothing is run again, for nobody but the function knows where it was.
+
+    Example:
+        >>> sparkdl.run(lambda worker: worker.all_reduce(worker.rank), num_workers=2)  # doctest: +SKIP
+        [0.5, 0.5]
+    """
+    config = TrainConfig(
+        num_workers=num_workers, bind_address=bind_address, advertised_host=advertised_host,
+        port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
+    )  # fmt: skip
+    _require_one_argument(function)
+    cluster = Cluster()
+    num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
+    launch.logger.info("%d workers: %s.", num_workers, why)
+    store = SumStore(secrets.token_bytes(16), num_workers)
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(noted_interrupts())
+        stack.enter_context(launch.claim(cluster, num_workers))
+        endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))
+        tasks = cluster.context.parallelize(range(num_workers), num_workers)
+        expected = preflight.expectations(_backend(), local=cluster.local)
+
+        def submit(generation: int, barrier: bool) -> Job:
+            stage = Stage(
+                "run", expected, endpoint=endpoint, generation=generation, function=function,
+                workers=num_workers,
+            )  # fmt: skip
+            return Job(cluster.context, launch.run_rdd(tasks, stage, barrier=barrier))
+
+        gang = Gang(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
+        stack.callback(gang.cancel)
+        return _results(gang, interrupts)
+
+
+def _results(gang: Gang, interrupts: list[BaseException]) -> list[Any]:
+    """Start a gang and return what its workers return."""
+    gang.start()
+    while True:
+        job = gang.job
+        if job is not None and job.wait(POLL_SECONDS) and job.error is None:
+            gang.finish()
+            return list(job.result)
+        if interrupts:
+            raise interrupts[0]
+        gang.check()
+
+
+def _require_one_argument(function: Callable[[WorkerContext], Any]) -> None:
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "run should be given a function that takes one argument, the worker's context; got "
+            f"{getattr(function, '__name__', function)!r}: {error}."
+        ) from None
+
+
+def _backend() -> str | None:
+    """Return the backend of Keras if it was imported here; functions that use Keras then have it too."""
+    keras = sys.modules.get("keras")
+    return str(keras.backend.backend()) if keras is not None else None

@@ -1,0 +1,137 @@
+"""Arrays that workers add together: the driver's side of a run of a function of the user's own.
+
+Workers make the same calls in the same order; each is a round of ``merging``, whose arrays, of one dtype, are
+added in worker order as they are. What they are is told by the update: ``metrics`` names the dtype, ``state``
+has the numbers. A worker that returns says so with a report without sections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+
+from sparkdl.batches import Plan
+from sparkdl.books import RunShape
+from sparkdl.errors import RefusedError, WorkerError
+from sparkdl.merging import Read, Rounds
+from sparkdl.rules.reduction import Reduction, Total
+from sparkdl.store import ParameterStore
+from sparkdl.weights import EMPTY, Vector
+from sparkdl.wire import NO_ID, Flag, Kind, Reply, Sections, Update
+
+NUMBERS = {
+    "<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16",
+}  # fmt: skip
+
+
+class SumRounds(Rounds):
+    """Rounds whose arrays are added, whatever their length and dtype.
+
+    Attributes:
+        alike: the layout and the bytes of the arrays of the open round and of the one before it.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.alike: dict[int, tuple[bytes, int]] = {}
+        super().__init__(EMPTY, EMPTY, num_workers)
+
+    def body_bytes(self) -> int:
+        """Return how many bytes an update of the open round has."""
+        return self.alike.get(self.round, (b"", 0))[1]
+
+    def _reduction(self) -> Reduction:
+        return Total()
+
+    def _open(self) -> None:
+        super()._open()
+        self.losses.clear()
+        self.alike = {sequence: it for sequence, it in self.alike.items() if sequence >= self.round - 1}
+
+    def _add(self, update: Update) -> None:
+        self.reductions[0].add(np.frombuffer(update.state, update.metrics.decode()), 1.0)
+
+    def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
+        return replace(reply, version=self.version, state=parameters.tobytes())
+
+
+class SumStore(ParameterStore):
+    """The book of a run whose workers add arrays.
+
+    Args:
+        run: sixteen random bytes that name the run.
+        num_workers: how many workers the gang has.
+    """
+
+    def __init__(self, run: bytes, num_workers: int) -> None:
+        plan = Plan((), 0, 1, 1, True, False, 0)
+        self.rounds = SumRounds(num_workers)
+        super().__init__(RunShape(run, NO_ID, num_workers, plan, epochs=1), self.rounds)
+        self.asked = dict.fromkeys(range(num_workers), -1)  # each worker's last round
+        self.returned: set[int] = set()
+        self.release(0, nan)
+
+    def _admit(self, update: Update, lengths: Sections) -> None:
+        if update.run != self.shape.run:
+            raise RefusedError(409, "The update is of another run.")
+        with self.changed:
+            self._member(update.worker, update.generation, update.attempt)
+            if not self.plans:
+                raise RefusedError(409, "The gang is not ready, and has nothing to add yet.")
+            if update.kind is Kind.REPORT and not lengths.nbytes:
+                return
+            if update.kind is not Kind.ARRAYS or lengths.parameters or lengths.statistics:
+                raise RefusedError(400, f"A {update.kind.name} like this means nothing in this run.")
+            self._admit_arrays(update, lengths)
+
+    def _admit_arrays(self, update: Update, lengths: Sections) -> None:
+        if not self.rounds.round - 1 <= update.sequence <= self.rounds.round:
+            raise RefusedError(409, f"Round {update.sequence} is not open; {self.rounds.round} is.")
+        if update.flags & Flag.AWAIT:
+            if lengths.nbytes or not self.rounds.counted(update.worker, update.sequence):
+                raise RefusedError(409, f"Arrays {update.sequence} of worker {update.worker} never came.")
+            return
+        these = update.layout, lengths.state
+        if self.rounds.alike.setdefault(update.sequence, these) != these or lengths.metrics > 4:
+            raise RefusedError(
+                422,
+                f"Worker {update.worker} calls all_reduce with other arrays than another worker does. Their "
+                "structure, shapes and dtypes, op and the order of calls have to be the same on all workers.",
+            )
+        self.asked[update.worker] = update.sequence
+        self._fail_if_left_alone()
+
+    def exchange(self, update: Update, read: Read) -> Reply:
+        """Answer arrays with the sum over all workers, and take note of a worker that has returned."""
+        if update.kind is Kind.ARRAYS:
+            return self.rounds.push(update, lambda: _sound(read()), lambda counts: Reply())
+        with self.changed:
+            self._check_open(update.generation)
+            self.returned.add(update.worker)
+            self._fail_if_left_alone()
+            return Reply()
+
+    def _fail_if_left_alone(self) -> None:
+        """Fail the run where a worker waits for one that has returned."""
+        for gone in sorted(self.returned):
+            waiting = [worker for worker, asked in self.asked.items() if asked > self.asked[gone]]
+            if waiting:
+                message = (
+                    f"Worker {gone} returned, and worker {waiting[0]} waits for it in all_reduce or barrier. "
+                    "Every worker has to call them as often."
+                )
+                self.fail(self.generation, WorkerError(message, worker=gone))
+
+
+def _sound(update: Update) -> Update:
+    """Return an update whose section of numbers can be read.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    dtype = update.metrics.decode("ascii", "replace")
+    known = dtype in NUMBERS and not len(update.state) % np.dtype(dtype).itemsize
+    if not (known or update.flags & Flag.AWAIT):
+        raise RefusedError(400, f"{len(update.state)} bytes of {dtype!r} are no arrays of numbers.")
+    return update

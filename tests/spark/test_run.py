@@ -1,0 +1,128 @@
+"""Functions of the user's own on every worker, which know their rank and add arrays; no model is needed."""
+
+import functools
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl.errors import ClusterError, ConfigError, WorkerError, WorkerLostError
+
+MASTERS = ("local", "local-cluster", "standalone")
+
+
+class Answer:
+    """A class that executors have not."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def descend(worker, x, y):
+    """Return the weights of a logistic regression that all workers train together, each on its rows."""
+    mine = slice(worker.rank, None, worker.size)
+    weights = np.zeros(x.shape[1])
+    for _ in range(20):
+        residual = 1 / (1 + np.exp(-x[mine] @ weights)) - y[mine]
+        weights -= worker.all_reduce(x[mine].T @ residual, "sum") / len(x)
+    return weights
+
+
+def test_a_function_trains_on_all_workers_and_returns_in_the_order_of_ranks(spark, problem):
+    """What it computes is what one process does, bit for bit the same on all workers and in the next run."""
+    x, y = problem.x.astype("float64"), (problem.y > 0).astype("float64")
+    alone = np.zeros(6)
+    for _ in range(20):
+        alone -= x.T @ (1 / (1 + np.exp(-x @ alone)) - y) / len(x)
+
+    first, second = (sparkdl.run(functools.partial(descend, x=x, y=y), num_workers=2) for _ in range(2))
+
+    for other in (first[1], *second):
+        np.testing.assert_array_equal(first[0], other)
+    np.testing.assert_allclose(alone, first[0], rtol=1e-10)
+
+
+def test_a_worker_knows_itself_and_brings_what_is_the_users_own(spark, caplog):
+    """Rank, size and device; classes of the test's own come back; what is logged is seen on the driver."""
+
+    def work(worker):
+        import logging
+
+        worker.barrier()
+        logging.getLogger("mine").warning("worker %d is here", worker.rank)
+        return Answer((worker.rank, worker.size, worker.device))
+
+    answers = sparkdl.run(work)
+
+    assert [(0, 2, "cpu:0"), (1, 2, "cpu:0")] == [answer.value for answer in answers]
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert {"worker 0 is here", "worker 1 is here"} <= set(caplog.messages)
+
+
+def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
+    """Exceptions with their traceback, workers that leave others alone, arrays that are not alike."""
+
+    def broken(worker):
+        if worker.rank == 1:
+            raise LookupError("no such file")
+        worker.barrier()
+
+    def leaves(worker):
+        return worker.rank or worker.all_reduce(1.0)
+
+    def unlike(worker):
+        worker.all_reduce(np.zeros(2 + worker.rank))
+
+    with pytest.raises(WorkerError, match="Worker 1 on .* failed: LookupError.'no such file'") as caught:
+        sparkdl.run(broken, num_workers=2)
+    assert 1 == caught.value.worker
+    assert "in broken" in caught.value.traceback
+    with pytest.raises(WorkerError, match="Worker 1 returned, and worker 0 waits for it in all_reduce"):
+        sparkdl.run(leaves, num_workers=2)
+    with pytest.raises(WorkerError, match=r"Worker \d calls all_reduce with other arrays than another"):
+        sparkdl.run(unlike, num_workers=2)
+    with pytest.raises(WorkerError, match=r"cannot pickle .*generator"):
+        sparkdl.run(lambda worker: (step for step in range(3)), num_workers=2)
+
+
+def test_what_cannot_be_run_is_refused_before_a_job(spark, jobs):
+    """Other functions, and more workers than slots."""
+    before = jobs()
+    with pytest.raises(ConfigError, match="should be given a function that takes one argument"):
+        sparkdl.run(lambda: 1)
+    with pytest.raises(ConfigError, match="num_workers should be a whole number of at least 1; got 0"):
+        sparkdl.run(lambda worker: 1, num_workers=0)
+    with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+        sparkdl.run(lambda worker: 1, num_workers=3)
+    assert jobs() == before
+
+
+def test_a_worker_that_dies_or_a_job_that_is_cancelled_ends_the_run(spark, tmp_path, eventually):
+    """The others wait for nobody, and the next run is as any other."""
+    started = str(tmp_path / "started")
+
+    def dies(worker):
+        if worker.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.barrier()
+
+    def waits(worker):
+        if worker.rank == 0:
+            open(started, "w").close()
+            while True:
+                signal.pause()
+        worker.barrier()
+
+    with pytest.raises(WorkerLostError):
+        sparkdl.run(dies, num_workers=2)
+    cancel = threading.Thread(
+        target=lambda: eventually(lambda: os.path.exists(started)) and spark.sparkContext.cancelAllJobs()
+    )
+    cancel.start()
+    with pytest.raises(ClusterError, match="Somebody cancelled the Spark job"):
+        sparkdl.run(waits, num_workers=2)
+    cancel.join()
+    assert [1, 1] == sparkdl.run(lambda worker: int(worker.all_reduce(worker.rank, "sum")), num_workers=2)

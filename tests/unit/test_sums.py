@@ -1,0 +1,195 @@
+"""Arrays that workers add: in worker order, alike on all of them, and by nobody who has returned."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from stores import RUN, give, impatient, together
+
+from sparkdl import merging
+from sparkdl.collective import WorkerContext
+from sparkdl.errors import ConfigError, RefusedError, WorkerError
+from sparkdl.exchange import LocalExchange
+from sparkdl.sums import SumStore
+from sparkdl.wire import Flag, Kind, Update, lengths_of
+
+
+@pytest.fixture
+def gang():
+    """A store, and the contexts of three workers that are ready."""
+    store = SumStore(RUN, 3)
+    exchanges = [LocalExchange(store, worker) for worker in range(3)]
+    together(*(partial(exchange.ready, 1, 0, {}) for exchange in exchanges))
+    return store, [WorkerContext(worker, 3, "cpu:0", exchanges[worker]) for worker in range(3)]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "u2", "c8", ">f4"])
+def test_the_sum_is_that_of_numpy_in_worker_order(gang, dtype):
+    """Bit for bit, whatever the dtype, the shape, and who comes first."""
+    _, workers = gang
+    random = np.random.default_rng(3)
+    given = [(random.normal(size=(5, 7)) * 9).astype(dtype) for _ in workers]
+    expected = given[0] + given[1] + given[2]
+
+    calls = [partial(worker.all_reduce, array, "sum") for worker, array in zip(workers, given, strict=True)]
+    for order in ((0, 1, 2), (2, 1, 0)):
+        for total in together(*(calls[k] for k in order)):
+            np.testing.assert_array_equal(total, expected.astype(total.dtype))
+            assert total.dtype == np.dtype(dtype).newbyteorder("=")
+            total += 1  # it is the worker's own
+
+
+def test_the_mean_of_a_structure_has_its_structure(gang):
+    """Dicts, lists and tuples, numbers of several dtypes among them; dicts by name, whatever their order."""
+    _, workers = gang
+    given = [
+        {"weights": [np.full((2, 2), k, "float32"), np.full(3, k, "float64")], "rows": k, "loss": (0.5 * k,)}
+        for k in range(3)
+    ]
+    given[1] = dict(reversed(given[1].items()))
+
+    results = together(*(partial(worker.all_reduce, one) for worker, one in zip(workers, given, strict=True)))
+
+    for result in results:
+        assert [np.float32, np.float64] == [array.dtype for array in result["weights"]]
+        assert all((array == 1).all() for array in result["weights"])
+        assert (1.0, (0.5,)) == (result["rows"], result["loss"])
+    assert list(given[1]) == list(results[1])
+
+
+def test_calls_follow_each_other(gang):
+    """Each call is a round of its own, a barrier too."""
+    _, workers = gang
+
+    def count(worker):
+        found = []
+        for step in range(20):
+            found.append(int(worker.all_reduce(step * worker.rank, "sum")))
+            worker.barrier()
+        return found
+
+    assert [[3 * step for step in range(20)]] * 3 == together(*(partial(count, worker) for worker in workers))
+
+
+def test_a_reply_that_was_lost_is_given_again(gang):
+    """Arrays that come twice are added once, also when their round has closed and another is open."""
+    store, workers = gang
+    first = [partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers]
+    together(*first)
+    again = Update(
+        kind=Kind.ARRAYS, worker=1, rows=1, metrics=b"<f4", state=np.ones(2, "<f4").tobytes(), run=RUN,
+        generation=1, layout=store.rounds.alike[0][0],
+    )  # fmt: skip
+
+    reply = give(store, again)
+
+    assert [3.0, 3.0] == np.frombuffer(reply.state, "<f4").tolist()
+    assert Flag.DUPLICATE == reply.flags
+    assert 1 == store.rounds.round
+
+
+def test_a_worker_that_waits_asks_again(gang):
+    """No request waits longer than the endpoint's patience, and the round goes on."""
+    store, workers = gang
+    update = Update(
+        kind=Kind.ARRAYS, rows=1, metrics=b"<f4", state=bytes(8), run=RUN, generation=1, layout=b"l" * 16
+    )
+    with impatient():
+        reply = give(store, update)
+
+    assert Flag.AGAIN == reply.flags
+
+
+def test_arrays_that_are_not_alike_are_refused(gang):
+    """Another shape, dtype, name or operation is the later worker's error; the round is as it was."""
+    store, workers = gang
+    alike = np.ones(2, "float32")
+    for other in (np.zeros(3, "float32"), np.zeros(2, "float64"), {"a": alike}, alike):
+        one = workers[0]._exchange.begin(sent(workers[0], np.ones(2, "float32")))
+        store.admit(one, lengths_of(one))
+        with pytest.raises(RefusedError, match="Worker 1 calls all_reduce with other arrays than another"):
+            workers[1].all_reduce(other)
+    results = together(*(partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers))
+
+    assert [[3.0, 3.0]] * 3 == [result.tolist() for result in results]
+
+
+def sent(worker, array):
+    """Return what a worker sends of an array."""
+    kept = []
+
+    class Keeping:
+        def __call__(self, update):
+            kept.append(update)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        WorkerContext(worker.rank, worker.size, worker.device, Keeping()).all_reduce(array, "sum")
+    return kept[0]
+
+
+def test_a_worker_that_returned_is_not_waited_for(gang):
+    """Whether it returns before or after another has called, the run fails and says who."""
+    store, workers = gang
+    exchanges = [worker._exchange for worker in workers]
+    exchanges[2](Update(kind=Kind.REPORT))
+
+    one = exchanges[0].begin(sent(workers[0], np.ones(2)))
+    store.admit(one, lengths_of(one))
+
+    assert isinstance(store.failure, WorkerError)
+    assert "Worker 2 returned, and worker 0 waits for it" in str(store.failure)
+
+
+def test_what_is_no_number_is_named(gang):
+    """With its place in the structure; another operation too."""
+    _, workers = gang
+    with pytest.raises(TypeError, match=r"Expected arrays\['names'\]\[0\] to be numbers .* got <U4"):
+        workers[0].all_reduce({"names": ["text"]})
+    with pytest.raises(TypeError, match="got bool"):
+        workers[0].all_reduce(np.zeros(2, bool))
+    with pytest.raises(ConfigError, match="op should be one of 'mean', 'sum'; got 'max'"):
+        workers[0].all_reduce(1.0, op="max")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"run": b"x" * 16}, 409), ({"generation": 9}, 409), ({"sequence": 1}, 409),
+        ({"flags": Flag.AWAIT, "state": b"", "metrics": b""}, 409), ({"kind": Kind.GRADIENT}, 400),
+        ({"kind": Kind.REPORT}, 400), ({"parameters": np.ones(2, "float32")}, 400), ({"metrics": b"O"}, 400),
+        ({"metrics": b"<f8"}, 400), ({"metrics": b"float32"}, 422),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
+    """It is refused before or after it is read, and the round stays open."""
+    store, _ = gang
+    values = {
+        "kind": Kind.ARRAYS, "rows": 1, "metrics": b"<f4", "state": bytes(12), "run": RUN, "generation": 1,
+        "layout": b"l" * 16,
+    }  # fmt: skip
+    update = Update(**values | fields)
+
+    with pytest.raises(RefusedError) as caught:
+        give(store, update)
+
+    assert status == caught.value.status
+    assert [-1, -1, -1] == list(store.rounds.taken.values())
+    assert not store.returned
+
+
+def test_early_arrays_beyond_a_budget_stay_unread(gang, monkeypatch):
+    """The driver keeps few bodies, however many workers come before their turn."""
+    store, workers = gang
+    monkeypatch.setattr(merging, "EARLY_BYTES", 7)
+    read = []
+    updates = [workers[k]._exchange.begin(sent(workers[k], np.full(2, k, "float32"))) for k in range(3)]
+
+    def push(update):
+        store.admit(update, lengths_of(update))
+        return store.exchange(update, lambda: read.append(update.worker) or update)
+
+    replies = together(*(partial(push, updates[k]) for k in (2, 1, 0)))
+
+    assert [3.0, 3.0] == np.frombuffer(replies[0].state, "<f4").tolist()
+    assert [0, 1, 2] == read
