@@ -6,7 +6,8 @@ Nothing here copies a value that Arrow holds as NumPy would, and nothing here im
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from sparkdl.errors import DataError
-from sparkdl.feed import UNKNOWN, Block, scramble
-from sparkdl.schema import Column
+from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
+from sparkdl.schema import Column, as_array
 from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
+Decode = Callable[[Any], Any]  # a function of the user's own that makes an array of a value
 ArrowArray = pa.Array
 ROWS_PER_BATCH = 10_000  # as Spark makes them
 ARROW_TYPES = {
@@ -27,20 +29,26 @@ ARROW_TYPES = {
 }  # fmt: skip
 
 
-def column_array(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
+def column_array(
+    values: Any, column: Column, name_row: Callable[[int], str], decode: Decode | None = None
+) -> Array:
     """Return an Arrow column as one array of shape (rows, *column.shape).
 
     Args:
         values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out.
         column: what its values have to be.
         name_row: says where a row of the batch comes from.
+        decode: makes an array of each value, where these are not arrays yet.
 
     Raises:
-        DataError: nulls, or rows of another shape; names the column and the first such row.
+        DataError: nulls, rows of another shape, or one that cannot be decoded; names the column and the
+            first such row.
     """
     count, size = len(values), int(np.prod(column.shape, dtype=int))
     if not count:
         return np.empty((0, *column.shape), column.dtype)
+    if decode is not None:
+        return _decoded(values, column, name_row, decode)
     if pa.types.is_struct(values.type):
         return _vectors(values, column, name_row)
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
@@ -56,6 +64,41 @@ def column_array(values: Any, column: Column, name_row: Callable[[int], str]) ->
         raise _misshapen(column, name_row(bad), int(lengths[bad]))
     array = values.to_numpy(zero_copy_only=False)
     return column.cast(array.reshape(count, *column.shape), f"the batch of {name_row(0)}" if count else "")
+
+
+def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode: Decode) -> Array:
+    rows = np.empty((len(values), *column.shape), column.dtype)
+    for index, value in enumerate(values):
+        if not value.is_valid:
+            raise _null(column, name_row(index))
+        array = decoded(value.as_py(), column.name, name_row(index), decode)
+        if not _alike(array.shape, column.shape):
+            raise DataError(
+                f"Expected {column.name} of shape {column.shape}; {name_row(index)} is decoded to shape "
+                f"{array.shape}."
+            )
+        array = array.reshape(1, *column.shape)
+        rows[index] = column.cast(array, f"the batch of {name_row(0)}", index)[0]
+    return rows
+
+
+def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
+    """Return the array that a function of the user's own makes of a value.
+
+    Raises:
+        DataError: the function failed; names the column and the row.
+    """
+    try:
+        return as_array(decode(value))
+    except Exception as error:
+        raise DataError(f"The function that decodes {name} failed on {row}: {error!r}.") from error
+
+
+def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Return whether a model takes one shape for another: one is flat, or ends with a dimension of 1 more."""
+    if prod(given) != prod(expected):
+        return False
+    return given in (expected, (*expected, 1)) or (*given, 1) == expected or 1 in (len(given), len(expected))
 
 
 def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
@@ -102,15 +145,20 @@ def _per_row(counts: Any, lengths: Any) -> Any:
     return sums[ends] - sums[ends - lengths]
 
 
-def blocks_of_batches(batches: Iterable[Any], columns: Sequence[Column], seed: int | None) -> Iterator[Block]:
+def blocks_of_batches(
+    batches: Iterable[Any], columns: Sequence[Column], seed: int | None,
+    decode: Mapping[int, Decode] | None = None,
+) -> Iterator[Block]:  # fmt: skip
     """Yield the rows of Arrow batches as blocks.
 
     Args:
         batches: record batches with one column per entry of ``columns``, then key and part.
         columns: what the values have to be.
         seed: what the order of the rows is drawn from; None keeps that of the keys.
+        decode: what makes arrays of the values of some columns, by their places.
     """
-    for batch in batches:
+    decode = decode or {}
+    for batch in _parts(batches, rows_per_block(columns)) if decode else batches:
         keys = batch.column(batch.schema.get_field_index(KEY)).to_numpy().astype(np.uint64)
         parts = batch.column(batch.schema.get_field_index(PART)).to_numpy()
         if (parts == UNKNOWN).any():
@@ -120,7 +168,8 @@ def blocks_of_batches(batches: Iterable[Any], columns: Sequence[Column], seed: i
             )
         name_row = functools.partial(_name_row, keys)
         arrays = tuple(
-            column_array(batch.column(index), column, name_row) for index, column in enumerate(columns)
+            column_array(batch.column(index), column, name_row, decode.get(index))
+            for index, column in enumerate(columns)
         )
         if seed is not None:
             keys = scramble(keys, seed)
@@ -130,6 +179,13 @@ def blocks_of_batches(batches: Iterable[Any], columns: Sequence[Column], seed: i
                 yield Block(keys, part, arrays)
             else:
                 yield Block(keys[mask], part, tuple(array[mask] for array in arrays))
+
+
+def _parts(batches: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield batches of so many rows: what is small in a column may be large when it is decoded."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, size):
+            yield batch.slice(start, size)
 
 
 def _name_row(keys: Any, index: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,14 +105,11 @@ def _predict_arrow(
     model: Any, columns: Sequence[Any], job: InferenceJob, options: dict[str, Any]
 ) -> Any:  # fmt: skip
     """Return the predictions for a batch as one Arrow column."""
-    arrays = [
-        frames.column_array(values, column, "row {} of a batch".format)
-        for values, column in zip(columns, job.schema.columns, strict=True)
-    ]
     output, head = options["output"], options["head"]
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
-        found = _predict(model, job, arrays)
+        parts = _arrays_of(columns, job.schema, options.get("decode") or {})
+        found = models.concatenate([_predict(model, job, arrays) for arrays in parts])
         predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
     else:
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
@@ -120,6 +118,24 @@ def _predict_arrow(
         return frames.struct_array(list(classes._fields), list(map(frames.prediction_array, classes)))
     values = [_arrow(each, shape) for each, shape in zip(predictions, shapes, strict=True)]
     return frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]
+
+
+def _arrays_of(
+    columns: Sequence[Any], schema: Schema, decode: Mapping[int, frames.Decode]
+) -> Iterator[list[Array]]:
+    """Yield the arrays of a batch, a few rows at once where they have to be decoded."""
+    count = len(columns[0])
+    size = feed.rows_per_block(schema.columns) if decode else count
+    for start in range(0, count, size):
+        name_row = functools.partial(_name_row, start)
+        yield [
+            frames.column_array(values.slice(start, size), column, name_row, decode.get(place))
+            for place, (values, column) in enumerate(zip(columns, schema.columns, strict=True))
+        ]
+
+
+def _name_row(start: int, row: int) -> str:
+    return f"row {start + row} of a batch"
 
 
 def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:

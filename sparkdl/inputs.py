@@ -15,7 +15,7 @@ from sparkdl.tables import FrameSource, frame_source
 
 def make_source(
     parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x",
-    *, indicator: str | None = None,
+    *, indicator: str | None = None, decode: Any = None,
 ) -> Source:  # fmt: skip
     """Return the source of what a user handed over.
 
@@ -27,6 +27,7 @@ def make_source(
         counts: how many arrays the model takes for x and, where rows have labels, for y.
         what: what errors call x.
         indicator: the column of a DataFrame that says which rows are for validation.
+        decode: functions that make arrays of the values of a DataFrame's columns, by their names.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
@@ -36,12 +37,13 @@ def make_source(
     frame = isinstance(x, DataFrame) or (
         type(x).__module__.startswith("pyspark.sql") and not isinstance(x, RDD)
     )
-    if indicator is not None and not frame:
-        raise ConfigError("validation_indicator_col is for a DataFrame with its labels; got other rows.")
+    if not frame:
+        refuse_columns(validation_indicator_col=indicator, decode=decode)
     if (frame or isinstance(x, RDD)) and y is not None:
         raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
     if frame:
-        return frame_source(x, (*columns, weights) if weights is not None else columns, counts, indicator)
+        names = columns if weights is None else (*columns, weights)
+        return frame_source(x, names, counts, indicator, decode)
     if isinstance(x, RDD):
         return _rdd_source(x, weights, counts, what)
     kind = f"{type(x).__module__}.{type(x).__name__}"
@@ -59,6 +61,17 @@ def make_source(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
     return _array_source((x, y, weights), counts, what, kind)
+
+
+def refuse_columns(**arguments: Any) -> None:
+    """Refuse by name what is said of columns where there are none.
+
+    Raises:
+        ConfigError: names the first such argument.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(f"{name} is for the columns of a DataFrame; got other rows. Leave it out.")
 
 
 def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str) -> ArraySource:

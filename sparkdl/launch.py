@@ -298,6 +298,7 @@ class Stage:
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
         own = [*(objects or {}).values(), builder, *map(options.get, OWN), *(options.get("held") or ())[:1]]
+        own += (options.get("decode") or {}).values()
         call = {
             "stage": name, "generation": generation, "shared": shared,
             "code": pickled(code, own, cloudpickle),

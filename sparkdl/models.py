@@ -548,7 +548,8 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
     )
     if fits or (*column.shape, 1) == expected or column.shape == (*expected, 1):
         return column
-    if reshape and None not in expected and int(np.prod(expected)) == int(np.prod(column.shape)):
+    flat = 1 in (len(expected), len(column.shape))
+    if reshape and flat and None not in expected and int(np.prod(expected)) == int(np.prod(column.shape)):
         return replace(column, shape=expected)
     raise DataError(
         f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl import models, preflight
 from sparkdl.config import FitConfig
 from sparkdl.errors import ModelError
+from sparkdl.frames import Decode
 from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
 from sparkdl.launch import Cluster, Stage
@@ -44,7 +45,7 @@ def inference_stage(
 
 def column_function(
     model: Model, schema: Schema, batch_size: int | None, *, head: Head = AS_IT_IS, predicted: Any = None,
-    **code: Any,
+    decode: Mapping[int, Decode] | None = None, **code: Any,
 ) -> Any:  # fmt: skip
     """Return the function of Spark SQL that predicts from columns.
 
@@ -54,6 +55,7 @@ def column_function(
         batch_size: rows per forward pass; None is 32.
         head: what the output is.
         predicted: what the model predicts for some row; None asks it.
+        decode: what makes arrays of the values of some columns, by their places.
         code: ``custom_objects`` and ``builder``, as ``inference_stage`` takes them.
     """
     cluster = Cluster()
@@ -61,7 +63,7 @@ def column_function(
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)
     shapes = models.output_shapes(model, predicted)
-    return column_of_predictions(stage, schema, shapes, head)
+    return column_of_predictions(stage, schema, shapes, head, decode)
 
 
 def frame_features(model: Model, source: FrameSource) -> Schema:

@@ -22,6 +22,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.inference import features_of
 from sparkdl.inputs import (
     make_source,
+    refuse_columns,
     require_partitions,
     require_partner,
     share_weights,
@@ -173,6 +174,7 @@ class SparkModel:
         validation_indicator_col: str | None = None,
         seed: int | None = None,
         preserve_partitions: bool = False,
+        decode: dict[str, Callable[[Any], Any]] | None = None,
     ) -> Any:
         """Train the model in place on the cluster.
 
@@ -210,6 +212,8 @@ class SparkModel:
                 not shuffled between workers: as many of them to each worker as to another, one at least.
                 ``num_workers`` is then no more than there are partitions. ``shuffle`` reorders a worker's
                 rows every epoch, as ever.
+            decode: functions by the names of a DataFrame's columns, each of which makes an array of a value,
+                such as the bytes of an image; executors call them, and the driver for the first row.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
@@ -232,8 +236,10 @@ class SparkModel:
         kept = check_callbacks(callbacks)
         names = features_col, label_col
         counts = models.count_parts(self.model)
-        source = make_source((x, y, sample_weight), names, counts, indicator=validation_indicator_col)
-        validation = self._validation(validation_data, (*names, sample_weight))
+        source = make_source(
+            (x, y, sample_weight), names, counts, indicator=validation_indicator_col, decode=decode
+        )
+        validation = self._validation(validation_data, (*names, sample_weight), decode)
         if (validation is not None) + bool(validation_split) + (validation_indicator_col is not None) > 1:
             raise ConfigError(
                 "validation_split, validation_data and validation_indicator_col are three ways to name "
@@ -292,7 +298,7 @@ class SparkModel:
         same = workers == num_workers and fingerprint == models.fingerprint(self.model)
         return carried if same else None
 
-    def _validation(self, data: Any, names: tuple[Any, ...]) -> Source | None:
+    def _validation(self, data: Any, names: tuple[Any, ...], decode: Any) -> Source | None:
         if data is None:
             return None
         counts = models.count_parts(self.model)
@@ -300,7 +306,8 @@ class SparkModel:
             columns = getattr(data, "columns", ())
             weighted = all(isinstance(name, str) and name in columns for name in leaves(names[2]))
             weights = names[2] if weighted else None
-            return make_source((data, None, weights), names[:2], counts, what="validation_data")
+            given = data, None, weights
+            return make_source(given, names[:2], counts, what="validation_data", decode=decode)
         if len(data) not in (2, 3):
             raise ConfigError(
                 "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
@@ -351,6 +358,7 @@ class SparkModel:
         return_dict: bool = False,
         features_col: Any = "features",
         label_col: Any = "label",
+        decode: dict[str, Callable[[Any], Any]] | None = None,
     ) -> Any:
         """Return the loss and the metrics over all rows, computed on the executors.
 
@@ -363,6 +371,7 @@ class SparkModel:
             return_dict: whether to return a dict by metric name.
             features_col: as in ``fit``.
             label_col: as in ``fit``.
+            decode: as in ``fit``.
 
         Returns:
             What ``keras.Model.evaluate`` returns: a number, a list of the loss and the metrics, or a dict.
@@ -372,7 +381,7 @@ class SparkModel:
             DataError: rows that do not fit the model.
         """
         counts = models.count_parts(self.model)
-        source = make_source((x, y, sample_weight), (features_col, label_col), counts)
+        source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
         cluster = Cluster()
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
@@ -392,6 +401,7 @@ class SparkModel:
         *,
         features_col: Any = "features",
         output_col: str = "prediction",
+        decode: dict[str, Callable[[Any], Any]] | None = None,
     ) -> Any:
         """Return the model's predictions, computed on the executors.
 
@@ -401,6 +411,7 @@ class SparkModel:
             verbose: taken for Keras's sake; nothing is shown.
             features_col: as in ``fit``.
             output_col: the name of the column that a DataFrame gets.
+            decode: as in ``fit``.
 
         Returns:
             For arrays what ``keras.Model.predict`` returns; for an RDD a lazy RDD of a row's prediction, in
@@ -414,10 +425,11 @@ class SparkModel:
         cluster = Cluster()
         count = models.count_parts(self.model)[0]
         if isinstance(x, RDD):
+            refuse_columns(decode=decode)
             stage, _ = self._stage(cluster, self._features(x, count), batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
-        source = make_source((x,), (features_col,), (count,))
+        source = make_source((x,), (features_col,), (count,), decode=decode)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
         source.schema, _ = self._settle(source.peek())
@@ -432,7 +444,7 @@ class SparkModel:
         """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
         require_free(source.frame, output_col)
         predict = column_function(
-            self.model, frame_features(self.model, source), batch_size,
+            self.model, frame_features(self.model, source), batch_size, decode=source.decode,
             custom_objects=self.custom_objects, builder=self._builder,
         )  # fmt: skip
         return source.frame.withColumn(output_col, predict(*source.selected))

@@ -5,7 +5,7 @@ Rows are dealt to workers by a shuffle, each with a stable key, and travel as Ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Cluster, Stage
 from sparkdl.schema import Counts, Sample, Schema
 from sparkdl.sources import Source, first_value
+from sparkdl.weights import Array
 
 
 class FrameSource(Source):
@@ -28,18 +29,34 @@ class FrameSource(Source):
         sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
             names is an array of what these columns hold.
         indicator: the column of booleans that says which rows are for validation, if there is one.
+        decode: functions that make arrays of the values of columns, by their names.
 
     Raises:
         ConfigError: a column is missing, or of a type that is not numbers.
+
+    Attributes:
+        decode: the same functions by the places of their columns.
     """
 
-    def __init__(self, frame: DataFrame, sample: Sample, indicator: str | None = None) -> None:
+    def __init__(
+        self, frame: DataFrame, sample: Sample, indicator: str | None = None,
+        decode: Mapping[str, frames.Decode] | None = None,
+    ) -> None:  # fmt: skip
         self.frame, self.indicator = frame, indicator
+        known = decode or {}
+        self.decode = {
+            place: known[value]
+            for place, value in enumerate(sample.values)
+            if isinstance(value, str) and value in known
+        }
         if indicator is not None:
             _require_booleans(frame, indicator)
         labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
         self.sample = sample._replace(names=tuple(labels))
-        self.selected = [_column(frame, value).alias(f"c{i}") for i, value in enumerate(sample.values)]
+        self.selected = [
+            _column(frame, value, raw=place in self.decode).alias(f"c{place}")
+            for place, value in enumerate(sample.values)
+        ]
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
@@ -52,8 +69,15 @@ class FrameSource(Source):
                     f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
                 )
         fields = self.frame.select(*self.selected).schema.fields
-        kinds = [_numpy_type(field.dataType) for field in fields]
-        return self.sample._replace(values=tuple(map(first_value, self.sample.names, rows[0], kinds)))
+        values = [self._first(place, value, fields[place]) for place, value in enumerate(rows[0])]
+        return self.sample._replace(values=tuple(values))
+
+    def _first(self, place: int, value: Any, field: Any) -> Array:
+        name = self.sample.names[place]
+        if place not in self.decode:
+            return first_value(name, value, _numpy_type(field.dataType))
+        found = frames.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
+        return first_value(name, found)
 
     def num_partitions(self) -> int:
         """Return how many partitions there are, as they are when rows are read."""
@@ -96,7 +120,7 @@ class FrameSource(Source):
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             order = seed if self.partitions is None else None
-            train = stage("train", encoding="arrow", schema=schema, seed=order)
+            train = stage("train", encoding="arrow", schema=schema, seed=order, decode=self.decode)
             return launch.run_frame(frame, train, "nothing int", barrier=barrier and not coalesced)
 
         return make
@@ -104,7 +128,7 @@ class FrameSource(Source):
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         part = functions.lit(TRAINING).cast("int").alias(frames.PART)
-        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None)
+        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
         frame = self._rows(len(self.schema.columns), part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
         return [tuple(row) for row in launch.run(action, cluster)]
@@ -114,8 +138,9 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; 
 
 
 def column_of_predictions(
-    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS
-) -> Any:
+    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS,
+    decode: Mapping[int, frames.Decode] | None = None,
+) -> Any:  # fmt: skip
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
@@ -123,6 +148,7 @@ def column_of_predictions(
         schema: what every row has to be.
         output: the shape of one row's prediction, or a dict of them.
         head: what the output is; of a classifier's, it gives a struct of prediction, probability and raw.
+        decode: what makes arrays of the values of some columns, by their places.
     """
     kind: Any
     if head.classifies:
@@ -133,7 +159,7 @@ def column_of_predictions(
         kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
     else:
         kind = _nested(output)
-    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head)
+    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head, decode=decode)
     return launch.column_function(run, kind)
 
 
@@ -145,18 +171,32 @@ def _nested(shape: tuple[int, ...]) -> Any:
     return kind
 
 
-def _column(frame: DataFrame, name: str | list[str]) -> Any:
-    """Return a column, or several that hold a number each as one of arrays."""
+def _as_on_executors(value: Any) -> Any:
+    """Return a value that Spark brought to the driver as Arrow gives it to executors."""
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if hasattr(value, "asDict"):
+        return {name: _as_on_executors(part) for name, part in value.asDict().items()}
+    return [_as_on_executors(part) for part in value] if isinstance(value, list) else value
+
+
+def _column(frame: DataFrame, name: str | list[str], *, raw: bool) -> Any:
+    """Return a column, or several that hold a number each as one of arrays; ``raw``: as it is."""
     if isinstance(name, str):
-        return _numeric(frame, name)
+        return _existing(frame, name) if raw else _numeric(frame, name)
     return functions.array(*(_numeric(frame, each).cast("double") for each in name))
+
+
+def _existing(frame: DataFrame, name: str) -> Any:
+    if name not in frame.columns:
+        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
+    return functions.col(f"`{name}`")
 
 
 def _numeric(frame: DataFrame, name: str) -> Any:
     """Return a column as numbers or arrays of numbers, vectors as arrays."""
-    if name not in frame.columns:
-        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
-    kind, column = frame.schema[name].dataType, functions.col(f"`{name}`")
+    column = _existing(frame, name)
+    kind = frame.schema[name].dataType
     if kind.typeName() == "vectorudt" or type(kind).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
 
@@ -170,7 +210,8 @@ def _numeric(frame: DataFrame, name: str) -> Any:
         raise ConfigError(
             f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
             f'{element.simpleString()}. Convert it first, for one with df.withColumn("{name}", '
-            f'df["{name}"].cast("double")).'
+            f'df["{name}"].cast("double")), or pass decode={{"{name}": function}}, which makes an array of a '
+            "value."
         )
     return column
 
@@ -212,7 +253,8 @@ def _require_booleans(frame: DataFrame, name: str) -> None:
 
 
 def frame_source(
-    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None
+    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None,
+    decode: Any = None,
 ) -> FrameSource:  # fmt: skip
     """Return the source of a DataFrame's columns; a list of them for one input is an array.
 
@@ -221,9 +263,22 @@ def frame_source(
         columns: those of x, y and the sample weights, or fewer: names, or lists or dicts of names.
         counts: how many arrays the model takes for x and for y.
         indicator: the column that says which rows are for validation.
+        decode: functions that make arrays of the values of columns, by their names.
+
+    Raises:
+        ConfigError: ``decode`` is something else, or a column is missing or cannot be read.
     """
+    if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
+        raise ConfigError(f"decode should be a dict of functions by the names of columns; got {decode!r}.")
     lengths = [
         len(value) if isinstance(value, list | tuple) and count != 1 else 1
         for value, count in zip(columns, (*counts, None), strict=False)
     ]
-    return FrameSource(frame, Sample.of(columns, tuple(lengths)), indicator)
+    sample = Sample.of(columns, tuple(lengths))
+    unread = set(decode or ()).difference(value for value in sample.values if isinstance(value, str))
+    if unread and len(counts) > 1:  # one that reads features only may be told of labels too
+        raise ConfigError(
+            f"decode has functions for {', '.join(map(repr, sorted(unread)))}, and the columns that are read "
+            f"are {', '.join(map(repr, sample.values))}."
+        )
+    return FrameSource(frame, sample, indicator, decode)

@@ -96,7 +96,7 @@ def blocks_of(
     if encoding == "arrow":
         from sparkdl import frames
 
-        return frames.blocks_of_batches(iterator, schema.columns, options["seed"])
+        return frames.blocks_of_batches(iterator, schema.columns, options["seed"], options.get("decode"))
     if encoding == "function":
         blocks = _blocks_of_function(partition, options)
     else:

@@ -198,6 +198,7 @@ class PredictionParams(KerasParams):
         "the column of features; a list of columns that make one array; for several inputs a list, or a dict "
         "of columns by input or of inputs by column", _columns,
     )  # fmt: skip
+    decode = _param("functions by column that make an array of a value, such as the bytes of an image")
     predictionCol = _param(
         "the column of predictions: the index of the class, or the number; arrays or a struct otherwise", TEXT
     )
@@ -256,9 +257,9 @@ SETTINGS = (
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
     "batchSize", "epochs", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed", "verbose",
-    "preservePartitions",
+    "preservePartitions", "decode",
 )  # fmt: skip
-OBJECTS = "model", "customObjects", "callbacks", "distribution"  # which JSON does not hold
+OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 
 
 def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:

@@ -25,14 +25,15 @@ class Predicts(PredictionParams, Stored):
             raise ModelError(f"{type(self).__name__} has no model; set one.")
         models.require_model(model)
         names = by_input(self.getOrDefault("featuresCol"), models.input_names(model))
-        source = frame_source(dataset, (names,), (models.count_parts(model)[0],))
+        decode = self.getOrDefault("decode") if self.isDefined("decode") else None
+        source = frame_source(dataset, (names,), (models.count_parts(model)[0],), decode=decode)
         schema = frame_features(model, source)
         predicted = models.probe(model, schema)
         shape = models.output_shapes(model, predicted)
         head = losses.head_of(model, self.getOrDefault("task"), shape)
         predict = column_function(
             model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
-            builder=self.builder(), **arguments(self, ("customObjects",)),
+            builder=self.builder(), decode=source.decode, **arguments(self, ("customObjects",)),
         )  # fmt: skip
         column = functions.col(made := f"{self.uid}_made")
         if head.classifies:

@@ -5,6 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from sparkdl import feed
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN
 from sparkdl.frames import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
@@ -146,3 +147,45 @@ def test_a_row_that_does_not_fit_is_named(values, shape, kind, message):
     """A null at any depth, or too few or many values, is found in its row."""
     with pytest.raises(DataError, match=message):
         blocks(values, shape, kind)
+
+
+def pictures(values, decode):
+    """Return the columns of the blocks of a batch of bytes, decoded to arrays of shape (2, 1)."""
+    columns = {"c0": pa.array(values, pa.binary())}
+    columns[KEY] = pa.array(np.arange(SECOND, SECOND + len(values)))
+    columns[PART] = pa.array(np.zeros(len(values), np.int32))
+    batch = pa.RecordBatch.from_pydict(columns)
+    column = Column("picture", (2, 1), "uint8")
+    return [block.columns[0] for block in blocks_of_batches([batch], (column,), None, {0: decode})]
+
+
+def test_bytes_are_decoded_a_few_rows_at_once(monkeypatch):
+    """What is decoded takes the place of the bytes, a last dimension of 1 more or less; blocks stay small."""
+    monkeypatch.setattr(feed, "BLOCK_BYTES", 4)  # two rows
+
+    for decode in (lambda value: np.frombuffer(value, "uint8"), lambda value: [[value[0]], [value[1]]]):
+        blocks = pictures([b"ab", b"cd", b"ef"], decode)
+
+        assert [(2, 2, 1), (1, 2, 1)] == [block.shape for block in blocks]
+        assert b"abcdef" == b"".join(block.tobytes() for block in blocks)
+        assert "uint8" == blocks[0].dtype
+
+
+def broken(value):
+    raise LookupError("no such format")
+
+
+@pytest.mark.parametrize(
+    ("values", "decode", "message"),
+    [
+        ([b"ab", None], list, "Expected no nulls in picture; row 1 of partition 1"),
+        ([b"ab", b"abc"], list, r"of shape \(2, 1\); row 1 of partition 1 is decoded to shape \(3,\)"),
+        ([b"ab"], broken, r"decodes picture failed on row 0 of partition 1: LookupError\('no such format'\)"),
+        ([b"ab"], lambda value: [value[0], 300], "whole numbers that fit uint8"),
+        ([b"ab"], lambda value: ["a", "b"], "Expected picture to be numbers"),
+    ],
+)
+def test_what_cannot_be_decoded_names_the_row(values, decode, message):
+    """Nulls, exceptions, other shapes, and what is no number."""
+    with pytest.raises(DataError, match=message):
+        pictures(values, decode)
