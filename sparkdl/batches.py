@@ -6,11 +6,15 @@ updates as one process with the same ``batch_size``. So all rows of a run are pu
 the lower worker. The global batch t is made of the rows that rank from t B to (t + 1) B in it, whatever
 the number of workers and however uneven their parts. Every worker can tell its share of each batch from
 the row counts alone, and a driver that deals rows by rank gets the batches of one process exactly.
+
+In which order a worker takes its rows is drawn anew for every pass. Rows that are more than what is mixed at
+a time lie in *buckets*; a pass takes the buckets in an order of its own, some at a time, and mixes the rows
+of these, so that it reads a stretch of the disk at a time and no order of all rows is ever in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+MIXED = 16  # buckets whose rows are mixed with one another
 
 
 def even_split(num_rows: int, num_workers: int) -> tuple[int, ...]:
@@ -36,15 +41,30 @@ def ranks(rows: tuple[int, ...], worker: int) -> Integers:
     Returns:
         Ascending whole numbers below sum(rows), shape (rows[worker],).
     """
+    return _rank(rows, worker, np.arange(rows[worker], dtype=np.int64))
+
+
+def _rank(rows: tuple[int, ...], worker: int, index: Integers) -> Integers:
+    """Return the ranks of some rows of a worker."""
     mine = rows[worker]
-    ours = 2 * np.arange(mine, dtype=np.int64) + 1
-    total = np.arange(mine, dtype=np.int64)
+    ours = 2 * index + 1
+    total = index.copy()
     for other, count in enumerate(rows):
         if other != worker and count and mine:
             # Rows j of `other` with (2j + 1) / count below ours / mine; a tie goes to the lower worker.
             reach = ours * count + (mine if other < worker else mine - 1)
             total += np.minimum(reach // (2 * mine), count)
     return total
+
+
+def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers:
+    """Return how many rows of a worker rank before each edge, found by halving: rows may be many."""
+    low, high = np.zeros_like(edges), np.full_like(edges, rows[worker])
+    for _ in range(rows[worker].bit_length()):
+        middle = (low + high) // 2
+        before = (middle < high) & (_rank(rows, worker, middle) < edges)
+        low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
+    return low
 
 
 def num_batches(num_rows: int, batch_size: int) -> int:
@@ -66,6 +86,53 @@ class Span(NamedTuple):
     start: int
     stop: int
     rows: int
+
+
+class Order:
+    """The order of one worker's rows in a pass: ``order[start:stop]`` are the rows at these places.
+
+    Args:
+        buckets: the rows of each bucket.
+        seed: what the order is drawn from; None leaves the rows as they lie.
+    """
+
+    def __init__(self, buckets: Sequence[int], seed: tuple[int, ...] | None) -> None:
+        count = len(buckets)
+        self._edges = np.append(0, np.cumsum(buckets, dtype=np.int64))
+        self._seed, self._many = seed, count > MIXED
+        taken = np.arange(count)
+        if self._many and seed is not None:
+            taken = np.random.default_rng(seed).permutation(count)
+        self._mixes = np.array_split(taken, -(-count // MIXED))
+        sizes = np.diff(self._edges)
+        self._starts = np.append(0, np.cumsum([sizes[mix].sum() for mix in self._mixes]))
+        self._newest = -1, np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._edges[-1])
+
+    def __getitem__(self, places: slice) -> Integers:
+        """Return the rows at some places, which follow one another."""
+        start, stop, _ = places.indices(len(self))
+        if self._seed is None:
+            return np.arange(start, stop, dtype=np.int64)
+        parts = [np.zeros(0, np.int64)]
+        while start < stop:
+            index = int(np.searchsorted(self._starts, start, side="right")) - 1
+            first, end = self._starts[index : index + 2].tolist()
+            parts.append(self._mix(index)[start - first : min(stop, end) - first])
+            start = end
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+    def _mix(self, index: int) -> Integers:
+        """Return the rows of the buckets that are mixed with one another, in the order that is drawn."""
+        if self._newest[0] != index:
+            edges = [self._edges[bucket : bucket + 2].tolist() for bucket in self._mixes[index]]
+            rows = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in edges])
+            seed = (*(self._seed or ()), index + 1) if self._many else self._seed
+            self._newest = index, rows[np.random.default_rng(seed).permutation(len(rows))]
+        return self._newest[1]
 
 
 @dataclass(frozen=True)
@@ -126,7 +193,7 @@ class Plan:
                 return np.append(0, np.cumsum(even_split(mine, count), dtype=np.int64))
             return np.append(np.arange(count, dtype=np.int64) * self.batch_size, mine)
         edges = np.arange(self.turn_steps + 1, dtype=np.int64) * self.batch_size
-        return np.searchsorted(ranks(self.rows, self.worker), edges).astype(np.int64)
+        return _num_before(self.rows, self.worker, edges)
 
     @cached_property
     def num_batches(self) -> int:
@@ -157,12 +224,15 @@ class Plan:
         """Return the number of an epoch's first exchange."""
         return (epoch - self.first_epoch) * self.windows
 
-    def order(self, turn: int) -> Integers:
-        """Return the order of this worker's rows in a pass over them."""
-        mine = self.rows[self.worker]
-        if not self.shuffle:
-            return np.arange(mine, dtype=np.int64)
-        return np.random.default_rng([self.seed, turn, self.worker]).permutation(mine)
+    def order(self, turn: int, buckets: Sequence[int] = ()) -> Order:
+        """Return the order of this worker's rows in a pass over them.
+
+        Args:
+            turn: which pass.
+            buckets: the rows of each bucket that they lie in; none where all of them can be mixed.
+        """
+        seed = (self.seed, turn, self.worker) if self.shuffle else None
+        return Order(buckets or (self.rows[self.worker],), seed)
 
     def spans(self, epoch: int, index: int) -> Iterator[Span]:
         """Yield this worker's share of each batch in a window of an epoch."""

@@ -1,10 +1,8 @@
-"""Rows to columnar blocks to batches.
+"""Rows to columnar blocks.
 
 Rows are decoded once. What comes out of a Spark partition is cut into *blocks*: one array per column and
 a key per row, large enough that a shuffle moves few records and small enough that no list of Python row
-objects outlives one of them. A worker *spools* the blocks of its partition to a file in Spark's local
-directories, whose name is gone as soon as it is open, so that a killed worker leaves nothing, and maps
-it: every epoch reads from there, and memory that is short is the page cache's affair.
+objects outlives one of them. What becomes of them on the worker is the affair of ``spool``.
 
 A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key, so that
 the order is the same when Spark computes a partition again, in whatever order a shuffle brings the rows.
@@ -12,20 +10,15 @@ the order is the same when Spark computes a partition again, in whatever order a
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
 from sparkdl.schema import Column, Schema, as_pair
-from sparkdl.weights import Array, aligned
-from sparkdl.wire import as_bytes
+from sparkdl.weights import Array
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
@@ -217,98 +210,3 @@ def _class_weights(labels: Array, classes: dict[int, float], dtype: str) -> Arra
     found, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
     weights = np.array([classes.get(int(label), 1.0) for label in found], dtype)
     return weights[places.reshape(labels.shape)]
-
-
-class Rows:
-    """A worker's rows of one part, in the order of their keys; batches are views where they can be."""
-
-    def __init__(self, columns: tuple[Array, ...], keys: Keys, schema: Schema) -> None:
-        self.columns, self.count, self.schema = columns, len(keys), schema
-        self._order = np.argsort(keys, kind="stable")
-        self._sorted = bool((np.diff(self._order) == 1).all())
-
-    def batch(self, order: NDArray[np.int64], start: int, stop: int) -> Batch:
-        """Return the rows that stand from ``start`` to ``stop`` in an epoch's order."""
-        places = order[start:stop]
-        if self._sorted and _consecutive(places):
-            return self.schema.batch([column[places[0] : places[-1] + 1] for column in self.columns])
-        rows = places if self._sorted else self._order[places]
-        return self.schema.batch([_take(column, rows) for column in self.columns])
-
-    def one_class(self) -> bool:
-        """Return whether every row has the same label, where labels are whole numbers."""
-        if not isinstance(self.schema.template[1], int):
-            return False
-        labels = self.columns[self.schema.template[1]]
-        return self.count > 1 and labels.dtype.kind in "biu" and bool((labels == labels[0]).all())
-
-
-def _take(column: Array, rows: NDArray[np.int64]) -> Array:
-    """Return some rows of a column, where a backend can use them without another copy."""
-    shape = (len(rows), *column.shape[1:])
-    memory = aligned(prod(shape) * column.itemsize).view(column.dtype).reshape(shape)
-    return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would take them into a copy first
-
-
-def _consecutive(places: NDArray[np.int64]) -> bool:
-    if not len(places) or places[-1] - places[0] != len(places) - 1:
-        return False
-    return bool((np.diff(places) == 1).all())
-
-
-class Spool:
-    """Blocks on their way into a file, then the rows in it.
-
-    Args:
-        schema: what the blocks are.
-        directory: where the file is made; it never has a name there for long.
-
-    Attributes:
-        empty: of how many source partitions blocks told that they have no rows.
-    """
-
-    def __init__(self, schema: Schema, directory: str) -> None:
-        self.schema = schema
-        self._files = {
-            part: [tempfile.TemporaryFile(dir=directory) for _ in schema.columns]  # noqa: SIM115
-            for part in (TRAINING, VALIDATION)
-        }
-        self._keys: dict[int, list[Keys]] = {TRAINING: [], VALIDATION: []}
-        self.empty = 0
-
-    def extend(self, blocks: Iterable[Block]) -> None:
-        """Write blocks out."""
-        for block in blocks:
-            if block.part == EMPTY:
-                self.empty += 1
-                continue
-            self._keys[block.part].append(block.keys)
-            for file, array in zip(self._files[block.part], block.columns, strict=True):
-                if array.size:
-                    file.write(as_bytes(np.ascontiguousarray(array)))
-
-    def rows(self, part: int) -> Rows:
-        """Return the rows of one part, mapped; the files are closed."""
-        keys = np.concatenate([np.zeros(0, np.uint64), *self._keys[part]])
-        columns = tuple(
-            _map(file, column, len(keys))
-            for file, column in zip(self._files[part], self.schema.columns, strict=True)
-        )
-        return Rows(columns, keys, self.schema)
-
-
-def _map(file: IO[bytes], column: Column, count: int) -> Array:
-    shape = (count, *column.shape)
-    with file:
-        if not count * column.nbytes:
-            return np.empty(shape, column.dtype)
-        file.flush()
-        return np.memmap(file, column.dtype, "r", shape=shape).view(np.ndarray)
-
-
-def local_directory() -> str:
-    """Return a directory of Spark's for temporary files on this executor, else the system's."""
-    for directory in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
-        if directory and os.access(directory, os.W_OK):
-            return directory
-    return tempfile.gettempdir()

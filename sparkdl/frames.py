@@ -55,7 +55,8 @@ def column_array(
     while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = _per_row(np.diff(np.asarray(values.offsets)), lengths)
         values = values.flatten()
-        nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
+        if values.null_count:
+            nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
     if nulls.any():
         raise _null(column, name_row(int(np.argmax(nulls))))
     wrong = lengths != size

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import feed, frames, models
+from sparkdl import feed, frames, models, spool
 from sparkdl.backends import prepare_backend
 from sparkdl.heads import classify
 from sparkdl.schema import Schema, as_pair
@@ -147,9 +147,9 @@ def evaluate_stage(
     inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
-    spool = feed.Spool(job.schema, feed.local_directory())
-    spool.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
-    rows = spool.rows(feed.TRAINING)
+    spooled = spool.Spool(job.schema, spool.local_directory())
+    spooled.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
+    rows = spooled.rows(feed.TRAINING)
     if not rows.count:
         return
     prepare_backend(inputs.threads)

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import devices, feed, models, optimizers
+from sparkdl import devices, feed, models, optimizers, spool
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Replica
-from sparkdl.batches import Integers, Span
+from sparkdl.batches import Order, Span
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.exchange import Exchange
-from sparkdl.feed import Block, Rows
+from sparkdl.feed import Block
 from sparkdl.member import Task, membership
 from sparkdl.rules import Rule
 from sparkdl.schema import Schema
+from sparkdl.spool import Rows
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
@@ -57,7 +58,7 @@ class Loop:
         self.exchange = exchange
         self.stopped = False
         self.epoch, self.seen_rows = 0, 0
-        self.order: tuple[int, Integers] = -1, np.zeros(0, np.int64)
+        self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
         self.waited, self.judged = 0.0, False
@@ -153,13 +154,9 @@ class Loop:
         return spans, [self._gather(span) for span in spans[:1]]
 
     def _gather(self, span: Span) -> Batch:
-        return self.rows.batch(self._order(span.turn), span.start, span.stop)
-
-    def _order(self, turn: int) -> Integers:
-        """Return the order of a pass over the rows, which is drawn once."""
-        if self.order[0] != turn:
-            self.order = turn, self.plan.order(turn)
-        return self.order[1]
+        if self.order[0] != span.turn:
+            self.order = span.turn, self.plan.order(span.turn, self.rows.buckets)
+        return self.rows.batch(self.order[1][span.start : span.stop])
 
     def _exchange(self, sequence: int) -> int:
         """Exchange a window's update; return the number of the next exchange."""
@@ -289,9 +286,8 @@ class Loop:
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int) -> None:
     """Let the replica's metrics take in all rows, in batches."""
-    order = np.arange(rows.count)
     for start in range(0, rows.count, batch_size):
-        replica.test(rows.batch(order, start, min(start + batch_size, rows.count)))
+        replica.test(rows.batch(np.arange(start, min(start + batch_size, rows.count))))
 
 
 @dataclass(frozen=True)
@@ -338,21 +334,22 @@ def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -
 def _train(
     job: TrainJob, task: Task, blocks: Iterable[Block], exchange: HttpExchange, code: Code, log: LogBuffer
 ) -> None:
-    spool = feed.Spool(job.schema, feed.local_directory())
-    spool.extend(feed.weigh(blocks, job.schema, job.class_weight))
-    rows, validation = spool.rows(feed.TRAINING), spool.rows(feed.VALIDATION)
+    plan = job.settings.plan
+    spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
+    spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
+    rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
     taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
     notes = {
-        "one_class": rows.one_class(), "threads": task.threads, "empty": spool.empty, "gpus": list(taken),
+        "one_class": rows.one_class(), "threads": task.threads, "empty": spooled.empty, "gpus": list(taken),
         "on_gpu": on_gpu,
     }  # fmt: skip
     with distributed(code.distribution, len(gpus)) as spread:
         if spread:
             _kept.clear()
-        replica = take_replica(job.spec, code.objects, code.builder, joint=job.settings.plan.joint)
+        replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
         models.set_generators(replica.model, job.spec.generators, task.worker)
         settings = replace(job.settings, rule=code.rule or job.settings.rule)
         loop = Loop(settings, task.worker, replica, rows, validation, exchange)

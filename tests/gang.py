@@ -11,10 +11,10 @@ from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.books import RunShape
 from sparkdl.exchange import LocalExchange
-from sparkdl.feed import Rows
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.schema import Sample
+from sparkdl.spool import Rows
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
 from sparkdl.worker import Loop
@@ -61,7 +61,7 @@ def train(
 
     def rows_of(places):
         columns = tuple(read_only(array[places]) for array in sample.values)
-        return Rows(columns, np.arange(len(places), dtype=np.uint64), schema)
+        return Rows(columns, schema)
 
     def work(worker):
         try:

@@ -29,7 +29,7 @@ def plain(problem, rows, *, epochs, shuffle, batch_size=16):
         order = np.zeros(sum(rows), int)
         for worker in range(len(rows)):
             plan = Plan(rows, worker, batch_size, 1, True, shuffle, 5)
-            order[ranks(rows, worker)] = first[worker] + plan.order(epoch)
+            order[ranks(rows, worker)] = first[worker] + plan.order(epoch)[:]
         model.fit(problem.x[order], problem.y[order], batch_size=batch_size, shuffle=False, verbose=0)
     return model
 

@@ -121,10 +121,10 @@ def test_an_order_is_drawn_from_seed_epoch_and_worker(rows, epoch, seed):
     ):
         order = plan.order(epoch)
 
-        assert order.tolist() == again.order(epoch).tolist()
-        assert list(range(rows[plan.worker])) == sorted(order.tolist())
+        assert order[:].tolist() == again.order(epoch)[:].tolist()
+        assert list(range(rows[plan.worker])) == sorted(order[:].tolist())
     for plan in plans(rows, 4):
-        assert list(range(rows[plan.worker])) == plan.order(epoch).tolist()
+        assert list(range(rows[plan.worker])) == plan.order(epoch)[:].tolist()
 
 
 def test_another_epoch_worker_or_seed_gives_another_order():
@@ -137,7 +137,7 @@ def test_another_epoch_worker_or_seed_gives_another_order():
         plans((50, 50), 4, shuffle=True, seed=2)[0].order(0),
     ]
 
-    assert 4 == len({tuple(order.tolist()) for order in orders})
+    assert 4 == len({tuple(order[:].tolist()) for order in orders})
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))

@@ -1,0 +1,231 @@
+"""A worker's rows on the disk of its executor: blocks go in, batches come out.
+
+Rows are written once, to files in Spark's local directories whose names are gone as soon as they are open,
+so that a killed worker leaves nothing, and the files are mapped: every epoch reads from there, no row is a
+Python object again, and memory that is short is the page cache's affair.
+
+Rows of up to ``MEMORY`` bytes are mixed whole. More are first moved into *buckets*, each a choice of rows
+that is drawn by their keys, and of these as many are mixed at a time as make ``MEMORY``: see
+``batches.Order``. So a pass reads a stretch of the disk after the other, however many rows there are, and
+what is kept of every row, its key and its place, is in mapped files too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import prod
+from typing import IO
+
+import numpy as np
+
+from sparkdl.backends.base import Batch
+from sparkdl.batches import MIXED, Integers
+from sparkdl.feed import EMPTY, Block, Keys, scramble
+from sparkdl.schema import Column, Schema
+from sparkdl.weights import Array, aligned
+from sparkdl.wire import as_bytes
+
+MEMORY = 256 << 20
+INDEX_BYTES = 128  # what a row counts at least, for its places while it is mixed with others
+KEY, PLACE = Column("key", (), "uint64"), Column("place", (), "int64")
+
+
+class Rows:
+    """A worker's rows of one part, in an order that their keys decide; batches are views where they can be.
+
+    Args:
+        columns: an array per column of the schema.
+        schema: what rows are.
+        order: where in the arrays each row is; None: in their order.
+        buckets: how many rows are in each bucket, of which the first has the first rows.
+    """
+
+    def __init__(
+        self, columns: tuple[Array, ...], schema: Schema, order: Integers | None = None,
+        buckets: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.columns, self.schema, self.count = columns, schema, len(columns[0])
+        self.buckets = buckets or (self.count,)
+        self._order = order
+
+    def batch(self, rows: Integers) -> Batch:
+        """Return some rows."""
+        places = rows if self._order is None else self._order[rows]
+        if _consecutive(places):
+            return self.schema.batch([column[places[0] : places[-1] + 1] for column in self.columns])
+        return self.schema.batch([_take(column, places) for column in self.columns])
+
+    def one_class(self) -> bool:
+        """Return whether every row has the same label, where labels are whole numbers."""
+        if not isinstance(self.schema.template[1], int):
+            return False
+        labels = self.columns[self.schema.template[1]]
+        if self.count < 2 or labels.dtype.kind not in "biu":
+            return False
+        return all((labels[some] == labels[0]).all() for some in _slices(self.count, 1 << 20))
+
+
+def _take(column: Array, rows: Integers) -> Array:
+    """Return some rows of a column, where a backend can use them without another copy."""
+    shape = (len(rows), *column.shape[1:])
+    memory = aligned(prod(shape) * column.itemsize).view(column.dtype).reshape(shape)
+    return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would take them into a copy first
+
+
+def _consecutive(places: Integers) -> bool:
+    if not len(places) or places[-1] - places[0] != len(places) - 1:
+        return False
+    return bool((np.diff(places) == 1).all())
+
+
+class Spool:
+    """Blocks on their way into files, then the rows in them.
+
+    Args:
+        schema: what the blocks are.
+        directory: where the files are made; they never have a name there for long.
+        seed: what buckets are drawn from; None keeps rows in the order of their keys.
+        memory: the bytes of rows that are mixed with one another.
+
+    Attributes:
+        empty: of how many source partitions blocks told that they have no rows.
+    """
+
+    def __init__(
+        self, schema: Schema, directory: str, seed: int | None = None, *, memory: int = MEMORY
+    ) -> None:  # fmt: skip
+        self.schema, self.empty = schema, 0
+        self._directory, self._seed, self._memory = directory, seed, memory
+        self._piles: dict[int, _Pile] = {}
+
+    def extend(self, blocks: Iterable[Block]) -> None:
+        """Write blocks out."""
+        for block in blocks:
+            if block.part == EMPTY:
+                self.empty += 1
+            else:
+                self._pile(block.part).add(block)
+
+    def _pile(self, part: int) -> _Pile:
+        if part not in self._piles:
+            self._piles[part] = _Pile(self.schema, self._directory)
+        return self._piles[part]
+
+    def rows(self, part: int) -> Rows:
+        """Return the rows of one part, mapped; the files are closed."""
+        pile = self._pile(part)
+        keys, *columns = pile.mapped()
+        row = max(INDEX_BYTES, sum(column.nbytes for column in (KEY, *self.schema.columns)))
+        buckets = -(-pile.count * row * MIXED // self._memory)
+        if pile.sorted and (buckets <= MIXED or self._seed is None):
+            return Rows(tuple(columns), self.schema)
+        if buckets <= MIXED:
+            return Rows(tuple(columns), self.schema, np.argsort(keys, kind="stable"))
+        return self._moved(keys, columns, buckets, max(1, self._memory // MIXED // row))
+
+    def _moved(self, keys: Keys, columns: list[Array], buckets: int, together: int) -> Rows:
+        """Return rows after they were moved into buckets, so many rows at a time."""
+        chunks, bounds = list(_slices(len(keys), together)), self._bounds(keys, buckets)
+        found = (self._buckets(keys[chunk], bounds) for chunk in chunks)
+        sizes = sum((np.bincount(each, minlength=buckets) for each in found), np.zeros(buckets, np.int64))
+        edges = np.append(0, np.cumsum(sizes))
+        sources, free = (keys, *columns), edges[:-1].copy()
+        targets = [_made(self._directory, each, len(keys)) for each in (KEY, *self.schema.columns)]
+        for chunk in chunks:
+            places = _places(self._buckets(keys[chunk], bounds), free)
+            for source, target in zip(sources, targets, strict=True):
+                target[places] = source[chunk]
+        order = _made(self._directory, PLACE, len(keys))
+        for first, end in pairwise(edges.tolist()):
+            order[first:end] = first + np.argsort(targets[0][first:end], kind="stable")
+        for target in targets:
+            target.flags.writeable = False
+        return Rows(tuple(targets[1:]), self.schema, order, tuple(sizes.tolist()))
+
+    def _bounds(self, keys: Keys, buckets: int) -> Keys:
+        """Return what parts the buckets: about equal parts of what is drawn, or of a sample of the keys."""
+        if self._seed is not None:
+            return np.array([(index << 64) // buckets for index in range(1, buckets)], np.uint64)
+        sample = np.sort(keys[:: max(1, len(keys) // (64 * buckets))])
+        return sample[np.arange(1, buckets) * len(sample) // buckets]
+
+    def _buckets(self, keys: Keys, bounds: Keys) -> Integers:
+        """Return the bucket of each key."""
+        marks = keys if self._seed is None else scramble(keys, self._seed)
+        return np.searchsorted(bounds, marks, side="right")
+
+
+class _Pile:
+    """The rows of one part as they come: a file of keys, and one for each column."""
+
+    def __init__(self, schema: Schema, directory: str) -> None:
+        self.count, self.sorted, self._last = 0, True, 0
+        self._columns = (KEY, *schema.columns)
+        self._files = [tempfile.TemporaryFile(dir=directory) for _ in self._columns]  # noqa: SIM115
+
+    def add(self, block: Block) -> None:
+        """Write a block out."""
+        if not len(block.keys):
+            return
+        rising = int(block.keys[0]) >= self._last and (block.keys[1:] >= block.keys[:-1]).all()
+        self.sorted, self._last = self.sorted and bool(rising), int(block.keys[-1])
+        self.count += len(block.keys)
+        for file, array in zip(self._files, (block.keys, *block.columns), strict=True):
+            if array.size:
+                file.write(as_bytes(np.ascontiguousarray(array)))
+
+    def mapped(self) -> list[Array]:
+        """Return the keys and the columns; the files are closed."""
+        return [_map(*each, self.count) for each in zip(self._files, self._columns, strict=True)]
+
+
+def _map(file: IO[bytes], column: Column, count: int) -> Array:
+    """Return rows in a file as an array, and close it."""
+    with file:
+        if not count * column.nbytes:
+            return np.empty((count, *column.shape), column.dtype)
+        file.flush()
+        memory = mmap.mmap(file.fileno(), count * column.nbytes, prot=mmap.PROT_READ)
+    return np.frombuffer(memory, column.dtype).reshape(count, *column.shape)
+
+
+def _made(directory: str, column: Column, count: int) -> Array:
+    """Return a new array in a file."""
+    size = count * column.nbytes
+    if not size:
+        return np.empty((count, *column.shape), column.dtype)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        if sys.platform == "linux":  # else a full disk would end the process without a word
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+        memory = mmap.mmap(file.fileno(), size)
+    return np.frombuffer(memory, column.dtype).reshape(count, *column.shape)
+
+
+def _places(buckets: Integers, free: Integers) -> Integers:
+    """Return the next free place in the bucket of each row, which is free no longer."""
+    order, sizes = np.argsort(buckets, kind="stable"), np.bincount(buckets, minlength=len(free))
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order)) + np.repeat(free - np.cumsum(sizes) + sizes, sizes)
+    free += sizes
+    return places
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    """Yield slices of so many rows, which make all of them."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def local_directory() -> str:
+    """Return a directory of Spark's for temporary files on this executor, else the system's."""
+    for directory in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        if directory and os.access(directory, os.W_OK):
+            return directory
+    return tempfile.gettempdir()

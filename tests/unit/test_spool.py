@@ -1,0 +1,179 @@
+"""Rows on a worker's disk: however many, a pass has each once, in an order that seed and keys decide."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.batches import MIXED, Plan
+from sparkdl.feed import EMPTY, TRAINING, VALIDATION, Block, scramble
+from sparkdl.schema import Column, Schema
+from sparkdl.spool import INDEX_BYTES, MEMORY, Spool
+
+SCHEMA = Schema((Column("x", (3,), "float32"), Column("y", (), "int64")), (0, 1))
+WHOLE = MEMORY
+
+
+def blocks(keys, size=100, part=TRAINING):
+    """Yield blocks of rows whose label is their key."""
+    for start in range(0, len(keys), size):
+        some = keys[start : start + size]
+        x = np.repeat(some[:, None], 3, axis=1).astype(np.float32)
+        yield Block(some, part, (x, some.astype(np.int64)))
+
+
+def spooled(keys, directory, seed, *, memory, size=100):
+    spool = Spool(SCHEMA, str(directory), seed, memory=memory)
+    spool.extend(blocks(np.asarray(keys, np.uint64), size))
+    return spool.rows(TRAINING)
+
+
+def passed(rows, turn, *, shuffle=True, batch_size=32):
+    """Return the labels of a pass, batch by batch."""
+    plan = Plan((rows.count,), 0, batch_size, 1, False, shuffle, 7)
+    order = plan.order(turn, rows.buckets)
+    found = [
+        rows.batch(order[span.start : span.stop]) for i in range(plan.windows) for span in plan.spans(0, i)
+    ]
+    assert all((batch.x == batch.y[:, None]).all() for batch in found)
+    return [batch.y.tolist() for batch in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("spool")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 60), st.sampled_from([None, 3]), st.randoms())
+def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(folder, count, fit, seed, random):
+    """``fit`` rows are mixed at a time; without a shuffle rows stand in the order of their keys."""
+    keys = [*range(count)]
+    random.shuffle(keys)
+    first = spooled(keys, folder, seed, memory=fit * INDEX_BYTES)
+    random.shuffle(keys)
+    again = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, size=7)
+
+    assert first.buckets == again.buckets
+    assert [*range(count)] == sorted(sum(passed(first, 0), []))
+    assert passed(first, 0) == passed(again, 0)
+    if seed is None:
+        assert [*range(count)] == sum(passed(again, 0, shuffle=False), [])
+
+
+def test_rows_that_fit_are_mixed_whole(folder):
+    """Small data has the order that it always had: one permutation of the rows by their keys."""
+    keys = np.random.default_rng(0).permutation(1000)
+    expected = [np.random.default_rng([7, turn, 0]).permutation(1000).tolist() for turn in (0, 1)]
+
+    rows = spooled(keys, folder, 3, memory=WHOLE)
+
+    assert (1000,) == rows.buckets
+    assert expected == [sum(passed(rows, turn), []) for turn in (0, 1)]
+
+
+def test_more_rows_are_mixed_within_and_across_buckets(folder):
+    """A pass keeps to so many rows at a time; which ones, and in which order, another pass draws anew."""
+    count, fit = 20_000, 2_000
+    rows = spooled(np.arange(count), folder, 3, memory=fit * INDEX_BYTES)
+    lying = rows.columns[1].tolist()
+    bucket_of = dict(zip(lying, np.repeat(np.arange(len(rows.buckets)), rows.buckets).tolist(), strict=True))
+    stretches = []
+    for turn in (0, 1):
+        labels = sum(passed(rows, turn), [])
+        stretches.append(
+            [{bucket_of[label] for label in labels[at : at + 100]} for at in range(0, count, 100)]
+        )
+
+    assert len(rows.buckets) == count * MIXED // fit
+    for stretch in stretches:
+        assert max(map(len, stretch)) <= 2 * MIXED
+        assert min(map(len, stretch)) > 1
+    assert stretches[0][0] != stretches[1][0]
+
+
+def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
+    """Each batch of 100 has about as many rows of each half of the labels as chance gives it."""
+    count = 20_000
+    rows = spooled(np.arange(count), folder, 3, memory=1_000 * INDEX_BYTES)
+    halves = [np.mean(np.array(labels) < count // 2) for labels in passed(rows, 0, batch_size=100)]
+
+    assert 0.05 == pytest.approx(np.std(halves), abs=0.01)
+
+
+def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_order(folder):
+    """Batches of rows that lie one after another are views of the file."""
+    for keys in (np.arange(5_000), np.random.default_rng(0).permutation(5_000)):
+        rows = spooled(keys, folder, None, memory=100 * INDEX_BYTES)
+
+        assert [*range(5_000)] == sum(passed(rows, 0, shuffle=False), [])
+    rows = spooled(np.arange(5_000), folder, None, memory=100 * INDEX_BYTES)
+    batch = rows.batch(np.arange(64, 128))
+
+    assert np.shares_memory(batch.x, rows.columns[0])
+    assert not batch.x.flags.writeable
+
+
+def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
+    """Validation rows are no training rows; a block may say that there are no rows."""
+    spool = Spool(SCHEMA, str(folder), 3)
+    none = Block(np.zeros(0, np.uint64), EMPTY, ())
+    keys = scramble(np.arange(30, dtype=np.uint64), 1)
+    spool.extend([none, *blocks(keys[:20]), *blocks(keys[20:], part=VALIDATION), none])
+    training, validation = spool.rows(TRAINING), spool.rows(VALIDATION)
+
+    assert 2 == spool.empty
+    assert np.sort(keys[:20]).astype(np.int64).tolist() == training.batch(np.arange(20)).y.tolist()
+    assert np.sort(keys[20:]).astype(np.int64).tolist() == validation.batch(np.arange(10)).y.tolist()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 1]])
+def test_one_class_is_told(folder, labels):
+    """Every label is looked at."""
+    spool = Spool(SCHEMA, str(folder))
+    columns = np.zeros((3, 3), np.float32), np.array(labels)
+    spool.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
+
+    assert (labels == [0, 0, 0]) == spool.rows(TRAINING).one_class()
+
+
+LIMITED = """
+import re, resource, sys
+import numpy as np
+from sparkdl.batches import Plan
+from sparkdl.feed import TRAINING, Block
+from sparkdl.schema import Column, Schema
+from sparkdl.spool import Spool
+
+width, size, count = int(sys.argv[1]), int(sys.argv[2]), 100
+keys = iter(np.array_split(np.random.default_rng(0).permutation(size * count).astype(np.uint64), count))
+plan = Plan((size * count, size), 0, 1024, 1, True, True, 7)
+held = 1024 * int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1])
+resource.setrlimit(resource.RLIMIT_DATA, (held + (64 << 20),) * 2)
+
+schema = Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
+spool = Spool(schema, sys.argv[3], 3, memory=16 << 20)
+spool.extend(
+    Block(some, TRAINING, (np.ones((size, width), np.float32), some.astype(np.int32))) for some in keys
+)
+del keys
+rows, seen = spool.rows(TRAINING), 0
+order = plan.order(0, rows.buckets)
+for span in (span for index in range(plan.windows) for span in plan.spans(0, index)):
+    seen += len(rows.batch(order[span.start : span.stop]).y)
+print(seen == rows.count, rows.one_class())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to the limit")
+@pytest.mark.parametrize(("width", "size"), [(1, 40_000), (1_000, 1_000)])
+def test_memory_does_not_grow_with_the_rows(folder, width, size):
+    """A pass over 400 MB of wide rows, and over millions of narrow ones, takes 64 MB beside mapped files."""
+    arguments = [sys.executable, "-c", LIMITED, str(width), str(size), str(folder)]
+    run = subprocess.run(arguments, capture_output=True, text=True)
+
+    assert "True False" == run.stdout.strip(), run.stderr[-2000:]
