@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from sparkdl import launch
+from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
-from sparkdl.launch import Cluster, Job
+from sparkdl.launch import Job
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
 
@@ -154,7 +155,7 @@ class Gang:
                     f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
                     "the slots: take fewer workers, or a longer start_timeout."
                 )
-        if now - self.noticed > launch.NOTICE_SECONDS:
+        if now - self.noticed > NOTICE_SECONDS:
             self.noticed = now
             logger.warning(
                 "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",

@@ -7,6 +7,7 @@ from typing import Any
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
+from sparkdl.cluster import Cluster
 from sparkdl.errors import ConfigError
 from sparkdl.schema import Counts, Sample, Schema
 from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
@@ -96,6 +97,19 @@ def _function_source(function: Any, others: tuple[Any, ...], counts: Counts) -> 
     if any(other is not None for other in others):
         raise ConfigError("y and sample_weight should be left out beside a function, which returns them.")
     return FunctionSource(function, counts)
+
+
+def require_sendable(source: Source, cluster: Cluster) -> None:
+    """Check that the rows can go to executors.
+
+    Raises:
+        ConfigError: they are no DataFrame, and go as an RDD, which Spark Connect has none of.
+    """
+    if cluster.remote and not isinstance(source, FrameSource):
+        raise ConfigError(
+            f"Over Spark Connect rows should be a DataFrame; got {_kind(source)}. spark.createDataFrame "
+            "makes one of pandas or lists; or take a SparkSession without remote()."
+        )
 
 
 def require_partner(source: Source, held: Source) -> None:

@@ -9,25 +9,22 @@ user's own job group, description and scheduler pool stay as they were.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import re
-import shutil
-import tempfile
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle, errors
-from pyspark.sql import DataFrame, SparkSession, functions, types
+from pyspark import SparkContext, cloudpickle, errors
+from pyspark.sql import DataFrame, functions, types
 
 from sparkdl import frames, preflight
+from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.code import pickled
 from sparkdl.errors import (
     ClusterError,
@@ -55,162 +52,6 @@ OF_ROWS = (
     r"java\.lang\.(?:Arithmetic|ArrayIndexOutOfBounds|ClassCast|IllegalArgument|NumberFormat)Exception)"
 )
 OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
-NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
-SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
-
-
-class Cluster:
-    """The Spark application that the driver runs in."""
-
-    def __init__(self) -> None:
-        self.session: Any = SparkSession.builder.getOrCreate()
-        self.context: Any = self.session.sparkContext
-
-    def setting(self, name: str, default: str = "") -> str:
-        """Return a setting of the application."""
-        return str(self.context.getConf().get(name, default))
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether executors come and go with the work there is."""
-        return self.setting("spark.dynamicAllocation.enabled") == "true"
-
-    @property
-    def local(self) -> bool:
-        """Whether tasks run in the driver's own JVM."""
-        return bool(re.fullmatch(r"local(\[.*\])?", self.context.master))
-
-    @property
-    def task_bytes(self) -> int:
-        """How many bytes of data go well into the message that starts a task."""
-        return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
-
-    def slots(self) -> int:
-        """Return how many tasks can run at the same time on the executors there are."""
-        scala = self.context._jsc.sc()
-        try:
-            profile = scala.resourceProfileManager().defaultResourceProfile()
-            return int(scala.maxNumConcurrentTasks(profile))
-        except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
-            logger.debug("maxNumConcurrentTasks was refused: %s", error)
-            return int(self.context.defaultParallelism)
-
-    def hosts(self) -> list[str]:
-        """Return the hosts of the executors, and of a driver that is not one of them."""
-        executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
-        return sorted({str(executor.host()) for executor in executors})
-
-    def settled_slots(self, wanted: int | None, timeout: float) -> int:
-        """Return the slots there are, once executors that are still starting have registered.
-
-        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
-        for; others have as long as Spark itself would wait for them.
-
-        Args:
-            wanted: how many are needed; more are not waited for.
-            timeout: seconds to wait for the next one.
-        """
-        if self.local:
-            return self.slots()
-        registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
-        young = time.time() - self.context.startTime / 1000 < registering
-        asked = self._asked_slots()
-        slots, since, noticed = self.slots(), time.monotonic(), time.monotonic()
-        patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
-        while True:
-            now = time.monotonic()
-            if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
-                return slots
-            coming = not self.dynamic and (not slots or slots < (wanted or 0) <= asked)
-            if now - since > (timeout if coming else min(timeout, patience)):
-                return slots
-            if now - noticed > NOTICE_SECONDS:
-                noticed = now
-                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
-            time.sleep(0.1)
-            if (found := self.slots()) != slots:
-                slots, since = found, now
-
-    def _asked_slots(self) -> int:
-        """Return the slots that the application has asked for; 0 if it takes what there is."""
-        master, cores = self.context.master, self.setting("spark.executor.cores")
-        if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
-            instances, cores = cluster.groups()
-        elif master.startswith("spark://"):  # executors take whole machines if not told otherwise
-            most = self.setting("spark.cores.max", "0")
-            cores = cores or most
-            instances = int(most) // max(1, int(cores))
-        else:
-            instances, cores = self.setting("spark.executor.instances", "0"), cores or "1"
-        return int(instances) * (int(cores) // int(self.setting("spark.task.cpus", "1")))
-
-    def _seconds(self, name: str, default: float) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))
-        if not match:
-            return default
-        return float(match[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(match[2] or "s", 1.0)
-
-    def most_slots(self) -> int:
-        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
-        most = self.setting("spark.dynamicAllocation.maxExecutors", "0")
-        cores = int(self.setting("spark.executor.cores", "1"))
-        cpus = int(self.setting("spark.task.cpus", "1"))
-        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
-
-    def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return how many workers to take, and why.
-
-        Args:
-            wanted: how many were asked for.
-            most: how many can have a row in each batch; None if that is not known.
-            timeout: seconds that executors may take to register.
-
-        Raises:
-            ClusterError: more than there are slots.
-        """
-        # Under dynamic allocation executors come when there is work for them, and not before.
-        slots = self.slots() if self.dynamic and wanted else self.settled_slots(wanted, timeout)
-        if self.dynamic:
-            most_slots = self.most_slots()
-            if wanted is not None and most_slots and wanted > most_slots:
-                raise self._too_few(wanted, most_slots)
-            slots = wanted or max(slots, 1)
-        if wanted is not None:
-            if wanted > slots:
-                raise self._too_few(wanted, slots)
-            return wanted, "as asked for"
-        if slots < 1:
-            raise self._too_few(1, slots)
-        if most is not None and most < slots:
-            return most, "one row of each batch per worker"
-        return slots, "one per slot"
-
-    def _too_few(self, wanted: int, slots: int) -> ClusterError:
-        return ClusterError(
-            f"num_workers={wanted} needs as many slots; the application has {slots} (executors x "
-            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start "
-            "more executors."
-        )
-
-    def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
-        """Return the address that the endpoint listens on, and the host that executors connect to."""
-        host = self.setting("spark.driver.host", "127.0.0.1")
-        listen = self.setting("spark.sparkdl.bindAddress") or self.setting("spark.driver.bindAddress", host)
-        return bind or listen, advertised or self.setting("spark.sparkdl.advertisedHost") or host
-
-    def ship_package(self) -> None:
-        """Send sparkdl itself to the executors, for the Python workers that start from now on."""
-        # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
-        archive = Path(SparkFiles.getRootDirectory(), "sparkdl-shipped", "sparkdl-shipped.zip")
-        if not archive.exists():
-            folder = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
-            archive.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=archive.parent) as target:
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(folder, Path(target, "root", "sparkdl"), ignore=ignored)
-                made = shutil.make_archive(str(Path(target, "made")), "zip", Path(target, "root"))
-                Path(made).replace(archive)  # at once, for another fit may be sending it too
-        self.context.addPyFile(str(archive))
 
 
 _used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
@@ -283,7 +124,7 @@ class Stage:
         expected: what an executor has to have in common with the driver.
         endpoint: where the run's endpoint is, if it has one.
         generation: which start of the gang this is.
-        shared: a broadcast variable.
+        shared: what ``Cluster.share`` returned.
         objects: the custom objects of the model.
         builder: the function that builds the model, where there is one.
         options: what else the stage takes.
@@ -308,28 +149,29 @@ class Stage:
             preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),
             expected=expected, call=call,
         )  # fmt: skip
-        _used.add(Cluster().context)
+        if (context := active_context()) is not None:
+            _used.add(context)
 
 
 class Job:
     """A Spark job in a thread of its own, cancelled by its tag.
 
     Args:
-        context: the SparkContext.
+        cluster: the Spark application.
         action: what runs the job.
     """
 
-    def __init__(self, context: Any, action: Callable[[], Any]) -> None:
-        self._context, self._action = context, action
+    def __init__(self, cluster: Cluster, action: Callable[[], Any]) -> None:
+        self._cluster, self._action = cluster, action
         self._tag = f"sparkdl-{uuid.uuid4().hex}"
         self.error: Exception | None = None
         self.result: Any = None
-        self._thread = InheritableThread(target=self._run, name="sparkdl-job", daemon=True)
+        self._thread = cluster.thread(self._run, "sparkdl-job")
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._context.addJobTag(self._tag)
+            self._cluster.tag(self._tag)
             self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error
@@ -343,7 +185,7 @@ class Job:
         """Cancel the job and wait for its thread."""
         deadline = time.monotonic() + 30
         while self.running and time.monotonic() < deadline:
-            self._context.cancelJobsWithTag(self._tag)  # again: it may not have been submitted yet
+            self._cluster.cancel(self._tag)  # again: it may not have been submitted yet
             self._thread.join(0.2)
 
     def wait(self, timeout: float) -> bool:
@@ -430,7 +272,7 @@ def other_processes() -> Iterator[None]:
     A job that leaves rows unread has its Python workers ended, keras and compiled functions and all. Before
     the first stage there is nothing to lose, and the workers apart would be one start more.
     """
-    context = Cluster().context
+    context = cluster_of().context
     environment = context.environment
     if context in _used:
         environment["SPARKDL_APART"] = "1"

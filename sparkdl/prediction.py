@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl import models, preflight
+from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig
 from sparkdl.errors import ModelError
 from sparkdl.frames import Decode
 from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
-from sparkdl.launch import Cluster, Stage
+from sparkdl.launch import Stage
 from sparkdl.schema import Sample, Schema
 from sparkdl.tables import FrameSource, column_of_predictions
 
@@ -23,7 +24,7 @@ def inference_stage(
     cluster: Cluster, model: Model, schema: Schema, batch_size: int | None,
     *, custom_objects: dict[str, Any] | None = None, builder: Callable[[], Model] | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return what makes the stages of a predict or an evaluate, and the broadcast behind them.
+    """Return what makes the stages of a predict or an evaluate, and what their tasks share.
 
     Args:
         cluster: the Spark application.
@@ -35,7 +36,7 @@ def inference_stage(
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
     spec, objects = models.freeze(model, builder, custom_objects, trains=False)
-    shared = cluster.context.broadcast(InferenceJob(spec, size, schema))
+    shared = cluster.share(InferenceJob(spec, size, schema))
     stage = functools.partial(
         Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
         objects=objects, builder=builder,
@@ -45,7 +46,7 @@ def inference_stage(
 
 def column_function(
     model: Model, schema: Schema, batch_size: int | None, *, head: Head = AS_IT_IS, predicted: Any = None,
-    decode: Mapping[int, Decode] | None = None, **code: Any,
+    decode: Mapping[int, Decode] | None = None, session: Any = None, **code: Any,
 ) -> Any:  # fmt: skip
     """Return the function of Spark SQL that predicts from columns.
 
@@ -56,9 +57,10 @@ def column_function(
         head: what the output is.
         predicted: what the model predicts for some row; None asks it.
         decode: what makes arrays of the values of some columns, by their places.
+        session: the session of the columns; None is the active one.
         code: ``custom_objects`` and ``builder``, as ``inference_stage`` takes them.
     """
-    cluster = Cluster()
+    cluster = cluster_of(session)
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)

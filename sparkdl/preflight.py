@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import sparkdl
@@ -111,6 +112,26 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
 
 
+class SharedFile:
+    """What tasks share over Spark Connect, which has no broadcast variables: a file of the session.
+
+    Args:
+        name: its name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def value(self) -> Any:
+        """What is in it."""
+        from pyspark import SparkFiles
+        from pyspark.serializers import CloudPickleSerializer
+
+        serializer: Any = CloudPickleSerializer
+        return serializer().loads(Path(SparkFiles.get(self.name)).read_bytes())
+
+
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
     """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says.
 
@@ -132,12 +153,14 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     place = context.partitionId() if expected["local"] else None
     apart = call["stage"] in ("train", "run")
     with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
-        from sparkdl import tasks
+        from sparkdl import preflight, tasks
 
         if call["stage"] not in ("deal", "run"):
             tasks.import_keras()
         code = serializer().loads(call["code"])
         values = {name: value for name, value in call.items() if name != "code"}
+        if isinstance(call["shared"], str):
+            values["shared"] = preflight.SharedFile(call["shared"])
         yield from tasks.run(iterator, context, tasks.Call(**values, **code))
 
 

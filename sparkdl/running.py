@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from sparkdl import launch, preflight
+from sparkdl.cluster import cluster_of
 from sparkdl.collective import WorkerContext
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
-from sparkdl.launch import Cluster, Job, Stage
+from sparkdl.launch import Job, Stage
 from sparkdl.server import Traffic
 from sparkdl.sums import SumStore
 
@@ -55,7 +56,7 @@ def run(
         port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
     )  # fmt: skip
     _require_one_argument(function)
-    cluster = Cluster()
+    cluster = cluster_of()
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     launch.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)
@@ -71,7 +72,7 @@ def run(
                 "run", expected, endpoint=endpoint, generation=generation, function=function,
                 workers=num_workers,
             )  # fmt: skip
-            return Job(cluster.context, launch.run_rdd(tasks, stage, barrier=barrier))
+            return Job(cluster, launch.run_rdd(tasks, stage, barrier=barrier))
 
         gang = Gang(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
         stack.callback(gang.cancel)

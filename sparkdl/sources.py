@@ -19,9 +19,10 @@ from pyspark import RDD
 
 from sparkdl import feed, launch, models, preflight
 from sparkdl.batches import even_split, ranks
+from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, VALIDATION, Block
-from sparkdl.launch import Cluster, Stage
+from sparkdl.launch import Stage
 from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.weights import Array
 
@@ -34,12 +35,14 @@ class Source(ABC):
         indicator: the column of booleans that says which rows are for validation, if there is one.
         workers: how many tasks there are to be, once that is known.
         partitions: how many partitions workers get whole; None: rows leave theirs.
+        session: the session of a DataFrame.
     """
 
     schema: Schema
     indicator: str | None = None
     workers = 1
     partitions: int | None = None
+    session: Any = None
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -217,7 +220,7 @@ def first_row(rdd: RDD[Any]) -> Any:
     """Return the first row of an RDD, by a small job that leaves the rest unread, once for each RDD."""
     if rdd not in _first_rows:
         with launch.other_processes():
-            rows = launch.run(lambda: rdd.take(1), Cluster())
+            rows = launch.run(lambda: rdd.take(1), cluster_of())
         if not rows:
             raise DataError("There are no rows to train on: the RDD is empty.")
         _first_rows[rdd] = rows[0]
@@ -275,7 +278,7 @@ class RddSource(Source):
 
     def num_partitions(self) -> int:
         """Return how many partitions there are."""
-        return int(launch.run(self.rdd.getNumPartitions, Cluster()))
+        return int(launch.run(self.rdd.getNumPartitions, cluster_of()))
 
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
@@ -339,7 +342,7 @@ class FunctionSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row of the first worker, by a job of one task that leaves the rest unread."""
-        cluster = Cluster()
+        cluster = cluster_of()
         stage = Stage(
             "look", expected=preflight.expectations(models.backend(), local=cluster.local),
             function=self.function, workers=self.workers, counts=self.counts,

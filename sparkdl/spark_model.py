@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from sparkdl import files, launch, losses, models, optimizers
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
+from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError
@@ -25,10 +26,10 @@ from sparkdl.inputs import (
     refuse_columns,
     require_partitions,
     require_partner,
+    require_sendable,
     share_weights,
     whole_partitions,
 )
-from sparkdl.launch import Cluster
 from sparkdl.prediction import column_function, frame_features, inference_stage, ship
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
@@ -250,7 +251,8 @@ class SparkModel:
         if preserve_partitions:
             require_partitions(source, validation)
         models.require_trainable(self.model)
-        cluster = Cluster()
+        cluster = cluster_of(source.session)
+        require_sendable(source, cluster)
         most = min(fit.batch_size, source.count() or fit.batch_size)
         num_workers, why = cluster.num_workers(
             self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
@@ -342,7 +344,7 @@ class SparkModel:
             raise DataError(f"The model cannot be computed on the first row: {error}") from error
 
     def _stage(self, cluster: Cluster, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
-        """Return what makes inference stages, and the broadcast behind them."""
+        """Return what makes inference stages, and what their tasks share."""
         return inference_stage(
             cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
         )
@@ -382,14 +384,15 @@ class SparkModel:
         """
         counts = models.count_parts(self.model)
         source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
-        cluster = Cluster()
+        cluster = cluster_of(source.session)
+        require_sendable(source, cluster)
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
             results = source.evaluation(cluster, stage)
         finally:
-            shared.destroy()
+            cluster.forget(shared)
         logs = self._metrics().merge([bytes(states) for states, _ in results])
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
@@ -422,30 +425,32 @@ class SparkModel:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model.
         """
-        cluster = Cluster()
         count = models.count_parts(self.model)[0]
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
+            cluster = cluster_of()
             stage, _ = self._stage(cluster, self._features(x, count), batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source((x,), (features_col,), (count,), decode=decode)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
+        cluster = cluster_of()
+        require_sendable(source, cluster)
         source.schema, _ = self._settle(source.peek())
         stage, shared = self._stage(cluster, source.schema, batch_size)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
             return models.concatenate(source.predictions(cluster, stage))
         finally:
-            shared.destroy()
+            cluster.forget(shared)
 
     def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
         """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
         require_free(source.frame, output_col)
         predict = column_function(
             self.model, frame_features(self.model, source), batch_size, decode=source.decode,
-            custom_objects=self.custom_objects, builder=self._builder,
+            session=source.session, custom_objects=self.custom_objects, builder=self._builder,
         )  # fmt: skip
         return source.frame.withColumn(output_col, predict(*source.selected))
 

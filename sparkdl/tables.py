@@ -12,10 +12,11 @@ import numpy as np
 from pyspark.sql import DataFrame, functions, types
 
 from sparkdl import frames, launch
+from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
-from sparkdl.launch import Cluster, Stage
+from sparkdl.launch import Stage
 from sparkdl.schema import Counts, Sample, Schema
 from sparkdl.sources import Source, first_value
 from sparkdl.weights import Array
@@ -42,7 +43,7 @@ class FrameSource(Source):
         self, frame: DataFrame, sample: Sample, indicator: str | None = None,
         decode: Mapping[str, frames.Decode] | None = None,
     ) -> None:  # fmt: skip
-        self.frame, self.indicator = frame, indicator
+        self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
         known = decode or {}
         self.decode = {
             place: known[value]
@@ -60,7 +61,8 @@ class FrameSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
-        rows = launch.run(lambda: launch.collect(self.frame.select(*self.selected).limit(1)), Cluster())
+        first = self.frame.select(*self.selected).limit(1)
+        rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
         for name, value in zip(self.sample.names, rows[0], strict=True):
@@ -81,7 +83,8 @@ class FrameSource(Source):
 
     def num_partitions(self) -> int:
         """Return how many partitions there are, as they are when rows are read."""
-        return int(launch.run(lambda: launch.num_partitions(self._rows(len(self.selected))), Cluster()))
+        rows = self._rows(len(self.selected))
+        return int(launch.run(lambda: launch.num_partitions(rows), cluster_of(self.session)))
 
     def _rows(self, width: int, *more: Any) -> DataFrame:
         """Return the columns, a key, and more; weights that are missing are 1."""

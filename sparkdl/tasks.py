@@ -32,7 +32,7 @@ class Call(NamedTuple):
         stage: "look", "deal", "train", "run", "predict" or "evaluate".
         endpoint: the parts of the run's endpoint, where there is one.
         generation: which start of the gang the task belongs to.
-        shared: the broadcast variable of the job.
+        shared: what all tasks have in common, as ``value``: a broadcast variable, or a file.
         objects: the custom objects of the model.
         builder: the function that builds the model, where there is one.
         options: what else the stage takes.

@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
 from sparkdl import files, frames, launch, records
+from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.launch import Cluster
 from sparkdl.prediction import ship
 from sparkdl.records import Record
 
@@ -50,8 +50,8 @@ def read_tfrecords(
         DataError: features of one name are of several kinds. What is torn or altered, is no Example, or does
             not fit its column is one in the job that reads it.
     """
-    cluster = Cluster()
-    session = spark or cluster.session
+    cluster = cluster_of(spark)
+    session: SparkSession = cluster.session
     ship(cluster)
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     found = found.select("path", "content")
@@ -215,7 +215,7 @@ def write_tfrecords(
     frame = frame.select([_writable(field) for field in frame.schema.fields])
     for field in frame.schema.fields:
         _kind_of(field, sequences=sequences)
-    context = (cluster := Cluster()).context
+    context = (cluster := cluster_of(frame.sparkSession)).context
     if files.exists(path, context=context, of_spark=True) and not overwrite:
         raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
     ship(cluster)

@@ -21,11 +21,12 @@ from sparkdl import launch, models, optimizers, preflight
 from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
+from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
 from sparkdl.errors import ConfigError, DataError, SparkDLError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
-from sparkdl.launch import Cluster, Job, Stage
+from sparkdl.launch import Job, Stage
 from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
@@ -171,8 +172,8 @@ class Run:
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight
         )  # fmt: skip
-        shared = self.cluster.context.broadcast(job)
-        stack.callback(shared.destroy)
+        shared = self.cluster.share(job)
+        stack.callback(self.cluster.forget, shared)
         endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
         partitions = request.source.training(
@@ -186,7 +187,7 @@ class Run:
                 Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
                 objects=objects, builder=request.builder, distribution=request.distribution, rule=self.rule,
             )  # fmt: skip
-            return Job(self.cluster.context, partitions(stage, barrier))
+            return Job(self.cluster, partitions(stage, barrier))
 
         gang = Gang(self.cluster, store, submit, barrier, config.max_restarts, config.start_timeout)
         stack.callback(gang.cancel)

@@ -1,8 +1,9 @@
 """Spark applications for the tests, one at a time in this process, and the small problem they train on.
 
 A test that takes the fixture ``spark`` runs once for each kind of master that its module names in
-``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes) and ``standalone`` (a master and
-two workers that Spark takes for two hosts). Where these are several, each combination of the test's other
+``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes), ``standalone`` (a master and
+two workers that Spark takes for two hosts) and ``connect`` (a server of Spark Connect, another process, whose
+application has three threads). Where these are several, each combination of the test's other
 parameters runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` it runs
 on each of them, and a test whose module names none on all three.
 """
@@ -44,7 +45,7 @@ def pytest_generate_tests(metafunc):
     kinds = getattr(metafunc.module, "MASTERS", ("local",))
     if metafunc.config.getoption("--all") and kinds == ("local",):
         kinds = KINDS
-    marks = {kind: pytest.mark.spark if kind == "local" else pytest.mark.cluster for kind in KINDS}
+    marks = dict.fromkeys(KINDS, pytest.mark.cluster) | dict.fromkeys(("local", "connect"), pytest.mark.spark)
     params = [pytest.param(kind, marks=marks[kind], id=kind) for kind in kinds]
     metafunc.parametrize("spark", params, indirect=True, scope="session")
 
@@ -187,6 +188,54 @@ class Standalone:
                 process.wait()
 
 
+class ConnectServer:
+    """A server of Spark Connect in a process of its own.
+
+    Args:
+        settings: those of its application.
+        folder: where it writes its log.
+    """
+
+    def __init__(self, settings, folder):
+        import pyspark
+
+        self.home, self.log = Path(pyspark.__file__).parent, folder / "server.log"
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.settings = settings | {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.sql.artifact.copyFromLocalToFs.allowDestLocal": "true",
+        }
+
+    def __enter__(self):
+        command = [self.home / "bin" / "spark-submit", "--master", "local[3]"]
+        for name, value in self.settings.items():
+            command += ["--conf", f"{name}={value}"]
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        if not eventually(self._answers, 180):
+            self.__exit__()
+            pytest.fail(f"The server of Spark Connect did not start: {self.log.read_text()}")
+        return f"sc://127.0.0.1:{self.port}"
+
+    def _answers(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+
+    def __exit__(self, *exception):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its Python workers too
+            self.process.wait()
+
+
 @contextlib.contextmanager
 def master_of(kind, folder):
     """Yield the URL of a running master of one kind."""
@@ -239,6 +288,13 @@ def spark(request, tmp_path_factory):
         # RDD and DataFrame tasks then share their Python workers, and keras is imported half as often.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     }
+    if request.param == "connect":
+        with ConnectServer(settings, folder) as url:
+            session = SparkSession.builder.remote(url).getOrCreate()
+            yield session
+            session.stop()
+        del os.environ["SPARK_CONNECT_MODE_ENABLED"]  # which pyspark leaves, and the next one is classic
+        return
     with master_of(request.param, folder) as url:
         builder = SparkSession.builder.master(url).appName("sparkdl tests")
         for name, value in settings.items():

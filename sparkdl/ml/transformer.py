@@ -33,7 +33,8 @@ class Predicts(PredictionParams, Stored):
         head = losses.head_of(model, self.getOrDefault("task"), shape)
         predict = column_function(
             model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
-            builder=self.builder(), decode=source.decode, **arguments(self, ("customObjects",)),
+            session=dataset.sparkSession, builder=self.builder(), decode=source.decode,
+            **arguments(self, ("customObjects",)),
         )  # fmt: skip
         column = functions.col(made := f"{self.uid}_made")
         if head.classifies:

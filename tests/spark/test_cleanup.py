@@ -13,8 +13,8 @@ import tensorflow as tf
 from pyspark import TaskContext
 
 from sparkdl import SparkModel
+from sparkdl.cluster import cluster_of
 from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
-from sparkdl.launch import Cluster
 
 MASTERS = ("local", "local-cluster")
 
@@ -85,7 +85,7 @@ def nothing_is_left(spark, problem, eventually):
     eventually(lambda: not blocks(spark) - held, 10)
     assert blocks(spark) - held == set()
     assert in_the_workers(spark) == []
-    assert eventually(lambda: Cluster().slots() >= 2)  # where an executor was killed, another one starts
+    assert eventually(lambda: cluster_of().slots() >= 2)  # where an executor was killed, another one starts
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 

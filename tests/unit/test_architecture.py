@@ -17,8 +17,8 @@ ORDER = [
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "server", "client", "files", "member", "collective", "steppers", "worker", "tasks", "inference",
-    "preflight", "launch", "gang", "running", "sources", "tables", "inputs", "prediction", "progress",
-    "callbacks", "epochs", "training", "spark_model",
+    "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs", "prediction",
+    "progress", "callbacks", "epochs", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -44,6 +44,7 @@ DOORS = {
     "jax": {"backends.jax"},
     "torch": {"backends.torch"},
     "pyspark": {
+        "cluster",
         "launch",
         "sources",
         "spark_model",

@@ -1,0 +1,341 @@
+"""The Spark application: its slots, its addresses, and what goes to its executors.
+
+A process has one of two kinds. ``Cluster`` is an application whose driver this process is, with a JVM of its
+own beside it; behind ``ConnectCluster`` is a server of Spark Connect, of which a client sees sessions,
+DataFrames and settings, and no SparkContext.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import math
+import re
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import pyspark
+from pyspark import InheritableThread, SparkFiles, cloudpickle
+from pyspark.sql import SparkSession, functions
+from pyspark.sql.utils import is_remote
+
+from sparkdl.errors import ClusterError, ConfigError
+
+logger = logging.getLogger(__name__)
+NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
+SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
+
+
+class Cluster:
+    """The Spark application whose driver this process is.
+
+    Args:
+        session: the session; None is that of this process.
+    """
+
+    remote = False  # whether its driver is another process
+
+    def __init__(self, session: Any = None) -> None:
+        self.session: Any = session or SparkSession.builder.getOrCreate()
+
+    @property
+    def context(self) -> Any:
+        """The SparkContext."""
+        return self.session.sparkContext
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting of the application."""
+        return str(self.context.getConf().get(name, default))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether executors come and go with the work there is."""
+        return self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run in the driver's own JVM."""
+        return bool(re.fullmatch(r"local(\[.*\])?", self.setting("spark.master")))
+
+    @property
+    def task_bytes(self) -> int:
+        """How many bytes of data go well into the message that starts a task."""
+        return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
+
+    def slots(self) -> int:
+        """Return how many tasks can run at the same time on the executors there are."""
+        scala = self.context._jsc.sc()
+        try:
+            profile = scala.resourceProfileManager().defaultResourceProfile()
+            return int(scala.maxNumConcurrentTasks(profile))
+        except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
+            logger.debug("maxNumConcurrentTasks was refused: %s", error)
+            return int(self.context.defaultParallelism)
+
+    def hosts(self) -> list[str]:
+        """Return the hosts of the executors, and of a driver that is not one of them."""
+        executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
+        return sorted({str(executor.host()) for executor in executors})
+
+    def settled_slots(self, wanted: int | None, timeout: float) -> int:
+        """Return the slots there are, once executors that are still starting have registered.
+
+        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
+        for; others have as long as Spark itself would wait for them.
+
+        Args:
+            wanted: how many are needed; more are not waited for.
+            timeout: seconds to wait for the next one.
+        """
+        if self.local:
+            return self.slots()
+        registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
+        young = self._age() < registering
+        asked = self._asked_slots()
+        slots, since, noticed = self.slots(), time.monotonic(), time.monotonic()
+        patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
+        while True:
+            now = time.monotonic()
+            if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
+                return slots
+            coming = not self.dynamic and (not slots or slots < (wanted or 0) <= asked)
+            if now - since > (timeout if coming else min(timeout, patience)):
+                return slots
+            if now - noticed > NOTICE_SECONDS:
+                noticed = now
+                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
+            time.sleep(0.1)
+            if (found := self.slots()) != slots:
+                slots, since = found, now
+
+    def _age(self) -> float:
+        """Return for how many seconds the application has been running."""
+        return float(time.time() - self.context.startTime / 1000)
+
+    def _asked_slots(self) -> int:
+        """Return the slots that the application has asked for; 0 if it takes what there is."""
+        master, cores = self.setting("spark.master"), self.setting("spark.executor.cores")
+        if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
+            instances, cores = cluster.groups()
+        elif master.startswith("spark://"):  # executors take whole machines if not told otherwise
+            most = self.setting("spark.cores.max", "0")
+            cores = cores or most
+            instances = int(most) // max(1, int(cores))
+        else:
+            instances, cores = self.setting("spark.executor.instances", "0"), cores or "1"
+        return int(instances) * (int(cores) // int(self.setting("spark.task.cpus", "1")))
+
+    def _seconds(self, name: str, default: float) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))
+        if not match:
+            return default
+        return float(match[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(match[2] or "s", 1.0)
+
+    def most_slots(self) -> int:
+        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
+        most = self.setting("spark.dynamicAllocation.maxExecutors", "0")
+        cores = int(self.setting("spark.executor.cores", "1"))
+        cpus = int(self.setting("spark.task.cpus", "1"))
+        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
+
+    def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
+        """Return how many workers to take, and why.
+
+        Args:
+            wanted: how many were asked for.
+            most: how many can have a row in each batch; None if that is not known.
+            timeout: seconds that executors may take to register.
+
+        Raises:
+            ClusterError: more than there are slots.
+        """
+        # Under dynamic allocation executors come when there is work for them, and not before.
+        slots = self.slots() if self.dynamic and wanted else self.settled_slots(wanted, timeout)
+        if self.dynamic:
+            most_slots = self.most_slots()
+            if wanted is not None and most_slots and wanted > most_slots:
+                raise self._too_few(wanted, most_slots)
+            slots = wanted or max(slots, 1)
+        if wanted is not None:
+            if wanted > slots:
+                raise self._too_few(wanted, slots)
+            return wanted, "as asked for"
+        if slots < 1:
+            raise self._too_few(1, slots)
+        if most is not None and most < slots:
+            return most, "one row of each batch per worker"
+        return slots, "one per slot"
+
+    def _too_few(self, wanted: int, slots: int) -> ClusterError:
+        return ClusterError(
+            f"num_workers={wanted} needs as many slots; the application has {slots} (executors x "
+            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start "
+            "more executors."
+        )
+
+    def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
+        """Return the address that the endpoint listens on, and the host that executors connect to."""
+        listen, host = self._own_addresses()
+        return (
+            bind or self.setting("spark.sparkdl.bindAddress") or listen,
+            advertised or self.setting("spark.sparkdl.advertisedHost") or host,
+        )
+
+    def _own_addresses(self) -> tuple[str, str]:
+        host = self.setting("spark.driver.host", "127.0.0.1")
+        return self.setting("spark.driver.bindAddress", host), host
+
+    def share(self, value: Any) -> Any:
+        """Return what stands for a value in the closures of jobs, so that it travels once."""
+        return self.context.broadcast(value)
+
+    def forget(self, shared: Any) -> None:
+        """Free what ``share`` returned."""
+        shared.destroy()
+
+    def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
+        """Return a thread whose jobs have the properties of those of this thread."""
+        return InheritableThread(target=target, name=name, daemon=True)
+
+    def tag(self, tag: str) -> None:
+        """Give the jobs of this thread a tag."""
+        self.context.addJobTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        """Cancel the jobs with a tag."""
+        self.context.cancelJobsWithTag(tag)
+
+    def ship_package(self) -> None:
+        """Send sparkdl itself to the executors, for the Python workers that start from now on."""
+        # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
+        archive = Path(SparkFiles.getRootDirectory(), "sparkdl-shipped", "sparkdl-shipped.zip")
+        if not archive.exists():
+            archive.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+                _pack(folder).replace(archive)  # at once, for another fit may be sending it too
+        self.context.addPyFile(str(archive))
+
+
+class ConnectCluster(Cluster):
+    """The Spark application behind a server of Spark Connect, whose client this process is.
+
+    Args:
+        session: the session; jobs and artifacts belong to it.
+
+    Raises:
+        ConfigError: the client is older than Spark 4.0.
+    """
+
+    remote = True
+    _has_package: WeakSet[Any] = WeakSet()  # sessions that sparkdl was sent along with
+
+    def __init__(self, session: Any) -> None:
+        if int(pyspark.__version__.split(".")[0]) < 4:
+            raise ConfigError(
+                f"Spark Connect is supported from Spark 4.0 on; this is pyspark {pyspark.__version__}. "
+                "Install a newer one, or take a SparkSession without remote()."
+            )
+        super().__init__(session)
+
+    @property
+    def context(self) -> Any:
+        """There is none.
+
+        Raises:
+            ConfigError: always; says what to do without one.
+        """
+        raise ConfigError(
+            "Over Spark Connect there are no RDDs and no SparkContext, which this needs. Pass a DataFrame, "
+            "or take a SparkSession without remote()."
+        )
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting of the application, or of the session."""
+        return str(self.session.conf.get(name, default))
+
+    def slots(self) -> int:
+        """Return how many tasks can run at the same time, by a small job: Spark makes a range of as many."""
+        parts = self.session.range(1 << 16).select(functions.spark_partition_id().alias("part"))
+        cores = int(parts.agg(functions.max("part")).first()[0]) + 1
+        slots = cores // int(self.setting("spark.task.cpus", "1"))
+        return min(slots, self._asked_slots() or slots)  # spark.default.parallelism may be anything
+
+    def hosts(self) -> list[str]:
+        """Return the host of the server, which is what is known of them."""
+        return [f"those of {self.session.client.host}"]
+
+    def _age(self) -> float:
+        return math.inf
+
+    def _own_addresses(self) -> tuple[str, str]:
+        own = _address_towards(self.session.client.host.strip("[]"))
+        return own, own
+
+    def share(self, value: Any) -> Any:
+        """Return the name of a file of the session, which executors have; the same value is the same file."""
+        data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+        name = f"sparkdl-{hashlib.sha256(data).hexdigest()}"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            path.write_bytes(data)
+            self.session.addArtifacts(str(path), file=True)
+        return name
+
+    def forget(self, shared: Any) -> None:
+        """Leave the file: it goes with the session."""
+
+    def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
+        """Return a thread whose jobs have the tags of those of this thread."""
+        return InheritableThread(target=target, name=name, daemon=True, session=self.session)
+
+    def tag(self, tag: str) -> None:
+        """Give the jobs of this thread a tag."""
+        self.session.addTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        """Cancel the jobs with a tag."""
+        self.session.interruptTag(tag)
+
+    def ship_package(self) -> None:
+        """Send sparkdl itself to the executors, once for a session."""
+        if self.session not in self._has_package:
+            with tempfile.TemporaryDirectory() as folder:
+                self.session.addArtifacts(str(_pack(folder)), pyfile=True)
+            self._has_package.add(self.session)
+
+
+def cluster_of(session: Any = None) -> Cluster:
+    """Return the Spark application of this process.
+
+    Args:
+        session: the session that jobs belong to; None is the active one.
+    """
+    if is_remote():
+        return ConnectCluster(session or SparkSession.active())
+    return Cluster(session)
+
+
+def _pack(folder: str) -> Path:
+    """Write sparkdl itself into an archive in a folder; return its path."""
+    package = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, Path(folder, "root", "sparkdl"), ignore=ignored)
+    return Path(shutil.make_archive(str(Path(folder, "sparkdl-shipped")), "zip", Path(folder, "root")))
+
+
+def _address_towards(host: str) -> str:
+    """Return this machine's address on the way to another, by which that one can answer."""
+    for family, kind, _, _, address in sorted(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)):
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)  # which sends nothing
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
