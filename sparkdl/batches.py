@@ -125,6 +125,12 @@ class Order:
             start = end
         return parts[1] if len(parts) == 2 else np.concatenate(parts)
 
+    @property
+    def upcoming(self) -> Integers:
+        """The buckets whose rows come after those that are being mixed; none at the end of the pass."""
+        index = self._newest[0] + 1
+        return self._mixes[index] if 0 < index < len(self._mixes) else np.zeros(0, np.int64)
+
     def _mix(self, index: int) -> Integers:
         """Return the rows of the buckets that are mixed with one another, in the order that is drawn."""
         if self._newest[0] != index:

@@ -6,8 +6,9 @@ Python object again, and memory that is short is the page cache's affair.
 
 Rows of up to ``MEMORY`` bytes are mixed whole. More are first moved into *buckets*, each a choice of rows
 that is drawn by their keys, and of these as many are mixed at a time as make ``MEMORY``: see
-``batches.Order``. So a pass reads a stretch of the disk after the other, however many rows there are, and
-what is kept of every row, its key and its place, is in mapped files too.
+``batches.Order``. So a pass reads a stretch of the disk after the other, however many rows there are, and the
+next one while the rows of this are trained on; what is kept of every row, its key and its place, is in mapped
+files too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import mmap
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import prod
@@ -51,7 +53,7 @@ class Rows:
     ) -> None:  # fmt: skip
         self.columns, self.schema, self.count = columns, schema, len(columns[0])
         self.buckets = buckets or (self.count,)
-        self._order = order
+        self._order, self._expected = order, np.zeros(0, np.int64)
 
     def batch(self, rows: Integers) -> Batch:
         """Return some rows."""
@@ -59,6 +61,19 @@ class Rows:
         if _consecutive(places):
             return self.schema.batch([column[places[0] : places[-1] + 1] for column in self.columns])
         return self.schema.batch([_take(column, places) for column in self.columns])
+
+    def expect(self, buckets: Integers) -> None:
+        """Bring buckets that will be read into memory, in a thread of its own: the disk may take its time."""
+        if len(buckets) and not np.array_equal(buckets, self._expected):
+            self._expected = buckets
+            threading.Thread(target=self._touch, args=(buckets,), daemon=True).start()
+
+    def _touch(self, buckets: Integers) -> None:
+        edges = np.append(0, np.cumsum(self.buckets))
+        for bucket in buckets:
+            for column in self.columns:
+                rows = column[edges[bucket] : edges[bucket + 1]]
+                rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
         """Return whether every row has the same label, where labels are whole numbers."""

@@ -156,7 +156,9 @@ class Loop:
     def _gather(self, span: Span) -> Batch:
         if self.order[0] != span.turn:
             self.order = span.turn, self.plan.order(span.turn, self.rows.buckets)
-        return self.rows.batch(self.order[1][span.start : span.stop])
+        batch = self.rows.batch(self.order[1][span.start : span.stop])
+        self.rows.expect(self.order[1].upcoming)
+        return batch
 
     def _exchange(self, sequence: int) -> int:
         """Exchange a window's update; return the number of the next exchange."""

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -93,6 +96,25 @@ def test_more_rows_are_mixed_within_and_across_buckets(folder):
         assert max(map(len, stretch)) <= 2 * MIXED
         assert min(map(len, stretch)) > 1
     assert stretches[0][0] != stretches[1][0]
+
+
+def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
+    """While some are mixed the next ones are named, none at the end, and to read them changes nothing."""
+    rows = spooled(np.arange(4_000), folder, 3, memory=500 * INDEX_BYTES)
+    order = Plan((rows.count,), 0, 40, 1, False, True, 7).order(0, rows.buckets)
+    bucket_of = np.repeat(np.arange(len(rows.buckets)), rows.buckets)
+    read = []
+    for place in range(rows.count):
+        row = order[place : place + 1]
+        rows.expect(order.upcoming)
+        read.append((sorted(order.upcoming.tolist()), int(bucket_of[row[0]])))
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join()
+    mixes = [(ahead, {bucket for _, bucket in group}) for ahead, group in groupby(read, itemgetter(0))]
+
+    assert len(mixes) == -(-len(rows.buckets) // MIXED)
+    assert [ahead for ahead, _ in mixes] == [*(sorted(found) for _, found in mixes[1:]), []]
+    assert [*range(4_000)] == sorted(sum(passed(rows, 1), []))
 
 
 def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
