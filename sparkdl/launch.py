@@ -216,7 +216,7 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
         return raised
     if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
         return ClusterError(refused[0])
-    if cancelled := re.search(r"\bJob \d+ cancelled\b[^\n]*", text):
+    if cancelled := re.search(r"\bJob \d+ cancelled\b[^\n]*|\[?OPERATION_CANCELED\b[^\n]*", text):
         return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
     if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
