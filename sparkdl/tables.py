@@ -82,9 +82,19 @@ class FrameSource(Source):
         return first_value(name, found)
 
     def num_partitions(self) -> int:
-        """Return how many partitions there are, as they are when rows are read."""
+        """Return how many partitions there are, as they are when rows are read.
+
+        Raises:
+            ConfigError: nobody tells, over Spark Connect.
+        """
+        cluster = cluster_of(self.session)
+        if cluster.remote:
+            raise ConfigError(
+                "preserve_partitions=True needs to know how many partitions there are, which Spark Connect "
+                "does not tell. Leave it out, or take a SparkSession without remote()."
+            )
         rows = self._rows(len(self.selected))
-        return int(launch.run(lambda: launch.num_partitions(rows), cluster_of(self.session)))
+        return int(launch.run(lambda: launch.num_partitions(rows), cluster))
 
     def _rows(self, width: int, *more: Any) -> DataFrame:
         """Return the columns, a key, and more; weights that are missing are 1."""

@@ -47,8 +47,8 @@ def test_an_evaluation_is_that_of_keras(problem, table):
     np.testing.assert_allclose(model.evaluate(problem.x, problem.y, verbose=0), found, rtol=1e-5)
 
 
-def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem):
-    """What a client cannot send says what to pass in its place."""
+def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
+    """What a client cannot send, or cannot know, says what to do in its place."""
     spark_model = SparkModel(problem.model())
 
     for call in (spark_model.fit, spark_model.evaluate):
@@ -58,6 +58,8 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem):
         spark_model.predict(problem.x)
     with pytest.raises(ConfigError, match="rows should be a DataFrame; got a function"):
         spark_model.fit(lambda worker, workers: (problem.x, problem.y))
+    with pytest.raises(ConfigError, match=r"preserve_partitions=True needs to know .* Leave it out"):
+        spark_model.fit(table, preserve_partitions=True)
 
 
 def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table):
