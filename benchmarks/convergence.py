@@ -195,8 +195,11 @@ PARTS = {
         *[("synchronous", frequency, *rule) for frequency in (16, "epoch") for rule in ROUNDS],
         *[("asynchronous", frequency, *rule) for frequency in ("batch", 16, "epoch") for rule in ALONE],
     ],
-    "diloco": [("synchronous", "batch", "", ""), ("synchronous", 50, "DiLoCo()", "")],
-}
+    "diloco": [
+        ("synchronous", "batch", "", ""), ("synchronous", 50, "DiLoCo()", ""),
+        ("synchronous", 50, "DiLoCo(1.0, 0.5)", ""),
+    ],
+}  # fmt: skip
 
 
 TITLES = {
