@@ -5,7 +5,7 @@ import threading
 import pytest
 from pyspark import InheritableThread
 
-from sparkdl import SparkModel, launch, training
+from sparkdl import SparkModel, gang, launch
 from sparkdl.errors import ClusterError
 
 
@@ -32,7 +32,7 @@ def held_slot(spark, tmp_path, eventually):
 
 def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot, monkeypatch, caplog):
     """One of two workers starts, the other when the slot is free."""
-    monkeypatch.setattr(training, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(gang, "NOTICE_SECONDS", 0.2)
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
     fit = threading.Thread(target=spark_model.fit, args=(problem.x, problem.y), kwargs={"verbose": 0})
     waiting = "Waiting for 1 of 2 workers to start since"
