@@ -103,12 +103,12 @@ def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
     rows = spooled(np.arange(4_000), folder, 3, memory=500 * INDEX_BYTES)
     order = Plan((rows.count,), 0, 40, 1, False, True, 7).order(0, rows.buckets)
     bucket_of = np.repeat(np.arange(len(rows.buckets)), rows.buckets)
-    read = []
+    read, others = [], set(threading.enumerate())
     for place in range(rows.count):
         row = order[place : place + 1]
         rows.expect(order.upcoming)
         read.append((sorted(order.upcoming.tolist()), int(bucket_of[row[0]])))
-    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+    for thread in set(threading.enumerate()) - others:
         thread.join()
     mixes = [(ahead, {bucket for _, bucket in group}) for ahead, group in groupby(read, itemgetter(0))]
 
