@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.errors import DataError
-from sparkdl.schema import Column, Schema, as_pair
+from sparkdl.schema import AnyRows, Column, Schema, as_pair
 from sparkdl.weights import Array
 
 Keys = NDArray[np.uint64]
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     keys: Keys
     part: int
-    columns: tuple[Array, ...]
+    columns: tuple[AnyRows, ...]
 
     @property
     def nbytes(self) -> int:
@@ -203,7 +203,7 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
         yield block._replace(columns=(*block.columns, *weights))
 
 
-def _class_weights(labels: Array, classes: dict[int, float], dtype: str) -> Array:
+def _class_weights(labels: Any, classes: dict[int, float], dtype: str) -> Array:
     """Return the weight of each label's class, found as Keras finds it."""
     if labels.ndim > 1:
         labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]

@@ -16,7 +16,8 @@ from pyarrow import fs
 
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
-from sparkdl.schema import Column, as_array
+from sparkdl.schema import AnyRows, Column, as_array
+from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
@@ -31,8 +32,8 @@ ARROW_TYPES = {
 
 def column_array(
     values: Any, column: Column, name_row: Callable[[int], str], decode: Decode | None = None
-) -> Array:
-    """Return an Arrow column as one array of shape (rows, *column.shape).
+) -> AnyRows:
+    """Return an Arrow column as one array of shape (rows, *column.shape), or without its zeros.
 
     Args:
         values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out.
@@ -46,7 +47,7 @@ def column_array(
     """
     count, size = len(values), int(np.prod(column.shape, dtype=int))
     if not count:
-        return np.empty((0, *column.shape), column.dtype)
+        return column.of((), "a batch")
     if decode is not None:
         return _decoded(values, column, name_row, decode)
     if pa.types.is_struct(values.type):
@@ -102,7 +103,7 @@ def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return given in (expected, (*expected, 1)) or (*given, 1) == expected or 1 in (len(given), len(expected))
 
 
-def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Array:
+def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> AnyRows:
     """Return Spark's vectors, dense and sparse, as one array: structs of type, size, indices and values."""
     size = int(np.prod(column.shape, dtype=int))
     nulls = np.asarray(values.is_null())
@@ -116,15 +117,14 @@ def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Arr
         bad = int(np.argmax(sizes != size))
         raise _misshapen(column, name_row(bad), int(sizes[bad]))
     flat = numbers.flatten().to_numpy(zero_copy_only=False)
-    if not dense.all():
-        places = np.zeros(len(flat), np.int64)
-        within = np.repeat(dense, counts)
-        places[within] = np.tile(np.arange(size), int(dense.sum()))
-        places[~within] = indices.flatten().to_numpy(zero_copy_only=False)
-        rows = np.zeros((len(values), size), column.dtype)
-        rows[np.repeat(np.arange(len(values)), counts), places] = flat
-        flat = rows
-    return column.cast(flat.reshape(len(values), *column.shape), "the batch")
+    if dense.all() and not column.sparse:
+        return column.cast(flat.reshape(len(values), *column.shape), "the batch")
+    entries, within = np.zeros(len(flat), entry_of(column.dtype)), np.repeat(dense, counts)
+    entries["value"] = flat
+    entries["index"][within] = np.tile(np.arange(size), int(dense.sum()))
+    entries["index"][~within] = indices.flatten().to_numpy(zero_copy_only=False)
+    rows = SparseRows.packed(counts, entries, column.shape)
+    return rows if column.sparse else rows.toarray()
 
 
 def _null(column: Column, row: str) -> DataError:

@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl import feed, frames, models, spool
 from sparkdl.backends import prepare_backend
 from sparkdl.heads import classify
-from sparkdl.schema import Schema, as_pair
+from sparkdl.schema import AnyRows, Schema, as_pair
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import Array
@@ -66,7 +66,7 @@ def predict_stage(
         yield from _predict_rows(model, inputs, job)
 
 
-def _predict(model: Any, job: InferenceJob, columns: Sequence[Array]) -> Any:
+def _predict(model: Any, job: InferenceJob, columns: Sequence[AnyRows]) -> Any:
     return models.predict(model, job.schema.batch(columns).x, job.batch_size)
 
 
@@ -122,7 +122,7 @@ def _predict_arrow(
 
 def _arrays_of(
     columns: Sequence[Any], schema: Schema, decode: Mapping[int, frames.Decode]
-) -> Iterator[list[Array]]:
+) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, a few rows at once where they have to be decoded."""
     count = len(columns[0])
     size = feed.rows_per_block(schema.columns) if decode else count

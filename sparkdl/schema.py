@@ -18,9 +18,11 @@ import numpy as np
 
 from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
+from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.weights import Array
 
+AnyRows = Array | SparseRows
 Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
 PARTS = "x", "y", "sample_weight"
 
@@ -33,19 +35,23 @@ class Column:
         name: how errors call it.
         shape: the shape of one row's value.
         dtype: the NumPy dtype that it is stored in.
+        sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    sparse: int = 0
 
     @property
     def nbytes(self) -> int:
-        """The bytes of one row's value."""
+        """The bytes of one row's value; about as many, where zeros are not stored."""
+        if self.sparse:
+            return self.sparse * entry_of(self.dtype).itemsize
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def of(self, values: Sequence[Any] | Array, place: str, first: int = 0) -> Array:
-        """Return the values of some rows as one array of shape (rows, *shape).
+    def of(self, values: Sequence[Any] | Array, place: str, first: int = 0) -> AnyRows:
+        """Return the values of some rows as one array of shape (rows, *shape), or without its zeros.
 
         Args:
             values: one value per row.
@@ -55,6 +61,9 @@ class Column:
         Raises:
             DataError: a value has another shape or cannot be a number of this dtype; names the row.
         """
+        if self.sparse:
+            found = [self._numbers(value, place, first + index) for index, value in enumerate(values)]
+            return SparseRows.of(found, self.shape, self.dtype)
         try:
             array = np.asarray(values)
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
@@ -63,6 +72,14 @@ class Column:
             pass  # Ragged, or not all numbers; the rows are looked at one by one.
         rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _numbers(self, value: Any, place: str, index: int) -> tuple[Array, Array]:
+        """Return the numbers of a row that are not 0, after their indices."""
+        if not is_sparse(value) or value.size != prod(self.shape):
+            flat = self._row(value, place, index).ravel()
+            (indices,) = flat.nonzero()
+            return indices, flat[indices]
+        return value.indices, value.values
 
     def _row(self, value: Any, place: str, index: int) -> Array:
         try:
@@ -108,6 +125,17 @@ def as_pair(row: Any) -> Any:
     if isinstance(row, tuple) or not (hasattr(row, "features") and hasattr(row, "label")):
         return row
     return row.features, row.label
+
+
+def is_sparse(value: Any) -> bool:
+    """Return whether this is a vector of Spark's that is stored without its zeros."""
+    return hasattr(value, "toArray") and hasattr(value, "indices")
+
+
+def count_sparse(value: Any) -> int:
+    """Return how many numbers a row's value has that is better stored without its zeros; 0: it is not."""
+    sparse = is_sparse(value) and 4 * len(value.indices) < value.size
+    return max(1, len(value.indices)) if sparse else 0
 
 
 def as_array(value: Any) -> Array:
@@ -201,9 +229,10 @@ class Schema:
                 f"Expected a tuple ({names}); row {index} of {place} is {_short(row)}. {error}"
             ) from None
 
-    def batch(self, arrays: Sequence[Array]) -> Batch:
+    def batch(self, arrays: Sequence[AnyRows]) -> Batch:
         """Return the arrays of some rows, one per column, as Keras takes them."""
-        return Batch(*assemble(self.template, arrays))
+        whole = [array.toarray() if isinstance(array, SparseRows) else array for array in arrays]
+        return Batch(*assemble(self.template, whole))
 
 
 def _form_of(schema: Schema) -> tuple[Any, ...]:
@@ -218,11 +247,19 @@ class Sample(NamedTuple):
         form: how the values make (x, y) or (x, y, sample_weight), or (x,).
         names: what errors call each value.
         values: the values.
+        sparse: of values of x that are better stored without their zeros, ``count_sparse``; 0 of others.
     """
 
     form: tuple[Template, ...]
     names: tuple[str, ...]
     values: tuple[Any, ...]
+    sparse: tuple[int, ...] = ()
+
+    def of_row(self, arrays: Sequence[Array], row: Sequence[Any]) -> Sample:
+        """Return the sample with the arrays of a row, and what of its values of x is sparse."""
+        x = set(leaves(self.form[:1]))
+        sparse = [count_sparse(value) if place in x else 0 for place, value in enumerate(row)]
+        return self._replace(values=tuple(arrays), sparse=tuple(sparse))
 
     @classmethod
     def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
@@ -254,5 +291,5 @@ class Sample(NamedTuple):
             if value.dtype.kind not in "biuf":
                 raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
             kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
-            columns.append(Column(name, value.shape, kind))
+            columns.append(Column(name, value.shape, kind, self.sparse[index] if self.sparse else 0))
         return Schema(tuple(columns), self.form)

@@ -23,7 +23,7 @@ from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Stage
-from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
+from sparkdl.schema import AnyRows, Counts, Sample, Schema, as_array, as_pair
 from sparkdl.weights import Array
 
 
@@ -120,7 +120,7 @@ class ArraySource(Source):
         part.schema = self.schema
         return part
 
-    def _columns(self) -> list[Array]:
+    def _columns(self) -> list[AnyRows]:
         """Return the arrays as columns of the schema."""
         pairs = zip(self.schema.columns, self.arrays, strict=True)
         return [column.of(array, "x and y") for column, array in pairs]
@@ -243,7 +243,7 @@ def sample_of(row: Any, counts: Counts) -> Sample:
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
         )
     sample = Sample.of(row, counts)
-    return sample._replace(values=tuple(map(first_value, sample.names, sample.values)))
+    return sample.of_row(list(map(first_value, sample.names, sample.values)), sample.values)
 
 
 def first_value(name: str, value: Any, dtype: Any = None) -> Array:

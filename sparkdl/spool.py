@@ -21,20 +21,22 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import prod
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
 from sparkdl.feed import EMPTY, Block, Keys, scramble
-from sparkdl.schema import Column, Schema
+from sparkdl.schema import AnyRows, Column, Schema
+from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
 MEMORY = 256 << 20
 INDEX_BYTES = 128  # what a row counts at least, for its places while it is mixed with others
 KEY, PLACE = Column("key", (), "uint64"), Column("place", (), "int64")
+SPAN = Column("span", (2,), "int64")  # where the numbers of a row are, in a file of their own
 
 
 class Rows:
@@ -48,7 +50,7 @@ class Rows:
     """
 
     def __init__(
-        self, columns: tuple[Array, ...], schema: Schema, order: Integers | None = None,
+        self, columns: tuple[AnyRows, ...], schema: Schema, order: Integers | None = None,
         buckets: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.columns, self.schema, self.count = columns, schema, len(columns[0])
@@ -72,21 +74,28 @@ class Rows:
         edges = np.append(0, np.cumsum(self.buckets))
         for bucket in buckets:
             for column in self.columns:
-                rows = column[edges[bucket] : edges[bucket + 1]]
+                rows = _fixed(column)[edges[bucket] : edges[bucket + 1]]
                 rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
         """Return whether every row has the same label, where labels are whole numbers."""
         if not isinstance(self.schema.template[1], int):
             return False
-        labels = self.columns[self.schema.template[1]]
+        labels: Any = self.columns[self.schema.template[1]]
         if self.count < 2 or labels.dtype.kind not in "biu":
             return False
         return all((labels[some] == labels[0]).all() for some in _slices(self.count, 1 << 20))
 
 
-def _take(column: Array, rows: Integers) -> Array:
+def _fixed(column: AnyRows) -> Array:
+    """Return what of a column has the same size in every row: all, or where its numbers are."""
+    return column.spans if isinstance(column, SparseRows) else column
+
+
+def _take(column: AnyRows, rows: Integers) -> AnyRows:
     """Return some rows of a column, where a backend can use them without another copy."""
+    if isinstance(column, SparseRows):
+        return column[rows]
     shape = (len(rows), *column.shape[1:])
     memory = aligned(prod(shape) * column.itemsize).view(column.dtype).reshape(shape)
     return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would take them into a copy first
@@ -134,7 +143,7 @@ class Spool:
     def rows(self, part: int) -> Rows:
         """Return the rows of one part, mapped; the files are closed."""
         pile = self._pile(part)
-        keys, *columns = pile.mapped()
+        keys, columns = pile.mapped()
         row = max(INDEX_BYTES, sum(column.nbytes for column in (KEY, *self.schema.columns)))
         buckets = -(-pile.count * row * MIXED // self._memory)
         if pile.sorted and (buckets <= MIXED or self._seed is None):
@@ -143,14 +152,14 @@ class Spool:
             return Rows(tuple(columns), self.schema, np.argsort(keys, kind="stable"))
         return self._moved(keys, columns, buckets, max(1, self._memory // MIXED // row))
 
-    def _moved(self, keys: Keys, columns: list[Array], buckets: int, together: int) -> Rows:
+    def _moved(self, keys: Keys, columns: list[AnyRows], buckets: int, together: int) -> Rows:
         """Return rows after they were moved into buckets, so many rows at a time."""
         chunks, bounds = list(_slices(len(keys), together)), self._bounds(keys, buckets)
         found = (self._buckets(keys[chunk], bounds) for chunk in chunks)
         sizes = sum((np.bincount(each, minlength=buckets) for each in found), np.zeros(buckets, np.int64))
         edges = np.append(0, np.cumsum(sizes))
-        sources, free = (keys, *columns), edges[:-1].copy()
-        targets = [_made(self._directory, each, len(keys)) for each in (KEY, *self.schema.columns)]
+        sources, free = (keys, *map(_fixed, columns)), edges[:-1].copy()
+        targets = [_made(self._directory, _stored(each), len(keys)) for each in (KEY, *self.schema.columns)]
         for chunk in chunks:
             places = _places(self._buckets(keys[chunk], bounds), free)
             for source, target in zip(sources, targets, strict=True):
@@ -160,7 +169,11 @@ class Spool:
             order[first:end] = first + np.argsort(targets[0][first:end], kind="stable")
         for target in targets:
             target.flags.writeable = False
-        return Rows(tuple(targets[1:]), self.schema, order, tuple(sizes.tolist()))
+        moved = [
+            SparseRows(target, column.entries, column.shape[1:]) if isinstance(column, SparseRows) else target
+            for column, target in zip(columns, targets[1:], strict=True)
+        ]
+        return Rows(tuple(moved), self.schema, order, tuple(sizes.tolist()))
 
     def _bounds(self, keys: Keys, buckets: int) -> Keys:
         """Return what parts the buckets: about equal parts of what is drawn, or of a sample of the keys."""
@@ -176,12 +189,17 @@ class Spool:
 
 
 class _Pile:
-    """The rows of one part as they come: a file of keys, and one for each column."""
+    """The rows of one part as they come: a file of keys, and one for each column, two if it is sparse."""
 
     def __init__(self, schema: Schema, directory: str) -> None:
         self.count, self.sorted, self._last = 0, True, 0
         self._columns = (KEY, *schema.columns)
         self._files = [tempfile.TemporaryFile(dir=directory) for _ in self._columns]  # noqa: SIM115
+        self._entries = {
+            place: tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
+            for place, column in enumerate(self._columns)
+            if column.sparse
+        }
 
     def add(self, block: Block) -> None:
         """Write a block out."""
@@ -190,23 +208,45 @@ class _Pile:
         rising = int(block.keys[0]) >= self._last and (block.keys[1:] >= block.keys[:-1]).all()
         self.sorted, self._last = self.sorted and bool(rising), int(block.keys[-1])
         self.count += len(block.keys)
-        for file, array in zip(self._files, (block.keys, *block.columns), strict=True):
-            if array.size:
-                file.write(as_bytes(np.ascontiguousarray(array)))
+        for place, array in enumerate((block.keys, *block.columns)):
+            fixed = _fixed(array)
+            if isinstance(array, SparseRows):
+                file, own = self._entries[place], array.own()
+                counts = array.spans[:, 1]
+                fixed = fixed.copy()
+                fixed[:, 0] = file.tell() // own.itemsize + np.cumsum(counts) - counts
+                file.write(own.tobytes())
+            if fixed.size:
+                self._files[place].write(as_bytes(np.ascontiguousarray(fixed)))
 
-    def mapped(self) -> list[Array]:
+    def mapped(self) -> tuple[Keys, list[AnyRows]]:
         """Return the keys and the columns; the files are closed."""
-        return [_map(*each, self.count) for each in zip(self._files, self._columns, strict=True)]
+        keys, *found = (
+            _map(file, _stored(column).dtype, (self.count, *_stored(column).shape))
+            for file, column in zip(self._files, self._columns, strict=True)
+        )
+        columns: list[AnyRows] = list(found)
+        for place, file in self._entries.items():
+            column, entry = self._columns[place], entry_of(self._columns[place].dtype)
+            entries = _map(file, entry, (file.tell() // entry.itemsize,))
+            columns[place - 1] = SparseRows(found[place - 1], entries, column.shape)
+        return keys, columns
 
 
-def _map(file: IO[bytes], column: Column, count: int) -> Array:
-    """Return rows in a file as an array, and close it."""
+def _stored(column: Column) -> Column:
+    """Return what of a column is in its first file."""
+    return SPAN if column.sparse else column
+
+
+def _map(file: IO[bytes], dtype: Any, shape: tuple[int, ...]) -> Array:
+    """Return what is in a file as an array, and close it."""
+    size = prod(shape) * np.dtype(dtype).itemsize
     with file:
-        if not count * column.nbytes:
-            return np.empty((count, *column.shape), column.dtype)
+        if not size:
+            return np.empty(shape, dtype)
         file.flush()
-        memory = mmap.mmap(file.fileno(), count * column.nbytes, prot=mmap.PROT_READ)
-    return np.frombuffer(memory, column.dtype).reshape(count, *column.shape)
+        memory = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _made(directory: str, column: Column, count: int) -> Array:

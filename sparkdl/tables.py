@@ -5,7 +5,7 @@ Rows are dealt to workers by a shuffle, each with a stable key, and travel as Ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
-from sparkdl.schema import Counts, Sample, Schema
+from sparkdl.schema import Column, Counts, Sample, Schema
 from sparkdl.sources import Source, first_value
 from sparkdl.weights import Array
 
@@ -52,16 +52,23 @@ class FrameSource(Source):
         }
         if indicator is not None:
             _require_booleans(frame, indicator)
+        self._names = sample.values
         labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
         self.sample = sample._replace(names=tuple(labels))
-        self.selected = [
-            _column(frame, value, raw=place in self.decode).alias(f"c{place}")
-            for place, value in enumerate(sample.values)
+        self.selected = self._select()
+
+    def _select(self, raw: Sequence[int] = (), sparse: Sequence[int] = ()) -> list[Any]:
+        """Return the columns as numbers and arrays; some as they are, some vectors without zeros."""
+        kept = {*self.decode, *raw}
+        return [
+            _column(self.frame, name, raw=place in kept, sparse=place in sparse).alias(f"c{place}")
+            for place, name in enumerate(self._names)
         ]
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
-        first = self.frame.select(*self.selected).limit(1)
+        vectors = [place for place, value in enumerate(self._names) if _is_vector(self.frame, value)]
+        first = self.frame.select(*self._select(raw=vectors)).limit(1)
         rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
@@ -72,12 +79,13 @@ class FrameSource(Source):
                 )
         fields = self.frame.select(*self.selected).schema.fields
         values = [self._first(place, value, fields[place]) for place, value in enumerate(rows[0])]
-        return self.sample._replace(values=tuple(values))
+        return self.sample.of_row(values, rows[0])
 
     def _first(self, place: int, value: Any, field: Any) -> Array:
         name = self.sample.names[place]
         if place not in self.decode:
-            return first_value(name, value, _numpy_type(field.dataType))
+            kind = _numpy_type(field.dataType)
+            return first_value(name, value.toArray() if hasattr(value, "toArray") else value, kind)
         found = frames.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
         return first_value(name, found)
 
@@ -93,14 +101,15 @@ class FrameSource(Source):
                 "preserve_partitions=True needs to know how many partitions there are, which Spark Connect "
                 "does not tell. Leave it out, or take a SparkSession without remote()."
             )
-        rows = self._rows(len(self.selected))
+        rows = self.frame.select(*self.selected)
         return int(launch.run(lambda: launch.num_partitions(rows), cluster))
 
-    def _rows(self, width: int, *more: Any) -> DataFrame:
-        """Return the columns, a key, and more; weights that are missing are 1."""
-        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self.selected), width)]
+    def _rows(self, columns: Sequence[Column], *more: Any) -> DataFrame:
+        """Return the columns of a schema, a key, and more; weights that are missing are 1."""
+        selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
+        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(selected), len(columns))]
         key = functions.monotonically_increasing_id().alias(frames.KEY)
-        return self.frame.select(*self.selected, *ones, key, *more)
+        return self.frame.select(*selected, *ones, key, *more)
 
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
@@ -113,7 +122,7 @@ class FrameSource(Source):
         if self.indicator is not None:
             held = functions.col(f"`{self.indicator}`")
             part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
-        frame = self._rows(len(schema.columns), part.cast("int").alias(frames.PART))
+        frame = self._rows(schema.columns, part.cast("int").alias(frames.PART))
         if split:
             drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
             part = functions.when(
@@ -123,7 +132,7 @@ class FrameSource(Source):
         if validation is not None:
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
             part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
-            frame = frame.unionByName(validation._rows(len(schema.columns), part))
+            frame = frame.unionByName(validation._rows(schema.columns, part))
         coalesced = self.partitions is not None and self.partitions > num_workers
         if coalesced:
             frame = frame.coalesce(num_workers)
@@ -142,7 +151,7 @@ class FrameSource(Source):
         """Return the metric states and the rows of each partition, by a job."""
         part = functions.lit(TRAINING).cast("int").alias(frames.PART)
         run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
-        frame = self._rows(len(self.schema.columns), part)
+        frame = self._rows(self.schema.columns, part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
         return [tuple(row) for row in launch.run(action, cluster)]
 
@@ -193,8 +202,21 @@ def _as_on_executors(value: Any) -> Any:
     return [_as_on_executors(part) for part in value] if isinstance(value, list) else value
 
 
-def _column(frame: DataFrame, name: str | list[str], *, raw: bool) -> Any:
-    """Return a column, or several that hold a number each as one of arrays; ``raw``: as it is."""
+def _column(frame: DataFrame, name: str | list[str], *, raw: bool, sparse: bool) -> Any:
+    """Return a column, or several that hold a number each as one of arrays.
+
+    Args:
+        frame: the DataFrame.
+        name: of the column, or of several.
+        raw: whether it is left as it is.
+        sparse: whether it is to be vectors, as structs of what they store.
+    """
+    if sparse and _is_vector(frame, name):
+        return functions.unwrap_udt(_existing(frame, str(name)))
+    if sparse:
+        from pyspark.ml.functions import array_to_vector
+
+        return functions.unwrap_udt(array_to_vector(_column(frame, name, raw=False, sparse=False)))
     if isinstance(name, str):
         return _existing(frame, name) if raw else _numeric(frame, name)
     return functions.array(*(_numeric(frame, each).cast("double") for each in name))
@@ -206,11 +228,17 @@ def _existing(frame: DataFrame, name: str) -> Any:
     return functions.col(f"`{name}`")
 
 
+def _is_vector(frame: DataFrame, name: str | list[str]) -> bool:
+    """Return whether a column holds vectors of Spark ML."""
+    kind = frame.schema[name].dataType if isinstance(name, str) and name in frame.columns else None
+    return type(kind).__name__ == "VectorUDT"
+
+
 def _numeric(frame: DataFrame, name: str) -> Any:
     """Return a column as numbers or arrays of numbers, vectors as arrays."""
     column = _existing(frame, name)
     kind = frame.schema[name].dataType
-    if kind.typeName() == "vectorudt" or type(kind).__name__ == "VectorUDT":
+    if _is_vector(frame, name):
         from pyspark.ml.functions import vector_to_array
 
         return vector_to_array(column, "float32")

@@ -413,3 +413,37 @@ def test_inputs_that_the_model_does_not_know_are_named(spark, two):
 
     with pytest.raises(DataError, match="takes inputs 'words', 'points'; x has 'dots', 'words'"):
         SparkModel(two.model()).fit(x, two.y)
+
+
+def test_sparse_vectors_train_as_the_array_does(spark):
+    """Of a DataFrame and of an RDD, with dense ones among them and for validation; the answer is Keras's."""
+    from pyspark.ml.linalg import Vectors
+
+    random, size = np.random.default_rng(0), 4096
+    x = np.zeros((ROWS, size), np.float32)
+    x[np.arange(ROWS)[:, None], random.integers(0, size, (ROWS, 5))] = random.normal(size=(ROWS, 5))
+    y = x[:, : size // 2].sum(1)
+
+    def model():
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input((size,)), layers.Dense(1, name="sum")])
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        return made
+
+    vectors = [Vectors.sparse(size, {int(i): float(row[i]) for i in np.flatnonzero(row)}) for row in x]
+    vectors[7] = Vectors.dense(x[7].tolist())
+    pairs = list(zip(vectors, y.tolist(), strict=True))
+    frame = spark.createDataFrame(pairs, ["features", "label"]).repartition(2)
+    held = spark.createDataFrame([(Vectors.dense(x[0].tolist()), float(y[0]))], ["features", "label"])
+    reference = model()
+    reference.fit(x, y, ROWS, 3, verbose=0)
+    expected = reference.evaluate(x, y, verbose=0)
+
+    for data, options in ((frame, {"validation_data": held}), (spark.sparkContext.parallelize(pairs, 2), {})):
+        spark_model = SparkModel(model(), num_workers=2)
+        history = spark_model.fit(data, batch_size=ROWS, epochs=3, verbose=0, **options).history
+        assert bool(options) == ("val_loss" in history)
+        np.testing.assert_allclose(reference.get_weights()[0], spark_model.model.get_weights()[0], atol=1e-6)
+        assert spark_model.evaluate(data) == pytest.approx(expected, rel=1e-4)
+    found = [row.prediction for row in spark_model.predict(frame.coalesce(1)).collect()]
+    assert sorted(found) == pytest.approx(sorted(reference.predict(x, verbose=0)[:, 0]), abs=1e-5)

@@ -13,7 +13,8 @@ ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
     "books", "store", "sums", "exchange",
-    "heads", "backends.base", "schema", "feed", "spool", "frames", "code", "optimizers", "models", "losses",
+    "heads", "backends.base", "sparse", "schema", "feed", "spool", "frames", "code",
+    "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "server", "client", "files", "member", "collective", "steppers", "worker", "tasks", "inference",

@@ -73,11 +73,13 @@ def sparse(size, **values):
     ],
 )
 def test_vectors_of_spark_become_arrays(rows):
-    """Dense, sparse and mixed vectors have the same numbers."""
+    """Dense, sparse and mixed vectors have the same numbers, also where their zeros are left out."""
     (block,) = blocks(rows, (3,), VECTORS)
+    without = column_array(pa.array(rows, VECTORS), Column("x", (3,), "float32", sparse=1), str)
 
-    np.testing.assert_array_equal([[1, 0, 2], [0, 3, 0]], block.columns[0])
-    assert np.float32 == block.columns[0].dtype
+    for array in (block.columns[0], without.toarray()):
+        np.testing.assert_array_equal([[1, 0, 2], [0, 3, 0]], array)
+        assert np.float32 == array.dtype
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -17,20 +18,21 @@ from sparkdl.schema import Column, Schema
 from sparkdl.spool import INDEX_BYTES, MEMORY, Spool
 
 SCHEMA = Schema((Column("x", (3,), "float32"), Column("y", (), "int64")), (0, 1))
+SPARSE = Schema((replace(SCHEMA.columns[0], sparse=3), SCHEMA.columns[1]), (0, 1))
 WHOLE = MEMORY
 
 
-def blocks(keys, size=100, part=TRAINING):
+def blocks(keys, size=100, part=TRAINING, schema=SCHEMA):
     """Yield blocks of rows whose label is their key."""
     for start in range(0, len(keys), size):
         some = keys[start : start + size]
-        x = np.repeat(some[:, None], 3, axis=1).astype(np.float32)
+        x = schema.columns[0].of(np.repeat(some[:, None], 3, axis=1), "a block")
         yield Block(some, part, (x, some.astype(np.int64)))
 
 
-def spooled(keys, directory, seed, *, memory, size=100):
-    spool = Spool(SCHEMA, str(directory), seed, memory=memory)
-    spool.extend(blocks(np.asarray(keys, np.uint64), size))
+def spooled(keys, directory, seed, *, memory, size=100, schema=SCHEMA):
+    spool = Spool(schema, str(directory), seed, memory=memory)
+    spool.extend(blocks(np.asarray(keys, np.uint64), size, schema=schema))
     return spool.rows(TRAINING)
 
 
@@ -51,14 +53,19 @@ def folder(tmp_path_factory):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 400), st.integers(1, 60), st.sampled_from([None, 3]), st.randoms())
-def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(folder, count, fit, seed, random):
+@given(
+    st.integers(1, 400), st.integers(1, 60), st.sampled_from([None, 3]), st.sampled_from([SCHEMA, SPARSE]),
+    st.randoms(),
+)  # fmt: skip
+def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(
+    folder, count, fit, seed, schema, random
+):
     """``fit`` rows are mixed at a time; without a shuffle rows stand in the order of their keys."""
     keys = [*range(count)]
     random.shuffle(keys)
-    first = spooled(keys, folder, seed, memory=fit * INDEX_BYTES)
+    first = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, schema=schema)
     random.shuffle(keys)
-    again = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, size=7)
+    again = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, size=7, schema=schema)
 
     assert first.buckets == again.buckets
     assert [*range(count)] == sorted(sum(passed(first, 0), []))

@@ -1,0 +1,82 @@
+"""Rows of which only the numbers are kept that are not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.weights import Array, aligned
+
+Places = NDArray[np.int64]
+
+
+def entry_of(dtype: str) -> np.dtype[np.void]:
+    """Return the dtype of a number and its index in its row."""
+    return np.dtype([("index", np.int32), ("value", dtype)])
+
+
+class SparseRows:
+    """An array of rows without their zeros; some of its rows share the numbers with it.
+
+    Args:
+        spans: int64, (rows, 2): where in ``entries`` the numbers of a row begin, and how many there are.
+        entries: of dtype ``entry_of``: the numbers of a row one after another, with their indices in the
+            flat row.
+        shape: the shape of a row.
+    """
+
+    def __init__(self, spans: Places, entries: Array, shape: tuple[int, ...]) -> None:
+        self.spans, self.entries, self._row = spans, entries, shape
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, Any]], shape: tuple[int, ...], dtype: str) -> SparseRows:
+        """Return rows, each given as indices and numbers."""
+        counts = np.array([len(indices) for indices, _ in rows], np.int64)
+        entries = np.empty(int(counts.sum()), entry_of(dtype))
+        if len(entries):
+            entries["index"] = np.concatenate([indices for indices, _ in rows])
+            entries["value"] = np.concatenate([numbers for _, numbers in rows])
+        return cls.packed(counts, entries, shape)
+
+    @classmethod
+    def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> SparseRows:
+        """Return rows whose numbers lie one row after another."""
+        return cls(np.column_stack([np.cumsum(counts) - counts, counts]), entries, shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that they would have as an array."""
+        return (len(self.spans), *self._row)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of these rows, without those that share their numbers."""
+        return self.spans.nbytes + int(self.spans[:, 1].sum()) * self.entries.itemsize
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, rows: Any) -> SparseRows:
+        return SparseRows(self.spans[rows], self.entries, self._row)
+
+    def __reduce__(self) -> tuple[Callable[..., SparseRows], tuple[Any, ...]]:
+        return SparseRows.packed, (self.spans[:, 1], self.own(), self._row)
+
+    def own(self) -> Array:
+        """Return the numbers of these rows, one row after another."""
+        starts, counts = self.spans.T
+        shifts = np.repeat(starts - np.cumsum(counts) + counts, counts)
+        return self.entries[shifts + np.arange(len(shifts))]
+
+    def toarray(self) -> Array:
+        """Return them as an array, which a backend can use without another copy."""
+        dtype = self.entries.dtype["value"]
+        array = aligned(prod(self.shape) * dtype.itemsize).view(dtype).reshape(len(self), prod(self._row))
+        array[:] = 0
+        own = self.own()
+        array[np.repeat(np.arange(len(self)), self.spans[:, 1]), own["index"]] = own["value"]
+        return array.reshape(self.shape)
