@@ -17,14 +17,16 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import stat
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +34,19 @@ import harness
 import numpy as np
 from harness import Spec
 
+GENERATED = "generated"  # in the place of a folder: as many random rows as are asked for
+STRETCH = 10_000
+
 # --- the task -----------------------------------------------------------------------------------
 
 
 def load(spec: Spec):
     """Return (x, y), (x_test, y_test): this contestant's rows of MNIST, and the test set."""
+    if spec.data == GENERATED:
+        x, y = np.empty((spec.rows, 784), np.float32), np.empty(spec.rows, np.int32)
+        for start, (some, labels) in zip(range(0, spec.rows, STRETCH), generated(spec.rows), strict=True):
+            x[start : start + STRETCH], y[start : start + STRETCH] = some, labels
+        return (x, y), (x[:1000], y[:1000])
     if spec.data:
         (x, y), test = [read_idx(Path(spec.data), part) for part in ("train", "t10k")]
     else:
@@ -50,6 +60,15 @@ def load(spec: Spec):
     if spec.by_label:
         rows = rows[np.argsort(y[rows], kind="stable")]
     return (flat(x[rows]), y[rows].astype("int32")), (flat(test[0]), test[1].astype("int32"))
+
+
+def generated(rows: int) -> Iterator[tuple]:
+    """Yield (x, y) of stretches of random rows: noise, brighter in the place that is the label."""
+    for start in range(0, rows, STRETCH):
+        rng, count = np.random.default_rng(start), min(STRETCH, rows - start)
+        x, y = rng.random((count, 784), np.float32), rng.integers(10, size=count, dtype=np.int32)
+        x[np.arange(count), y] += 1
+        yield x, y
 
 
 def read_idx(folder: Path, part: str):
@@ -273,6 +292,99 @@ def sparkdl(spec: Spec) -> dict:
     return answer | lowest_variance(model)
 
 
+def fed(spec: Spec) -> dict:
+    """sparkdl, with a DataFrame of Parquet files; and what its Python workers hold in memory.
+
+    ``level`` is the anonymous and shared memory of a worker that has imported Keras, ``peak`` the most that
+    any has while it trains, in bytes; with pages of mapped files it is ``resident``.
+    """
+    from sparkdl import SparkModel
+
+    model, weights = initial(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        write_parquet(spec, folder)
+        spark = start_spark(spec)
+        frame = spark.read.parquet(folder)
+        distributed = SparkModel(model, num_workers=spec.workers, mode=spec.mode, frequency=spec.frequency)
+        settings = {"features_col": "x", "label_col": "y", "batch_size": spec.batch_size, "seed": spec.seed}
+
+        def fit(epochs):
+            ends, clock = epoch_clock()
+            distributed.fit(frame, verbose=0, callbacks=[clock], epochs=epochs, **settings)
+            return ends
+
+        level = imported_level(spark)
+        with Watch() as watch:
+            answer = measure(spec, frame.count(), fit, lambda: 0.0)
+    return answer | {"initial": weights, "level": level, "peak": watch.peak, "resident": watch.resident}
+
+
+def write_parquet(spec: Spec, folder: str) -> None:
+    """Write this contestant's rows as Parquet files."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    stretches = generated(spec.rows) if spec.data == GENERATED else [load(spec)[0]]
+    for index, (x, y) in enumerate(stretches):
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1]).cast(pa.list_(pa.float32()))
+        path = str(Path(folder, f"{index}.parquet"))
+        parquet.write_table(pa.table({"x": rows, "y": y}), path, use_dictionary=False, compression="none")
+
+
+def imported_level(spark) -> int:
+    """Return what a Python worker holds that has imported Keras and done nothing with it."""
+
+    def level(batches):
+        import pyarrow as pa
+
+        from sparkdl import tasks
+
+        tasks.import_keras()
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"held": pa.array([held(Path("/proc/self"))[0]], pa.int64())})
+
+    return spark.range(0, 1, 1, 1).mapInArrow(level, "held long").first()["held"]
+
+
+class Watch:
+    """While it is open, looks at the memory of Spark's Python workers of this process.
+
+    Attributes:
+        peak: the most anonymous and shared memory that one of them held, in bytes.
+        resident: the most with pages of mapped files.
+    """
+
+    def __init__(self):
+        self.peak, self.resident, self._over = 0, 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    ours = os.getsid(int(process.name)) == os.getsid(0)
+                    if ours and b"pyspark.daemon" in (process / "cmdline").read_bytes():
+                        own, resident = held(process)
+                        self.peak = max(self.peak, own)
+                        self.resident = max(self.resident, resident)
+
+
+def held(process: Path) -> tuple[int, int]:
+    """Return the anonymous and shared memory of a process, and this with pages of mapped files, in bytes."""
+    found = dict(re.findall(r"Rss(Anon|Shmem|File):\s+(\d+)", (process / "status").read_text()))
+    sizes = {kind: 1024 * int(kib) for kind, kib in found.items()}
+    own = sizes.get("Anon", 0) + sizes.get("Shmem", 0)
+    return own, own + sizes.get("File", 0)
+
+
 def counted(training: dict) -> dict:
     """Return what a History's ``training`` says of the run in plain numbers."""
     keys = ("workers", "rows", "merge", "learning_rate_scale", "exchanges", "bytes_received", "bytes_sent")
@@ -408,7 +520,7 @@ def main() -> None:
         os.sched_setaffinity(0, [spec.pin])
     else:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec.cores])
-    contestants = (plain, ceiling, elephas, sparkdl, reference, moving)
+    contestants = (plain, ceiling, elephas, sparkdl, fed, reference, moving)
     contestant = {each.__name__: each for each in contestants}[spec.name]
     print(json.dumps(contestant(spec)), flush=True)
 

@@ -46,7 +46,7 @@ T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 class Spec:
     """One contestant under one setting; everything that its process needs to know."""
 
-    name: str  # plain, ceiling, elephas, sparkdl, reference or moving: a function of contestants.py
+    name: str  # plain, ceiling, elephas, sparkdl, fed, reference or moving: a function of contestants.py
     mode: str = ""
     frequency: str | int = ""
     merge: str | None = None  # the rule; None is the contestant's own default
@@ -62,7 +62,7 @@ class Spec:
     seed: int = 0
     shuffled: bool = False  # give the rows in an order drawn by the seed, not the file's
     by_label: bool = False  # give them sorted by their label
-    data: str = ""  # a folder of IDX files; empty asks keras.datasets
+    data: str = ""  # a folder of IDX files, or "generated"; empty asks keras.datasets
     cores: int = 2  # how many cores the whole contestant may use
     pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
     warm_epochs: int = 0  # so many for a measure without worker start and compilation
@@ -207,7 +207,7 @@ def environment(spec: Spec, python: str) -> dict:
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": python,
     }
-    if spec.name == "sparkdl":
+    if spec.name in ("sparkdl", "fed"):
         environment["PYTHONPATH"] = str(REPOSITORY)
     if spec.pin >= 0:
         threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")

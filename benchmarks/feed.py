@@ -1,0 +1,287 @@
+"""What it takes to bring rows to a worker and to its batches: rows per second, and memory.
+
+1. Training: an MLP on one core, plain Keras from NumPy arrays beside one worker with a DataFrame, both with
+   one thread, in turns. "First" is a fit of one epoch with everything in it, Spark's shuffle and the
+   worker's start too; "later" are the epochs after the first, as ``contestants.measure`` defines them. Once
+   with MNIST, and once with as many random rows as make 4 GB.
+2. Memory, on the way: what a Python worker holds beside mapped files, above its level after importing
+   Keras.
+3. Ingestion: all of MNIST's training rows from a cached DataFrame as Arrow batches, from its ``rdd``, and
+   from a cached RDD of pairs, into the files that epochs read, by as many tasks as there are cores.
+4. Input work of a CNN over 5 epochs on one core: batches out of the files, by a worker's own code beside its
+   steps, and what Arrow ingestion takes one core, as a share of all.
+
+    python benchmarks/feed.py --data MNIST_FOLDER --results benchmarks/RESULTS.md
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import harness
+from harness import Spec, spread, table
+
+BARS = {"later": 0.95, "memory": 300, "arrow": 5.0, "pairs": 0.5, "input": 0.05}
+EPOCHS = 5  # of the CNN
+ROW = 784 * 4 + 4
+
+
+def verdict(bar: str, met: bool) -> str:
+    """Return a bar and whether it is met."""
+    return f"{bar} {'met' if met else '**missed**'}"
+
+
+# --- training and memory ------------------------------------------------------------------------
+
+
+def training(name: str, setting: Spec, results: list[list[str]]) -> None:
+    """Add the lines of plain Keras and of a worker beside it."""
+    specs = [
+        replace(setting, name="plain"),
+        replace(setting, name="fed", mode="synchronous", frequency="epoch"),
+    ]
+    answers = harness.in_turns(specs, timeout=1800)
+    for spec, answer in zip(specs, answers, strict=True):
+        print(f"# {name}, {spec.title}: {harness.brief(answer)}", flush=True)
+        if "error" in answer:
+            raise SystemExit(answer["error"])
+    plain = answers[0]["turns"]
+    for spec, answer in zip(specs, answers, strict=True):
+        share = [mine / other for mine, other in zip(answer["turns"], plain, strict=True)]
+        cells = [name, spec.title, f"{answer['rows_per_second_first']:,.0f}", spread(answer["turns"])]
+        cells += [spread(share, ".2f"), "", "", "", ""]
+        if spec.name == "fed":
+            rise = (answer["peak"] - answer["level"]) / 1e6
+            cells[5] = verdict(f"{BARS['later']}", statistics.median(share) >= BARS["later"])
+            cells[6:8] = [f"{rise:,.0f}", verdict(f"{BARS['memory']}", rise < BARS["memory"])]
+            cells[8] = f"{answer['resident'] / 1e6:,.0f}"
+        results.append(cells)
+
+
+# --- ingestion ----------------------------------------------------------------------------------
+
+
+def schema_of(width: int):
+    """Return the schema of the rows."""
+    from sparkdl.schema import Column, Schema
+
+    return Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
+
+
+def spool_batches(schema):
+    """Return a function for ``mapInArrow`` that brings rows to files, and yields their number."""
+
+    def run(batches):
+        import pyarrow as pa
+
+        from sparkdl import feed, frames, spool
+
+        spooled = spool.Spool(schema, spool.local_directory(), 1)
+        spooled.extend(frames.blocks_of_batches(batches, schema.columns, 1))
+        count = spooled.rows(feed.TRAINING).count
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
+
+    return run
+
+
+def spool_pairs(schema):
+    """Return a function of a partition and its pairs that brings them to files, and yields their number."""
+
+    def run(partition, rows):
+        from sparkdl import feed, spool
+
+        spooled = spool.Spool(schema, spool.local_directory(), 1)
+        spooled.extend(feed.blocks_of_rows(rows, schema, partition))
+        yield spooled.rows(feed.TRAINING).count
+
+    return run
+
+
+def ingestion(spark, x, y, rounds: int) -> dict[str, list[float]]:
+    """Return the rows per second of each way into the files, turn by turn."""
+    from pyspark.sql import functions
+
+    from sparkdl import frames
+    from sparkdl.feed import TRAINING
+
+    schema, parts = schema_of(x.shape[1]), os.cpu_count()
+    pairs = spark.sparkContext.parallelize(list(zip(x, y, strict=True)), parts).cache()
+    with tempfile.TemporaryDirectory() as folder:
+        frame = frame_of(spark, x, y, folder).repartition(parts).cache()
+        frame.count()
+    pairs.count()
+    key = functions.monotonically_increasing_id().alias(frames.KEY)
+    keyed = frame.select("x", "y", key, functions.lit(TRAINING).cast("int").alias(frames.PART))
+    spool = spool_pairs(schema)
+    ways = {
+        "DataFrame, Arrow": lambda: sum(
+            row["rows"] for row in keyed.mapInArrow(spool_batches(schema), "rows long").collect()
+        ),
+        "RDD of pairs": lambda: pairs.mapPartitionsWithIndex(spool).sum(),
+        "df.rdd": lambda: frame.rdd.map(tuple).mapPartitionsWithIndex(spool).sum(),
+    }
+    rates = {name: [] for name in ways}
+    for turn in range(rounds + 1):  # the first warms up
+        for name, way in ways.items():
+            seconds = timed(way, len(x))
+            if turn:
+                rates[name].append(len(x) / seconds)
+    return rates
+
+
+def frame_of(spark, x, y, folder: str):
+    """Return rows as a DataFrame of a Parquet file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1]).cast(pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"x": rows, "y": y}), str(Path(folder, "rows.parquet")))
+    return spark.read.parquet(folder)
+
+
+def timed(function: Callable[[], int], expected: int) -> float:
+    """Return the seconds that a call takes, which has to return so many rows."""
+    began = time.perf_counter()
+    if function() != expected:
+        raise SystemExit("Some rows did not arrive.")
+    return time.perf_counter() - began
+
+
+def ingestion_lines(rates: dict[str, list[float]]) -> list[list[str]]:
+    """Return the lines of the ways in."""
+    arrow, lines = rates["DataFrame, Arrow"], []
+    for name, found in rates.items():
+        part = [mine / other for mine, other in zip(found, arrow, strict=True)]
+        bar = ""
+        if name == "RDD of pairs":
+            bar = verdict(f"≥ {BARS['pairs']}", statistics.median(part) >= BARS["pairs"])
+        elif name == "df.rdd":
+            bar = verdict(f"≤ {1 / BARS['arrow']}", statistics.median(part) <= 1 / BARS["arrow"])
+        lines.append([name, spread(found), spread(part, ".2f"), bar])
+    return lines
+
+
+# --- input work ---------------------------------------------------------------------------------
+
+
+def input_work(x, y, core_seconds: float) -> tuple[list[list[str]], float]:
+    """Return the lines of a CNN's input work, and its share of all.
+
+    Args:
+        x: images, flat.
+        y: labels.
+        core_seconds: what Arrow ingestion of these rows takes one core, Spark's part included.
+    """
+    import numpy as np
+
+    from sparkdl import feed, spool
+    from sparkdl.backends import make_replica, prepare_backend
+    from sparkdl.batches import Plan
+    from sparkdl.feed import Block
+
+    prepare_backend(1)
+    import contestants
+
+    model = contestants.make_model(Spec("fed", model="cnn"))
+    replica = make_replica(model, joint=False)
+    schema, began = schema_of(x.shape[1]), time.perf_counter()
+    spooled = spool.Spool(schema, spool.local_directory(), 1)
+    keys = feed.scramble(np.arange(len(x), dtype=np.uint64), 1)
+    size = 10_000
+    spooled.extend(
+        Block(keys[at : at + size], feed.TRAINING, (x[at : at + size], y[at : at + size]))
+        for at in range(0, len(x), size)
+    )
+    rows = spooled.rows(feed.TRAINING)
+    writing, gathering = time.perf_counter() - began, 0.0
+    plan = Plan((len(x),), 0, 128, None, False, True, 1)
+    for epoch in range(-1, EPOCHS):  # the first compiles
+        if not epoch:
+            began, gathering = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        order = plan.order(epoch + 1, rows.buckets)
+        gathering += time.perf_counter() - start
+        for span in plan.spans(0, 0):
+            start = time.perf_counter()
+            batch = rows.batch(order[span.start : span.stop])
+            gathering += time.perf_counter() - start
+            replica.step(batch)
+        replica.read()
+    steps = time.perf_counter() - began - gathering
+    work = core_seconds + gathering
+    share = work / (work + steps)
+    lines = [
+        ["Arrow ingestion, one core", f"{core_seconds:.2f}", ""],
+        ["of it in the worker: writing and mapping", f"{writing:.2f}", ""],
+        [f"batches of {EPOCHS} epochs", f"{gathering:.2f}", ""],
+        [f"steps of {EPOCHS} epochs", f"{steps:.1f}", ""],
+        ["input work, of all", f"{share:.1%}", verdict(f"{BARS['input']:.0%}", share <= BARS["input"])],
+    ]
+    return lines, share
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="", help="folder of MNIST's four IDX .gz files, or 'generated'")
+    parser.add_argument("--rows", type=int, default=60_000, help="train on the first rows of MNIST only")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of generated rows; 0 leaves them out")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--large-rounds", type=int, default=3, help="turns with the generated rows")
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    options = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    many = round(options.gigabytes * 1e9 / ROW)
+    common = Spec(
+        "", workers=1, cores=os.cpu_count(), pin=max(os.sched_getaffinity(0)), batch_size=128, epochs=1
+    )
+    trained: list[list[str]] = []
+    mnist = replace(common, data=options.data, rows=options.rows, warm_epochs=3, turns=options.rounds)
+    training(f"MNIST, {options.rows:,} rows", mnist, trained)
+    if many:
+        large = replace(common, data="generated", rows=many, warm_epochs=1, turns=options.large_rounds)
+        training(f"{options.gigabytes:g} GB, {many:,} rows", large, trained)
+
+    from contestants import load
+    from pyspark.sql import SparkSession
+
+    x, y = load(mnist)[0]
+    builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.memory", "4g").getOrCreate()
+    rates = ingestion(spark, x, y, options.rounds)
+    spark.stop()
+    seconds = os.cpu_count() * len(x) / statistics.median(rates["DataFrame, Arrow"])
+    work, _ = input_work(x, y, seconds)
+    report(options, trained, ingestion_lines(rates), work)
+
+
+def report(options, trained: list[list[str]], ways: list[list[str]], work: list[list[str]]) -> None:
+    """Print the section, and put it into the results file when there is one."""
+    header = ["rows", "", "rows/s, first", "rows/s, later", "of plain Keras's", "bar", "rise, MB", "bar"]
+    header.append("resident, MB")
+    body = [
+        f"Rows of 784 floats and a label; medians of {options.rounds} turns, with generated rows of "
+        f"{options.large_rounds} [min..max]. {harness.machine({'sparkdl': sys.executable})}",
+        "Training on one core, batch 128. The rise is that of a Python worker's anonymous and shared memory "
+        "above its level after importing Keras; resident are the most pages it had, of mapped files too.",
+        table(header, trained),
+        f"Ingestion of {options.rows:,} rows:",
+        table(["", "rows/s", "of Arrow's", "bar"], ways),
+        f"Input work of a CNN over {EPOCHS} epochs of {options.rows:,} rows, in seconds of one core:",
+        table(["", "s", "bar"], work),
+    ]
+    harness.report("Feed: rows to batches", "\n\n".join(body), options.results)
+
+
+if __name__ == "__main__":
+    main()
