@@ -347,15 +347,19 @@ def imported_level(spark) -> int:
 
 
 class Watch:
-    """While it is open, looks at the memory of Spark's Python workers of this process.
+    """While it is open, looks at the memory of Spark's Python workers of this process, or of one process.
+
+    Args:
+        process: the id of that one.
 
     Attributes:
         peak: the most anonymous and shared memory that one of them held, in bytes.
         resident: the most with pages of mapped files.
     """
 
-    def __init__(self):
+    def __init__(self, process: int | None = None):
         self.peak, self.resident, self._over = 0, 0, threading.Event()
+        self._process = process
         self._thread = threading.Thread(target=self._look)
 
     def __enter__(self) -> "Watch":
@@ -368,13 +372,18 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*"):
+            for process in Path("/proc").glob(str(self._process or "[0-9]*")):
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    ours = os.getsid(int(process.name)) == os.getsid(0)
-                    if ours and b"pyspark.daemon" in (process / "cmdline").read_bytes():
+                    if self._process or _is_worker(process):
                         own, resident = held(process)
                         self.peak = max(self.peak, own)
                         self.resident = max(self.resident, resident)
+
+
+def _is_worker(process: Path) -> bool:
+    """Return whether this is a Python worker of this process's Spark."""
+    ours = os.getsid(int(process.name)) == os.getsid(0)
+    return ours and b"pyspark.daemon" in (process / "cmdline").read_bytes()
 
 
 def held(process: Path) -> tuple[int, int]:

@@ -25,16 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import harness
-from harness import Spec, spread, table
+from harness import Spec, spread, table, verdict
 
 BARS = {"later": 0.95, "memory": 300, "arrow": 5.0, "pairs": 0.5, "input": 0.05}
 EPOCHS = 5  # of the CNN
 ROW = 784 * 4 + 4
-
-
-def verdict(bar: str, met: bool) -> str:
-    """Return a bar and whether it is met."""
-    return f"{bar} {'met' if met else '**missed**'}"
 
 
 # --- training and memory ------------------------------------------------------------------------

@@ -327,6 +327,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def verdict(bar: str, met: bool) -> str:
+    """Return a bar and whether it is met."""
+    return f"{bar} {'met' if met else '**missed**'}"
+
+
 def machine(pythons: dict[str, str]) -> str:
     """Return one paragraph about this machine and the versions each contestant ran with."""
     about = [
