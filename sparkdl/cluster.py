@@ -21,10 +21,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import pyspark
-from pyspark import InheritableThread, SparkFiles, cloudpickle
+from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession, functions
 from pyspark.sql.utils import is_remote
 
@@ -32,7 +33,9 @@ from sparkdl.errors import ClusterError, ConfigError
 
 logger = logging.getLogger(__name__)
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
+LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
+_profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 
 
 class Cluster:
@@ -40,12 +43,15 @@ class Cluster:
 
     Args:
         session: the session; None is that of this process.
+        own_gpus: whether a task has a GPU of its own, as a gang's tasks have, where executors have GPUs and
+            other tasks take a part of one, or none.
     """
 
     remote = False  # whether its driver is another process
 
-    def __init__(self, session: Any = None) -> None:
+    def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         self.session: Any = session or SparkSession.builder.getOrCreate()
+        self._own_gpus = own_gpus
 
     @property
     def context(self) -> Any:
@@ -71,11 +77,34 @@ class Cluster:
         """How many bytes of data go well into the message that starts a task."""
         return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
 
+    @property
+    def _gpus(self) -> int:
+        """How many GPUs of an executor go to tasks one by one; 0: tasks are as the application says."""
+        if not self._own_gpus or self.local or self.dynamic or int(pyspark.__version__.split(".")[0]) < 4:
+            return 0
+        has, part = (self.setting(f"spark.{of}.resource.gpu.amount", "0") for of in ("executor", "task"))
+        return int(has) if float(part) < 1 else 0
+
+    @property
+    def profile(self) -> Any:
+        """The ResourceProfile of tasks with a GPU and its part of the cores; None: that of all tasks."""
+        if not self._gpus:
+            return None
+        if self.context not in _profiles:
+            cpus = max(self._executor_cores() // self._gpus, int(self.setting("spark.task.cpus", "1")))
+            requests = TaskResourceRequests().cpus(cpus).resource("gpu", 1.0)
+            _profiles[self.context] = ResourceProfileBuilder().require(requests).build
+        return _profiles[self.context]
+
     def slots(self) -> int:
         """Return how many tasks can run at the same time on the executors there are."""
         scala = self.context._jsc.sc()
         try:
-            profile = scala.resourceProfileManager().defaultResourceProfile()
+            manager = scala.resourceProfileManager()
+            profile = manager.defaultResourceProfile()
+            if self.profile is not None:
+                profile = self.profile._java_resource_profile
+                manager.addResourceProfile(profile)
             return int(scala.maxNumConcurrentTasks(profile))
         except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
             logger.debug("maxNumConcurrentTasks was refused: %s", error)
@@ -123,16 +152,26 @@ class Cluster:
 
     def _asked_slots(self) -> int:
         """Return the slots that the application has asked for; 0 if it takes what there is."""
-        master, cores = self.setting("spark.master"), self.setting("spark.executor.cores")
-        if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
-            instances, cores = cluster.groups()
-        elif master.startswith("spark://"):  # executors take whole machines if not told otherwise
-            most = self.setting("spark.cores.max", "0")
-            cores = cores or most
-            instances = int(most) // max(1, int(cores))
+        master, cores = self.setting("spark.master"), self._executor_cores()
+        if cluster := re.match(LOCAL_CLUSTER, master):
+            instances = cluster[1]
+        elif master.startswith("spark://"):
+            instances = int(self.setting("spark.cores.max", "0")) // max(1, cores)
         else:
-            instances, cores = self.setting("spark.executor.instances", "0"), cores or "1"
-        return int(instances) * (int(cores) // int(self.setting("spark.task.cpus", "1")))
+            instances = self.setting("spark.executor.instances", "0")
+        return int(instances) * self._per_executor()
+
+    def _executor_cores(self) -> int:
+        """Return the cores of an executor; those of a standalone cluster take all if not told otherwise."""
+        master, cores = self.setting("spark.master"), self.setting("spark.executor.cores")
+        if cluster := re.match(LOCAL_CLUSTER, master):
+            return int(cluster[2])
+        return int(cores or (self.setting("spark.cores.max", "0") if master.startswith("spark://") else 1))
+
+    def _per_executor(self) -> int:
+        """Return how many tasks an executor runs at the same time."""
+        tasks = self._executor_cores() // int(self.setting("spark.task.cpus", "1"))
+        return min(tasks, self._gpus or tasks)
 
     def _seconds(self, name: str, default: float) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))
@@ -313,15 +352,16 @@ class ConnectCluster(Cluster):
             self._has_package.add(self.session)
 
 
-def cluster_of(session: Any = None) -> Cluster:
+def cluster_of(session: Any = None, *, own_gpus: bool = False) -> Cluster:
     """Return the Spark application of this process.
 
     Args:
         session: the session that jobs belong to; None is the active one.
+        own_gpus: see ``Cluster``; over Spark Connect tasks are as the application says.
     """
     if is_remote():
         return ConnectCluster(session or SparkSession.active())
-    return Cluster(session)
+    return Cluster(session, own_gpus=own_gpus)
 
 
 def _pack(folder: str) -> Path:

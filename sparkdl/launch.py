@@ -127,7 +127,7 @@ class Stage:
         shared: what ``Cluster.share`` returned.
         objects: the custom objects of the model.
         builder: the function that builds the model, where there is one.
-        options: what else the stage takes.
+        options: what else the stage takes. "profile", which stays here, is the ResourceProfile of its tasks.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Stage:
         generation: int = 0, shared: Any = None, objects: Any = None, builder: Any = None,
         **options: Any,
     ) -> None:  # fmt: skip
+        self.profile = options.pop("profile", None)
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
@@ -309,8 +310,8 @@ def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the partitions of an RDD and collects what it yields."""
 
     def action() -> Any:
-        source = rdd.barrier() if barrier else rdd
-        return source.mapPartitions(stage.function).collect()
+        tasks = (rdd.barrier() if barrier else rdd).mapPartitions(stage.function)
+        return (tasks.withResources(stage.profile) if stage.profile else tasks).collect()
 
     return action
 
@@ -331,7 +332,8 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
 
 def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame."""
-    return lambda: collect(frame.mapInArrow(stage.function, schema, barrier=barrier))
+    profile = {"profile": stage.profile} if stage.profile else {}  # which Spark 3.5 does not know
+    return lambda: collect(frame.mapInArrow(stage.function, schema, barrier=barrier, **profile))
 
 
 def column_function(stage: Stage, kind: Any) -> Any:

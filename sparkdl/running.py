@@ -56,7 +56,7 @@ def run(
         port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
     )  # fmt: skip
     _require_one_argument(function)
-    cluster = cluster_of()
+    cluster = cluster_of(own_gpus=True)
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     launch.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)
@@ -70,7 +70,7 @@ def run(
         def submit(generation: int, barrier: bool) -> Job:
             stage = Stage(
                 "run", expected, endpoint=endpoint, generation=generation, function=function,
-                workers=num_workers,
+                workers=num_workers, profile=cluster.profile,
             )  # fmt: skip
             return Job(cluster, launch.run_rdd(tasks, stage, barrier=barrier))
 

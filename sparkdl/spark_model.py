@@ -251,7 +251,7 @@ class SparkModel:
         if preserve_partitions:
             require_partitions(source, validation)
         models.require_trainable(self.model)
-        cluster = cluster_of(source.session)
+        cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
         most = min(fit.batch_size, source.count() or fit.batch_size)
         num_workers, why = cluster.num_workers(
@@ -384,7 +384,7 @@ class SparkModel:
         """
         counts = models.count_parts(self.model)
         source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
-        cluster = cluster_of(source.session)
+        cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))

@@ -186,6 +186,7 @@ class Run:
             stage = functools.partial(
                 Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
                 objects=objects, builder=request.builder, distribution=request.distribution, rule=self.rule,
+                profile=self.cluster.profile,
             )  # fmt: skip
             return Job(self.cluster, partitions(stage, barrier))
 
