@@ -215,10 +215,12 @@ class Cluster:
         return slots, "one per slot"
 
     def _too_few(self, wanted: int, slots: int) -> ClusterError:
+        each = "executors x spark.executor.cores / spark.task.cpus"
+        if self._gpus:
+            each = "executors x their GPUs, for each worker has its own without share_gpus=True"
         return ClusterError(
-            f"num_workers={wanted} needs as many slots; the application has {slots} (executors x "
-            f"spark.executor.cores / spark.task.cpus). Ask for {max(1, slots)} workers or fewer, or start "
-            "more executors."
+            f"num_workers={wanted} needs as many slots; the application has {slots} ({each}). Ask for "
+            f"{max(1, slots)} workers or fewer, or start more executors."
         )
 
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:

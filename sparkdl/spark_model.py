@@ -384,7 +384,7 @@ class SparkModel:
         """
         counts = models.count_parts(self.model)
         source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
-        cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
+        cluster = cluster_of(source.session)
         require_sendable(source, cluster)
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))

@@ -64,19 +64,20 @@ class SparseRows:
         return SparseRows(self.spans[rows], self.entries, self._row)
 
     def __reduce__(self) -> tuple[Callable[..., SparseRows], tuple[Any, ...]]:
-        return SparseRows.packed, (self.spans[:, 1], self.own(), self._row)
+        own = self.compact()
+        return SparseRows, (own.spans, own.entries, self._row)
 
-    def own(self) -> Array:
-        """Return the numbers of these rows, one row after another."""
+    def compact(self) -> SparseRows:
+        """Return the same rows with no numbers but their own, one row after another."""
         starts, counts = self.spans.T
         shifts = np.repeat(starts - np.cumsum(counts) + counts, counts)
-        return self.entries[shifts + np.arange(len(shifts))]
+        return SparseRows.packed(counts, self.entries[shifts + np.arange(len(shifts))], self._row)
 
     def toarray(self) -> Array:
         """Return them as an array, which a backend can use without another copy."""
         dtype = self.entries.dtype["value"]
         array = aligned(prod(self.shape) * dtype.itemsize).view(dtype).reshape(len(self), prod(self._row))
         array[:] = 0
-        own = self.own()
+        own = self.compact().entries
         array[np.repeat(np.arange(len(self)), self.spans[:, 1]), own["index"]] = own["value"]
         return array.reshape(self.shape)

@@ -211,11 +211,9 @@ class _Pile:
         for place, array in enumerate((block.keys, *block.columns)):
             fixed = _fixed(array)
             if isinstance(array, SparseRows):
-                file, own = self._entries[place], array.own()
-                counts = array.spans[:, 1]
-                fixed = fixed.copy()
-                fixed[:, 0] = file.tell() // own.itemsize + np.cumsum(counts) - counts
-                file.write(own.tobytes())
+                file, own = self._entries[place], array.compact()
+                fixed = own.spans + (file.tell() // own.entries.itemsize, 0)
+                file.write(own.entries.tobytes())
             if fixed.size:
                 self._files[place].write(as_bytes(np.ascontiguousarray(fixed)))
 

@@ -79,7 +79,8 @@ class FrameSource(Source):
                 )
         fields = self.frame.select(*self.selected).schema.fields
         values = [self._first(place, value, fields[place]) for place, value in enumerate(rows[0])]
-        return self.sample.of_row(values, rows[0])
+        undecoded = [None if place in self.decode else value for place, value in enumerate(rows[0])]
+        return self.sample.of_row(values, undecoded)
 
     def _first(self, place: int, value: Any, field: Any) -> Array:
         name = self.sample.names[place]

@@ -22,13 +22,19 @@ SCRIPT = """
     def fit(data, **options):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        training = SparkModel(model, **options).fit(*data, verbose=0).training
-        return training["gpus"]
+        return SparkModel(model, **options).fit(*data, verbose=0).training["gpus"]
+
+    def refused():
+        try:
+            fit((x, y), num_workers=3)
+        except sparkdl.errors.ClusterError as error:
+            return str(error)
 
     rows = [(vector, value) for vector, value in zip(x.tolist(), y[:, 0].tolist())]
     answers = {
         "arrays": fit((x, y)),
         "DataFrame": fit((spark.createDataFrame(rows, ["features", "label"]),), mode="asynchronous"),
+        "refused": refused(),
         "shared": len(fit((x, y), share_gpus=True)),
         "function": sparkdl.run(lambda worker: (worker.device, __import__("os").environ["OMP_NUM_THREADS"])),
     }
@@ -56,5 +62,6 @@ def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     assert 0 == done.returncode, done.stderr[-3000:]
     answers = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS"))[8:])
     assert [["0"], ["1"]] == sorted(answers["arrays"]) == sorted(answers["DataFrame"])
+    assert "the application has 2 (executors x their GPUs" in answers["refused"]
     assert 4 == answers["shared"]
     assert [["gpu:0", "2"]] * 2 == answers["function"]  # the first that each sees

@@ -42,7 +42,7 @@ def test_a_selection_is_pickled_without_the_other_rows():
     rows = SparseRows.of([(np.arange(100), np.ones(100))] * 1000, (1 << 20,), "float32")
 
     assert rows.nbytes > 800_000 > 2000 > len(pickle.dumps(rows[:1]))
-    assert rows[:1].nbytes == len(rows[:1].own().tobytes()) + 16
+    assert rows[:1].nbytes == len(rows[:1].compact().entries.tobytes()) + 16
 
 
 VECTORS = [Vectors.sparse(9, {2: 1.0, 7: 3.0}), Vectors.dense(0, 5, *[0] * 7), np.arange(9)]
