@@ -312,6 +312,12 @@ def spark(request, tmp_path_factory):
 
 
 @pytest.fixture
+def in_processes_apart(monkeypatch):
+    """For tests that start processes of their own, which are not to go on with a session of Spark Connect."""
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+
+
+@pytest.fixture
 def jobs(spark):
     """A function that returns the ids of all jobs that the application has run."""
     return lambda: sorted(spark.sparkContext.statusTracker().getJobIdsForGroup(None))

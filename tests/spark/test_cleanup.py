@@ -29,12 +29,17 @@ def listening():
     return {int(row[1].split(":")[1], 16) for row in table if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
 
 
+def of_the_jvm(thread):
+    """Return whether a thread answers the JVM, which may call at any time once a stream was given a function."""
+    return type(getattr(getattr(thread, "_target", None), "__self__", None)).__module__.startswith("py4j.")
+
+
 def on_the_driver(spark):
     """Return what a fit could leave in this process and in its application."""
     context = spark.sparkContext
     tracker = context.statusTracker()
     return {
-        "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()},
+        "threads": {thread.name for thread in threading.enumerate() if not of_the_jvm(thread)},
         "listening": listening(),
         "jobs": tracker.getActiveJobsIds() + tracker.getActiveStageIds(),
         "broadcasts and files": set(os.listdir(context._temp_dir)),
