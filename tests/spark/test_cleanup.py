@@ -30,7 +30,7 @@ def listening():
 
 
 def of_the_jvm(thread):
-    """Return whether a thread answers the JVM, which may call at any time once a stream was given a function."""
+    """Return whether a thread answers the JVM, which may call at any time once a stream has a function."""
     return type(getattr(getattr(thread, "_target", None), "__self__", None)).__module__.startswith("py4j.")
 
 
