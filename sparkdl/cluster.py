@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import logging
 import math
 import re
@@ -25,10 +26,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import pyspark
 from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession, functions
 from pyspark.sql.utils import is_remote
 
+from sparkdl import files, frames
 from sparkdl.errors import ClusterError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -243,6 +246,22 @@ class Cluster:
         """Free what ``share`` returned."""
         shared.destroy()
 
+    @property
+    def handle(self) -> Any:
+        """What Spark ML writes and reads metadata with."""
+        return self.context
+
+    def put(self, local: Path, target: str) -> None:
+        """Copy a local file to a path as Spark takes it, in the place of what is there."""
+        files.put(local, target, overwrite=True, context=self.context, of_spark=True)
+
+    def get(self, source: str, local: Path) -> bool:
+        """Copy the file at a path as Spark takes it to a local one; return whether there is one."""
+        there = files.exists(source, context=self.context, of_spark=True)
+        if there:
+            files.get(source, local, context=self.context, of_spark=True)
+        return there
+
     def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
         """Return a thread whose jobs have the properties of those of this thread."""
         return InheritableThread(target=target, name=name, daemon=True)
@@ -333,6 +352,35 @@ class ConnectCluster(Cluster):
 
     def forget(self, shared: Any) -> None:
         """Leave the file: it goes with the session."""
+
+    @property
+    def handle(self) -> Any:
+        """What Spark ML writes and reads metadata with: the session."""
+        return self.session
+
+    def put(self, local: Path, target: str) -> None:
+        """Copy a local file to an absolute path of Spark's default file system, by the server."""
+        self.session.copyFromLocalToFs(str(local), target)
+
+    def get(self, source: str, local: Path) -> bool:
+        """Copy the file at a path as Spark takes it to a local one, by jobs; return whether there is one.
+
+        Each job gives a piece of it, for which the server and its messages have room.
+        """
+        file = self.session.read.format("binaryFile").load(source)
+        try:
+            with local.open("wb") as out:
+                for start in itertools.count(1, frames.PIECE):
+                    piece = functions.substring("content", start, frames.PIECE).alias("piece")
+                    data = file.select(piece).collect()[0].piece
+                    out.write(data)
+                    if len(data) < frames.PIECE:
+                        break
+        except AnalysisException as error:
+            if "PATH_NOT_FOUND" in str(error):
+                return False
+            raise
+        return True
 
     def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
         """Return a thread whose jobs have the tags of those of this thread."""

@@ -24,6 +24,7 @@ KEY, PART = "sparkdl_key", "sparkdl_part"
 Decode = Callable[[Any], Any]  # a function of the user's own that makes an array of a value
 ArrowArray = pa.Array
 ROWS_PER_BATCH = 10_000  # as Spark makes them
+PIECE = 8 << 20  # bytes in a row: of many more, Spark Connect's messages have no room
 ARROW_TYPES = {
     "bigint": "int64", "int": "int32", "smallint": "int16", "tinyint": "int8", "boolean": "bool_",
     "float": "float32", "double": "float64", "string": "string", "binary": "binary",

@@ -37,17 +37,24 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
+    config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
 
 
 def pytest_generate_tests(metafunc):
     if "spark" not in metafunc.fixturenames:
         return
-    kinds = getattr(metafunc.module, "MASTERS", ("local",))
+    kinds = masters_of(metafunc.definition)
     if metafunc.config.getoption("--all") and kinds == ("local",):
         kinds = KINDS
     marks = dict.fromkeys(KINDS, pytest.mark.cluster) | dict.fromkeys(("local", "connect"), pytest.mark.spark)
     params = [pytest.param(kind, marks=marks[kind], id=kind) for kind in kinds]
     metafunc.parametrize("spark", params, indirect=True, scope="session")
+
+
+def masters_of(item):
+    """Return the kinds of masters that a test is for."""
+    kinds = getattr(item.module, "MASTERS", ("local",))
+    return tuple(kind for kind in kinds if kind != "connect" or not item.get_closest_marker("classic"))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -72,7 +79,7 @@ def has_its_turn(item, places):
     Two parameters of three values meet three kinds in pairs; fewer values do not meet every kind.
     ``places`` keeps the order of the tests of a module and of the values of a test's parameter.
     """
-    masters = getattr(item.module, "MASTERS", ())
+    masters = masters_of(item)
     if len(masters) < 2 or "spark" not in item.fixturenames or item.get_closest_marker("each_master"):
         return True
     mine = [((item.originalname, name), value) for name, value in item.callspec.params.items()]
@@ -319,7 +326,9 @@ def in_processes_apart(monkeypatch):
 
 @pytest.fixture
 def jobs(spark):
-    """A function that returns the ids of all jobs that the application has run."""
+    """A function that returns the ids of all jobs that the application has run, none if nobody tells."""
+    if not hasattr(spark, "sparkContext"):
+        return list
     return lambda: sorted(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
 
 

@@ -20,8 +20,9 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkdl import files, models
-from sparkdl.errors import ModelError
+from sparkdl import models
+from sparkdl.cluster import cluster_of
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, KerasParams
 from sparkdl.rules.settings import from_settings, to_settings
 
@@ -40,14 +41,27 @@ class KerasWriter(MLWriter):
         super().__init__()
         self.stage = stage
 
+    def _handleOverwrite(self, path: str) -> None:
+        if not cluster_of(self.sparkSession).remote:
+            super()._handleOverwrite(path)
+            return
+        from pyspark.ml.connect.readwrite import RemoteMLWriter
+
+        RemoteMLWriter.handleOverwrite(path, True)
+
     def saveImpl(self, path: str) -> None:
         """Write the stage to a path that is not there yet.
 
         Raises:
             ModelError: its model is a function, which no file holds.
-            ConfigError: its rule is one of the user's own.
+            ConfigError: its rule is one of the user's own, or the path is none that Spark Connect writes to.
         """
-        stage, context = self.stage, self.sparkSession.sparkContext
+        stage, cluster = self.stage, cluster_of(self.sparkSession)
+        if cluster.remote and not path.startswith("/"):
+            raise ConfigError(
+                "Over Spark Connect a stage is saved to an absolute path of Spark's default file system; got "
+                f"{path!r}. Leave out its file system, or save from a SparkSession without remote()."
+            )
         set_here = {param.name: value for param, value in stage._paramMap.items() if value is not None}
         if "merge" in set_here:
             set_here["merge"] = to_settings(set_here["merge"])
@@ -60,13 +74,13 @@ class KerasWriter(MLWriter):
         model = stage.held()
         if model is not None:
             require_file(model)
-        DefaultParamsWriter.saveMetadata(stage, path, context, {"sparkdl": stage.extra()}, kept)
+        DefaultParamsWriter.saveMetadata(stage, path, cluster.handle, {"sparkdl": stage.extra()}, kept)
         if model is None:
             return
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, FILE)
             models.save(model, local)
-            files.put(local, f"{path}/{FILE}", overwrite=True, context=context, of_spark=True)
+            cluster.put(local, f"{path}/{FILE}")
 
 
 def require_file(model: Any) -> None:
@@ -102,8 +116,8 @@ class KerasReader(MLReader[Any]):
         Raises:
             ModelError: the model cannot be restored; says what is missing.
         """
-        context = self.sparkSession.sparkContext
-        metadata = DefaultParamsReader.loadMetadata(path, context)
+        cluster = cluster_of(self.sparkSession)
+        metadata = DefaultParamsReader.loadMetadata(path, cluster.handle)
         if not metadata["class"].endswith(f".{self.kind.__name__}"):
             raise ModelError(f"{path} holds a {metadata['class']}, not a {self.kind.__name__}.")
         stage = self.kind()
@@ -111,10 +125,9 @@ class KerasReader(MLReader[Any]):
         if "merge" in metadata["paramMap"]:
             metadata["paramMap"]["merge"] = from_settings(metadata["paramMap"]["merge"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
-        if files.exists(f"{path}/{FILE}", context=context, of_spark=True):
-            with tempfile.TemporaryDirectory() as folder:
-                local = Path(folder, FILE)
-                files.get(f"{path}/{FILE}", local, context=context, of_spark=True)
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, FILE)
+            if cluster.get(f"{path}/{FILE}", local):
                 stage.hold(models.load(local, path))
         stage.adopt(metadata["sparkdl"])
         return stage

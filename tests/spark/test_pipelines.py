@@ -1,5 +1,6 @@
 """In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
 from sparkdl.rules import DiLoCo
 
-MASTERS = ("local", "local-cluster", "standalone")
+MASTERS = ("local", "local-cluster", "standalone", "connect")
 NAMES = list("abcdef")
 leaves_its_pool = pytest.mark.filterwarnings(  # Spark's model selection, to the garbage collector
     "ignore:Exception ignored in. <function Pool.__del__:pytest.PytestUnraisableExceptionWarning"
@@ -292,9 +293,11 @@ def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, p
             print("ROW", row.row, *(float(value).hex() for value in row.probability))
         spark.stop()
     """
+    classic = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300,
+        env=classic,
+    )  # fmt: skip
     assert 0 == done.returncode, done.stderr[-3000:]
     theirs = [line for line in done.stdout.splitlines() if line.startswith("ROW")]
     assert [f"ROW {row.row} {' '.join(float(v).hex() for v in row.probability)}" for row in mine] == theirs
@@ -319,9 +322,10 @@ def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, est
 def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, estimator, table, tmp_path):
     """Whoever has no Spark loads model.keras; the summary's history comes back, a URI does for a path."""
     fitted = estimator.fit(table)
-    fitted.save(f"file://{tmp_path}/fitted")
+    place = f"{'file://' if hasattr(spark, 'sparkContext') else ''}{tmp_path}/fitted"
+    fitted.save(place)
 
-    loaded = KerasEstimatorModel.load(f"file://{tmp_path}/fitted")
+    loaded = KerasEstimatorModel.load(place)
     plain = keras.saving.load_model(tmp_path / "fitted" / "model.keras")
 
     assert fitted.summary.history == loaded.summary.history
@@ -466,6 +470,7 @@ def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     )
 
 
+@pytest.mark.classic  # over Spark Connect the function of a batch runs on the server
 def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
     """`foreachBatch` goes on with the same SparkModel: warm weights, warm optimizer."""
     source = tmp_path / "in"
@@ -572,6 +577,7 @@ def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
     assert noting.model is None
 
 
+@pytest.mark.classic
 def test_a_row_with_a_weight_keeps_it(spark, problem):
     """A Row of features, label and weight is a tuple of three, whatever its fields are called."""
     from pyspark.sql import Row
