@@ -53,7 +53,11 @@ class Connection:
             TransportError: there was no answer, however often it was asked for.
             RefusedError: the endpoint would not take the request.
         """
-        body = json.dumps(fields).encode()
+        status, answer = self.post(path, json.dumps(fields).encode())
+        return status, json.loads(answer or b"{}")
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """POST bytes; return the status and the bytes that are answered, as ``call`` does."""
 
         def send() -> None:
             self._http.request("POST", path, body, self._token)
@@ -62,8 +66,7 @@ class Connection:
             answer = self._accepted()
             return answer.status, answer.read()
 
-        status, answer = self.patiently(send, receive)
-        return status, json.loads(answer or b"{}")
+        return self.patiently(send, receive)
 
     def send(self, update: Update) -> None:
         """Send an update in the stream of this connection, which begins with the first."""

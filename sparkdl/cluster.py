@@ -28,7 +28,7 @@ import pyspark
 from pyspark import InheritableThread, SparkContext, SparkFiles, cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
 from sparkdl import files, frames
@@ -51,6 +51,7 @@ class Cluster:
     """
 
     remote = False  # whether its driver is another process
+    places_rows = hasattr(DataFrame, "repartitionById")  # whether a number says where a row goes
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         self.session: Any = session or SparkSession.builder.getOrCreate()

@@ -26,6 +26,13 @@ class Mode(StrEnum):
     HOGWILD = "hogwild"
 
 
+class Placement(StrEnum):
+    """Where the endpoint of a run is."""
+
+    DRIVER = "driver"
+    WORKER = "worker"
+
+
 class Scaling(StrEnum):
     """By what a learning rate grows with the number of workers."""
 
@@ -166,6 +173,7 @@ class TrainConfig:
             enough for a round; None is all.
         straggler_timeout: after how many seconds a round goes on with those that are in; None waits.
         late_updates: "drop", or "merge" into the round that is open when they come.
+        placement: "driver", or "worker" where executors do not reach the process that calls ``fit``.
     """
 
     mode: Mode = Mode.SYNCHRONOUS
@@ -183,9 +191,11 @@ class TrainConfig:
     quorum: int | float | None = None
     straggler_timeout: float | None = None
     late_updates: Late = Late.DROP
+    placement: Placement = Placement.DRIVER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", choose("mode", self.mode, Mode))
+        object.__setattr__(self, "placement", choose("placement", self.placement, Placement))
         object.__setattr__(self, "port", parse_port(self.port))
         parse_window(self.frequency)
         for name in ("num_workers", "batch_size_per_worker"):
@@ -245,7 +255,9 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as values that JSON can hold."""
-        values = dict(vars(self), mode=self.mode.value, late_updates=self.late_updates.value)
+        values = dict(vars(self))
+        for name in ("mode", "late_updates", "placement"):
+            values[name] = values[name].value
         if isinstance(self.port, range):
             values["port"] = f"{self.port[0]}:{self.port[-1]}"
         return values

@@ -7,6 +7,7 @@ or new weights take effect exactly where they do in Keras.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from math import prod
@@ -189,7 +190,7 @@ class Callbacks:
 
     def factor(self, num_workers: int) -> Callable[[float], float] | None:
         """Return by what they multiply the learning rate when so many epochs are done; None: by nothing."""
-        factors = self.factors
+        factors = [_apart(factor) for factor in self.factors]  # where a factor is asked for, no model is
         return (lambda epoch: prod(f.factor(epoch, num_workers) for f in factors)) if factors else None
 
     def begin(self) -> int | None:
@@ -226,6 +227,13 @@ class Callbacks:
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""
         self.list.on_train_end(logs)
+
+
+def _apart(callback: Any) -> Any:
+    """Return a copy of a callback that knows no model."""
+    made = copy.copy(callback)
+    made._model = None
+    return made
 
 
 class DriverModel:

@@ -244,6 +244,12 @@ def _arrow_type(kind: Any) -> Any:
     return getattr(pa, ARROW_TYPES[kind.simpleString()])()
 
 
+def rows_of(data: bytes) -> Iterator[Any]:
+    """Yield bytes, in pieces, as batches of a row each."""
+    for start in range(0, len(data), PIECE):
+        yield record({"data": [data[start : start + PIECE]]})
+
+
 def open_for_writing(uri: str) -> Any:
     """Return a new file on one of pyarrow's file systems, open for writing; its folder has to be there."""
     system, path = fs.FileSystem.from_uri(uri)

@@ -17,6 +17,7 @@ from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
+from sparkdl.hosted import Store
 from sparkdl.launch import Job
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
@@ -56,7 +57,7 @@ class Gang:
     """
 
     cluster: Cluster
-    store: ParameterStore
+    store: Store
     submit: Callable[[int, bool], Job]
     barrier: bool
     restarts: int
@@ -107,10 +108,10 @@ class Gang:
         time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
         if self.store.failure is not None:
             self._failed(self.store.failure, job.error)
-        elif job.error is None:
-            raise WorkerLostError("The Spark job ended before the run did.")
-        else:
+        elif job.error is not None:
             self._failed(launch.explain(job.error, self.cluster), job.error)
+        elif not job.result:  # which the run may be in
+            raise WorkerLostError("The Spark job ended before the run did.")
 
     def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
         """Start the gang again where that helps, else raise the error."""

@@ -23,7 +23,7 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle, errors
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, preflight
+from sparkdl import frames, preflight, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.code import pickled
 from sparkdl.errors import (
@@ -51,6 +51,10 @@ OF_ROWS = (
     r"Runtime|UnsupportedOperation)Exception|org\.apache\.spark\.SparkException: \[FAILED_EXECUTE_UDF\]|"
     r"java\.lang\.(?:Arithmetic|ArrayIndexOutOfBounds|ClassCast|IllegalArgument|NumberFormat)Exception)"
 )
+NAMED = (  # errors of ours that a task raises for the driver to raise
+    "StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError", "DivergedError",
+    "RuleError", "WorkerError",
+)  # fmt: skip
 OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
 
 
@@ -201,7 +205,7 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
     marked = re.search(rf"{re.escape(preflight.MARK)} (.+)", text)
     if marked:
         return (StaleWorkerError if preflight.STALE in marked[1] else PreflightError)(marked[1])
-    for name in ("StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError"):
+    for name in NAMED:
         found = re.search(rf"sparkdl\.errors\.{name}: (.+)", text)
         if found:
             from sparkdl import errors as own
@@ -330,10 +334,28 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
     return action
 
 
-def run_frame(frame: DataFrame, stage: Stage, schema: str, *, barrier: bool) -> Callable[[], Any]:
-    """Return the action that runs a stage on the Arrow batches of a DataFrame."""
+def run_frame(
+    frame: DataFrame, stage: Stage, schema: str, *, barrier: bool, streams: bool = False
+) -> Callable[[], Any]:  # fmt: skip
+    """Return the action that runs a stage on the Arrow batches of a DataFrame.
+
+    Args:
+        frame: the DataFrame.
+        stage: the stage.
+        schema: the rows that it yields.
+        barrier: whether all tasks start together.
+        streams: whether rows are given as partitions end, one after the other, and not all at the end.
+    """
     profile = {"profile": stage.profile} if stage.profile else {}  # which Spark 3.5 does not know
-    return lambda: collect(frame.mapInArrow(stage.function, schema, barrier=barrier, **profile))
+    made = frame.mapInArrow(stage.function, schema, barrier=barrier, **profile)
+    return made.toLocalIterator if streams else lambda: collect(made)
+
+
+def relay(cluster: Cluster, endpoint: Endpoint, path: str, body: bytes) -> bytes:
+    """Return what an endpoint answers that only executors reach, by a job of one task."""
+    ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
+    answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
+    return b"".join(bytes(row.data) for row in run(answer.collect, cluster))
 
 
 def column_function(stage: Stage, kind: Any) -> Any:

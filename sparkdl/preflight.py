@@ -104,7 +104,8 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         fail(
             f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "
             "spark.driver.host or advertised_host= to an address of the driver that executors reach, "
-            "and port= to a port or range that is open to them."
+            "and port= to a port or range that is open to them; or, over Spark Connect, take "
+            'placement="worker".'
         )
     finally:
         connection.close()

@@ -10,6 +10,12 @@ Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer
 * ``POST /v1/failure``    JSON: what went wrong in it;
 * ``GET  /v1/status``     JSON: counters.
 
+Where the endpoint is in worker 0 (``hosting``), for that run's client and its other workers:
+
+* ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, in ``hosting``'s bytes;
+* ``POST /v1/replace``    binary: weights that the client set;
+* ``POST /v1/leave``      JSON: a worker has ended.
+
 Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 409 an old generation or attempt,
 410 the run is over, 411 no length, 413 too large, 422 another model's layout. The token is compared
 before anything else is looked at, a body's header before its sections are read, and a request that is
@@ -51,6 +57,7 @@ from sparkdl.errors import (
 from sparkdl.store import ParameterStore
 from sparkdl.wire import Sections, Update
 
+BINARY = "application/octet-stream"
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
 LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
 STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
@@ -142,6 +149,28 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     return app
 
 
+def add_steward(app: flask.Flask, steward: Any) -> None:
+    """Add the paths of a run whose endpoint is in worker 0, where ``steward`` does the driver's half."""
+
+    @app.post("/v1/drive")
+    def drive() -> Any:
+        body = _json(epoch=int, released=int, learning_rate=float, stop=bool)
+        return flask.Response(steward.drive(**body), mimetype=BINARY)
+
+    @app.post("/v1/replace")
+    def replace_weights() -> Any:
+        length = flask.request.content_length
+        if length != steward.weight_bytes:
+            raise RefusedError(413, f"{length} bytes of weights; this model has {steward.weight_bytes}.")
+        steward.replace(flask.request.environ["wsgi.input"].read(length))
+        return {}
+
+    @app.post("/v1/leave")
+    def leave() -> Any:
+        steward.leave(**_json(worker=int))
+        return {}
+
+
 def _refusal(status: int, message: str) -> Any:
     return flask.jsonify(error=message), status, {"Connection": "close"}
 
@@ -178,7 +207,7 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
     if first is None:
         raise RefusedError(400, "The request holds no update.")
     body: Any = _until_refused(first, replies)  # lists of buffers, which _Request.write sends
-    return flask.Response(body, mimetype="application/octet-stream", direct_passthrough=True)
+    return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
 def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:

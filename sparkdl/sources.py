@@ -36,6 +36,8 @@ class Source(ABC):
         workers: how many tasks there are to be, once that is known.
         partitions: how many partitions workers get whole; None: rows leave theirs.
         session: the session of a DataFrame.
+        ahead: how many tasks without rows there are before those of the workers; what tasks give comes as
+            they end then.
     """
 
     schema: Schema
@@ -43,6 +45,7 @@ class Source(ABC):
     workers = 1
     partitions: int | None = None
     session: Any = None
+    ahead = 0
 
     @abstractmethod
     def peek(self) -> Sample:

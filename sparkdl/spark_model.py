@@ -37,7 +37,7 @@ from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import ArraySource, Source, first_row, sample_of
 from sparkdl.structure import leaves
 from sparkdl.tables import FrameSource, require_free
-from sparkdl.training import Request, Run, hybrid_of
+from sparkdl.training import Request, Run, asks, hybrid_of
 
 NOT_YET = {"validation_steps": None}
 
@@ -74,6 +74,8 @@ class SparkModel:
         distribution: with Keras on JAX, a function that returns how a worker's model is spread over the
             devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
             keras.distribution.DataParallel where a task has several GPUs.
+        placement: "driver": the endpoint is in this process; "worker": over Spark Connect, where executors
+            do not reach this process, it is in worker 0 (docs/deployment.md).
         parameter_server_mode: for code written for Elephas; only "http" is known.
 
     Raises:
@@ -105,6 +107,7 @@ class SparkModel:
         straggler_timeout: float | None = None,
         late_updates: str = "drop",
         distribution: Callable[[], Any] | None = None,
+        placement: str = "driver",
         parameter_server_mode: str = "http",
     ) -> None:
         if parameter_server_mode != "http":
@@ -119,6 +122,7 @@ class SparkModel:
             advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
             max_restarts=max_restarts, share_gpus=share_gpus, staleness=staleness,
             quorum=quorum, straggler_timeout=straggler_timeout, late_updates=late_updates,  # type: ignore[arg-type]
+            placement=placement,  # type: ignore[arg-type]
         )  # fmt: skip
         rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule
         if rule.elastic and self.config.hybrid:
@@ -258,6 +262,7 @@ class SparkModel:
             self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
         )
         launch.logger.info("%d workers: %s.", num_workers, why)
+        spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
             models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
@@ -278,6 +283,7 @@ class SparkModel:
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
             kept, self.history, self._metrics(), self._carried_on(num_workers), self.distribution,
+            spare,
         )  # fmt: skip
         run = Run(request, cluster, num_workers)
         try:

@@ -544,6 +544,19 @@ class ParameterStore:
                 states={0: spooled(report.state)}, progress=self.progress,
             )  # fmt: skip
 
+    @property
+    def reported(self) -> bool:
+        """Whether a run that was stopped has said where it has got to, which a replica has to."""
+        return not self.shape.plan.joint or 0 in self.partial
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts of the run; of updates that were dropped, by worker too."""
+        dropped = self.merging.dropped
+        return {
+            "version": self.merging.version, "late_dropped": dropped.total() + self.merging.late,
+            "late_merged": self.merging.merged_late, "dropped": dict(dropped), **self.counters,
+        }  # fmt: skip
+
     def missing(self) -> list[int]:
         """Return the workers that have not joined."""
         with self.changed:

@@ -139,12 +139,18 @@ class FrameSource(Source):
             frame = frame.coalesce(num_workers)
         elif self.partitions is None:
             placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
-            frame = frame.repartition(num_workers, placed)
+            if self.ahead:
+                placed = functions.pmod(placed, functions.lit(num_workers)) + self.ahead
+                frame = frame.repartitionById(num_workers + self.ahead, placed.cast("int"))
+            else:
+                frame = frame.repartition(num_workers, placed)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             order = seed if self.partitions is None else None
             train = stage("train", encoding="arrow", schema=schema, seed=order, decode=self.decode)
-            return launch.run_frame(frame, train, "nothing int", barrier=barrier and not coalesced)
+            return launch.run_frame(
+                frame, train, "data binary", barrier=barrier and not coalesced, streams=bool(self.ahead)
+            )
 
         return make
 

@@ -146,7 +146,7 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
 
 
 def _task(context: Any, call: Call) -> Task:
-    endpoint = Endpoint(*(call.endpoint or ()))
+    endpoint = Endpoint(*(call.endpoint or ("", 0, "", b"")))  # of worker 0 it will be, or of nobody
     threads = max(1, context.cpus())
     return Task(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
 
@@ -160,14 +160,32 @@ def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     from sparkdl import worker
 
-    task = _task(context, call)
+    job, task = call.shared.value, _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
     own = [call.options.get(name) for name in ("distribution", "rule")]
     code = worker.Code(call.objects or {}, call.builder, *own)
-    worker.train_task(call.shared.value, task, blocks, code)
+    if job.hosted is None:
+        worker.train_task(job, task, blocks, code)
+    else:
+        from sparkdl import hosting
+
+        yield from hosting.train(job, task, blocks, code, context)
     for _ in iterator:
         pass
-    return iter(())
+
+
+def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -> Iterator[Any]:
+    """Yield, in pieces, what an endpoint answers that only executors reach."""
+    from sparkdl import frames
+
+    for _ in iterator:
+        pass
+    connection = client.Connection(endpoint, retries=1)
+    try:
+        _, answer = connection.post(path, body)
+    finally:
+        connection.close()
+    yield from frames.rows_of(answer)
 
 
 def _predict(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:

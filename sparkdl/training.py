@@ -22,10 +22,11 @@ from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.cluster import Cluster
-from sparkdl.config import FitConfig, Late, Mode, TrainConfig, parse_quorum
+from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
 from sparkdl.errors import ConfigError, DataError, SparkDLError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
+from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
 from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
@@ -61,6 +62,7 @@ class Request:
         metrics: the model's metrics.
         carried: what workers and rule go on from after the fit before.
         distribution: makes the distribution over a worker's devices, if one was asked for.
+        asks: whether there is a slot for asking an endpoint in worker 0.
     """
 
     model: Model
@@ -76,6 +78,7 @@ class Request:
     metrics: Metrics
     carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
+    asks: bool = False
 
 
 class Run:
@@ -138,7 +141,7 @@ class Run:
         self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
             self.interrupts = stack.enter_context(noted_interrupts())
-            stack.enter_context(launch.claim(self.cluster, self.num_workers))
+            stack.enter_context(launch.claim(self.cluster, self.num_workers + request.asks))
             store, gang, display = self._start(stack)
             logs: dict[str, Any] = {}
             try:
@@ -158,11 +161,12 @@ class Run:
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         optimizers.finalize(request.model)
-        self.carried = Carried(store.cut.states, store.cut.rule)
+        if isinstance(store, ParameterStore):
+            self.carried = Carried(store.cut.states, store.cut.rule)
         self._record(store, gang)
         self.callbacks.end(logs)
 
-    def _start(self, stack: ExitStack) -> tuple[ParameterStore, Gang, Display]:
+    def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
         spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
         store = self._make_store()
@@ -170,17 +174,22 @@ class Run:
         held = request.fit.validation_batch_size or self.plan.batch_size
         settings = TrainSettings(self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power)
         job = TrainJob(
-            spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight
+            spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
+            store.hosted if isinstance(store, HostedStore) else None,
         )  # fmt: skip
         shared = self.cluster.share(job)
         stack.callback(self.cluster.forget, shared)
-        endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
+        endpoint, restarts = None, 0  # a store in worker 0 is lost with it
+        if isinstance(store, ParameterStore):
+            endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
+            restarts = config.max_restarts
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
+        request.source.ahead = int(request.asks)
         partitions = request.source.training(
             self.cluster, self.num_workers, validation=request.validation,
             seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
         )  # fmt: skip
-        barrier = rounds and not self.cluster.dynamic
+        barrier = endpoint is None or (rounds and not self.cluster.dynamic)
 
         def submit(generation: int, barrier: bool) -> Job:
             stage = functools.partial(
@@ -188,15 +197,18 @@ class Run:
                 objects=objects, builder=request.builder, distribution=request.distribution, rule=self.rule,
                 profile=self.cluster.profile,
             )  # fmt: skip
-            return Job(self.cluster, partitions(stage, barrier))
+            action = partitions(stage, barrier)
+            if isinstance(store, HostedStore):
+                return Job(self.cluster, lambda: store.receive(action()))
+            return Job(self.cluster, action)
 
-        gang = Gang(self.cluster, store, submit, barrier, config.max_restarts, config.start_timeout)
+        gang = Gang(self.cluster, store, submit, barrier, restarts, config.start_timeout)
         stack.callback(gang.cancel)
         display = choose_display(request.fit.verbose, request.fit.epochs)
         stack.callback(display.close)
         return store, gang, display
 
-    def _make_store(self) -> ParameterStore:
+    def _make_store(self) -> Store:
         config, fit, layouts = self.request.config, self.request.fit, self.driver.layouts
         own = fit.validation_split > 0 or self.request.source.indicator is not None
         validating = self.request.validation is not None or own
@@ -213,10 +225,15 @@ class Run:
             config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid
         )  # fmt: skip
         start = self.driver.parameters(), self.driver.statistics()
-        merging = make_merging(terms, *start, models.decays(self.request.model))
-        return ParameterStore(shape, merging, self.request.carried)
+        decays = models.decays(self.request.model)
+        if config.placement is Placement.DRIVER:
+            return ParameterStore(shape, make_merging(terms, *start, decays), self.request.carried)
+        rate = None if self.request.asks else optimizers.learning_rate(self.request.model)
+        terms = replace(terms, rule=Average())  # the rule travels with what is code
+        hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), rate)
+        return HostedStore(hosted, functools.partial(launch.relay, self.cluster))
 
-    def _epoch(self, epoch: int, store: ParameterStore, gang: Gang, display: Display) -> EpochResult:
+    def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
             if self.callbacks.begin_epoch(epoch):
                 store.replace(self.driver.parameters(), self.driver.statistics())
@@ -229,6 +246,8 @@ class Run:
             if self.interrupts:
                 raise self.interrupts[0]
             if result is not None:
+                if not self.said:  # all has come at once
+                    self._say_workers(store)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
             gang.check()
@@ -242,7 +261,7 @@ class Run:
                 sum(self._rows(store)),
             )
 
-    def _say_workers(self, store: ParameterStore) -> None:
+    def _say_workers(self, store: Store) -> None:
         """Say once how the work is divided, and what may be wrong with it.
 
         Raises:
@@ -304,9 +323,7 @@ class Run:
             mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
             logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
 
-    def _end_epoch(
-        self, epoch: int, result: EpochResult, store: ParameterStore, display: Display
-    ) -> dict[str, Any]:
+    def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
         if sum(self._rows(store)) == 0:
             raise SparkDLError("No worker has any rows to train on.")
         logs = self.metrics.merge(result.metrics)
@@ -321,38 +338,57 @@ class Run:
             store.replace(self.driver.parameters(), self.driver.statistics())
         return logs
 
-    def _load(self, cut: Cut, store: ParameterStore) -> None:
+    def _load(self, cut: Cut, store: Store) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""
         rate = optimizers.learning_rate(self.request.model)
         self.driver.load(cut, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)
 
-    def _interrupted(self, store: ParameterStore, gang: Gang) -> Cut:
+    def _interrupted(self, store: Store, gang: Gang) -> Cut:
         """Give the run a moment to say where it has got to, and return that."""
         if store.plans and store.failure is None and gang.job is not None and gang.job.running:
             store.stop()
             deadline = time.monotonic() + STOP_SECONDS
-            while self._to_report(store, gang.job) and time.monotonic() < deadline:
+            while not store.reported and gang.job.running and time.monotonic() < deadline:
                 store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
         return store.stopped_cut()
 
-    def _to_report(self, store: ParameterStore, job: Job) -> bool:
-        """Return whether worker 0 has still to say where the replicas have got to."""
-        return self.joint and 0 not in store.partial and job.running
-
-    def _rows(self, store: ParameterStore) -> tuple[int, ...]:
+    def _rows(self, store: Store) -> tuple[int, ...]:
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
-    def _record(self, store: ParameterStore, gang: Gang) -> None:
-        self.training.update(
-            bytes_received=self.traffic.received, bytes_sent=self.traffic.sent, restarts=gang.lost,
-            version=store.merging.version, late_dropped=store.merging.dropped.total() + store.merging.late,
-            late_merged=store.merging.merged_late, **store.counters,
-        )  # fmt: skip
-        if dropped := store.merging.dropped:
+    def _record(self, store: Store, gang: Gang) -> None:
+        counts = {"bytes_received": self.traffic.received, "bytes_sent": self.traffic.sent} | store.summary()
+        dropped = counts.pop("dropped", {})
+        self.training.update(counts, restarts=gang.lost)
+        if dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Updates that came late were not merged (%s).", workers)
         self.request.history.training = self.training
+
+
+def asks(config: TrainConfig, cluster: Cluster, num_workers: int, callbacks: list[Any]) -> bool:
+    """Return whether there is a slot for asking an endpoint in worker 0.
+
+    Raises:
+        ConfigError: the endpoint cannot be in worker 0, or callbacks could not be called.
+    """
+    if config.placement is Placement.DRIVER:
+        return False
+    if not cluster.remote or cluster.dynamic:
+        why = "workers do not start together under dynamic allocation" if cluster.remote else "this is none"
+        raise ConfigError(
+            f'placement="worker" is for clients of Spark Connect, and {why}. Take placement="driver".'
+        )
+    slots = cluster.slots()
+    spare = slots > num_workers and cluster.places_rows
+    if callbacks and not spare:
+        names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
+        raise ConfigError(
+            f'With placement="worker" callbacks ({names}) need a slot beside those of the workers, and Spark '
+            f"4.1; there are {slots} slots and {num_workers} workers. Take num_workers={max(1, slots - 1)}, "
+            "or leave callbacks out."
+        )
+    return spare
 
 
 def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
@@ -369,7 +405,7 @@ def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
     )
 
 
-def _gpus_of(store: ParameterStore, *, shared: bool) -> list[list[str]]:
+def _gpus_of(store: Store, *, shared: bool) -> list[list[str]]:
     """Return the GPUs of each worker.
 
     Raises:

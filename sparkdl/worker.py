@@ -302,6 +302,7 @@ class TrainJob:
         schema: what every row has to be.
         layout: the digest of the trainable variables' layout.
         class_weight: the weight of a training row by the class of its label, where rows have no weights.
+        hosted: what worker 0 makes the endpoint of, where that is there.
     """
 
     spec: models.ModelSpec
@@ -309,6 +310,7 @@ class TrainJob:
     schema: Schema
     layout: bytes
     class_weight: dict[int, float] | None = None
+    hosted: Any = None
 
 
 class Code(NamedTuple):

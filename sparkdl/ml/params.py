@@ -18,6 +18,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from sparkdl.config import (
     Late,
     Mode,
+    Placement,
     choose,
     parse_port,
     parse_quorum,
@@ -230,6 +231,7 @@ class TrainingParams(ModelParams, PredictionParams):
     quorum = _param("workers that a round waits for, or a share of them", _checked(_quorum))
     stragglerTimeout = _param("seconds after which a round goes on without the missing", _seconds)
     lateUpdates = _param('"drop" or "merge"', _one_of(Late))
+    placement = _param('where the endpoint is: "driver" or, over Spark Connect, "worker"', _one_of(Placement))
     distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
 
     labelCol = _param("the column of labels, or several, as featuresCol", _columns)
@@ -252,7 +254,7 @@ class TrainingParams(ModelParams, PredictionParams):
 SETTINGS = (
     "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
     "advertisedHost", "port", "startTimeout", "maxRestarts", "shareGpus", "staleness", "quorum",
-    "stragglerTimeout", "lateUpdates", "distribution",
+    "stragglerTimeout", "lateUpdates", "placement", "distribution",
 )  # fmt: skip
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",

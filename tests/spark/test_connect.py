@@ -1,12 +1,14 @@
 """Over Spark Connect a client has sessions and DataFrames, no SparkContext, and the same answers."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
 from pyspark import TaskContext
 
 from sparkdl import SparkModel, predict_udf
-from sparkdl.errors import ClusterError, ConfigError, PreflightError, WorkerError
+from sparkdl.errors import ClusterError, ConfigError, DivergedError, PreflightError, WorkerError
 from sparkdl.ml import KerasTransformer
 
 MASTERS = ("connect",)
@@ -18,6 +20,17 @@ def table(spark, problem):
     rows = [(row, x.tolist(), int(y)) for row, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))]
     frame = spark.createDataFrame(rows, "row long, features array<float>, label long")
     return frame.repartition(3, "row").cache()
+
+
+def threads_of_ours(spark):
+    """Return the names of our threads in the Python workers of Spark's."""
+
+    def look(batches):
+        for batch in batches:
+            names = [each.name for each in threading.enumerate() if each.name.startswith("sparkdl-")]
+            yield type(batch).from_pydict({"name": names})
+
+    return spark.range(3, numPartitions=3).mapInArrow(look, "name string").collect()
 
 
 def test_predictions_are_those_of_keras(spark, problem, table):
@@ -60,10 +73,16 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
         spark_model.fit(lambda worker, workers: (problem.x, problem.y))
     with pytest.raises(ConfigError, match=r"preserve_partitions=True needs to know .* Leave it out"):
         spark_model.fit(table, preserve_partitions=True)
+    with pytest.raises(ConfigError, match="saved to an absolute path of .* got 'file:///stage'"):
+        KerasTransformer(model=problem.model()).save("file:///stage")
 
 
-def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table):
-    """The endpoint is in the client: callbacks run here, change the learning rate, stop the workers."""
+@pytest.mark.parametrize("placement", ["driver", "worker"])
+def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placement):
+    """Callbacks run here, change the learning rate and stop the workers, wherever the endpoint is.
+
+    In worker 0 it is asked by small jobs in the third slot.
+    """
 
     class Slower(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -73,7 +92,7 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table):
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
 
-    history = SparkModel(model, num_workers=2).fit(
+    history = SparkModel(model, num_workers=2, placement=placement).fit(
         table, batch_size=203, epochs=9, verbose=0, callbacks=[Slower()]
     )
 
@@ -82,20 +101,24 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table):
     assert expected.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
 
 
-def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table):
+@pytest.mark.parametrize("placement", ["driver", "worker"])
+def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table, placement):
     """The job is cancelled by its tag: the next fit needs all three slots."""
 
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             raise LookupError("the disk is full")
 
-    spark_model = SparkModel(problem.model())
+    workers = {"driver": 3, "worker": 2}[placement]
 
     with pytest.raises(LookupError, match="the disk is full"):
-        spark_model.fit(table, epochs=5, verbose=0, callbacks=[Fail()])
+        SparkModel(problem.model(), num_workers=workers, placement=placement).fit(
+            table, epochs=5, verbose=0, callbacks=[Fail()]
+        )
 
     assert [] == spark.interruptAll()
-    assert 3 == spark_model.fit(table, validation_split=0.2, verbose=0).training["workers"]
+    again = SparkModel(problem.model(), placement=placement).fit(table, validation_split=0.2, verbose=0)
+    assert 3 == again.training["workers"]
 
 
 def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, table):
@@ -117,7 +140,43 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
             raise RuntimeError("no such loss")
         return keras.losses.sparse_categorical_crossentropy(y, predicted)
 
-    with pytest.raises(WorkerError, match="no such loss"):
-        SparkModel(problem.model(loss=refuse), num_workers=1).fit(table, verbose=0)
+    for options in ({}, {"placement": "worker"}):
+        with pytest.raises(WorkerError, match="no such loss"):
+            SparkModel(problem.model(loss=refuse), num_workers=1, **options).fit(table, verbose=0)
     with pytest.raises(PreflightError, match=r"cannot reach .* 127\.0\.0\.9:\d+ .* advertised_host="):
         SparkModel(problem.model(), num_workers=1, advertised_host="127.0.0.9").fit(table, verbose=0)
+
+
+def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
+    """It is the endpoint that finds out, and no worker."""
+    model = problem.model(keras.optimizers.SGD(1e30))
+
+    with pytest.raises(DivergedError, match="Training diverged"):
+        SparkModel(model, mode="asynchronous", merge="sum", num_workers=3, placement="worker").fit(
+            table, batch_size=4, epochs=20, verbose=0
+        )
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, table, mode):
+    """History, counts and model are those of any fit; callbacks are refused by name before the job."""
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+    spark_model = SparkModel(model, mode=mode, num_workers=3, placement="worker")
+
+    with pytest.raises(ConfigError, match=r"callbacks \(EarlyStopping\) need a slot .* num_workers=2"):
+        spark_model.fit(table, callbacks=[keras.callbacks.EarlyStopping("loss")])
+    history = spark_model.fit(table, batch_size=203, epochs=3, verbose=0, validation_split=0.2, seed=1)
+
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(history.history)
+    assert [3] * 4 == [len(values) for values in history.history.values()]
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert 3 == len(history.training["worker_rows"])
+    found = spark_model.evaluate(table, return_dict=True)
+    assert found["loss"] == pytest.approx(model.evaluate(problem.x, problem.y, verbose=0)[0], rel=1e-4)
+    assert [] == threads_of_ours(spark)
+    if mode == "synchronous":
+        SparkModel(reference, num_workers=3).fit(
+            table, batch_size=203, epochs=3, verbose=0, validation_split=0.2, seed=1
+        )
+        assert problem.distance(model, reference, start) <= 1

@@ -235,7 +235,17 @@ def test_settings_that_mean_nothing_are_refused(problem, settings, message):
         SparkModel(problem.model(), **settings)
 
 
-def test_a_quorum_of_more_workers_than_there_are_is_refused(spark, problem):
-    """Before a job is started, where their number is known then only."""
-    with pytest.raises(ConfigError, match="from 1 to the 2 workers there are"):
-        SparkModel(problem.model(), quorum=9).fit(problem.x, problem.y, verbose=0)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quorum": 9}, "from 1 to the 2 workers there are"),
+        (
+            {"placement": "worker"},
+            'is for clients of Spark Connect, and this is none. Take placement="driver"',
+        ),
+    ],
+)
+def test_what_this_cluster_has_not_is_refused(spark, problem, settings, message):
+    """Before a job is started, where it is known then only."""
+    with pytest.raises(ConfigError, match=message):
+        SparkModel(problem.model(), **settings).fit(problem.x, problem.y, verbose=0)

@@ -12,14 +12,14 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
-    "books", "store", "sums", "exchange",
+    "books", "store", "sums", "exchange", "hosted",
     "heads", "backends.base", "sparse", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
-    "server", "client", "files", "member", "collective", "steppers", "worker", "tasks", "inference",
-    "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs", "prediction",
-    "progress", "callbacks", "epochs", "training", "spark_model",
+    "server", "client", "files", "member", "collective", "steppers", "worker", "hosting", "tasks",
+    "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
+    "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip

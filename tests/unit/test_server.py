@@ -7,6 +7,7 @@ import logging
 import socket
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from stores import begun, state_of, store_of, update_of
 
 from sparkdl import server, wire
 from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -252,6 +253,21 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
 
     assert (401, "close") == (answer[0], answer[1]["Connection"])
     assert before == state_of(store)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("drive", b"{}", {}, 401), ("replace", b"12345678", {}, 401), ("leave", b'{"worker": 1}', {}, 401),
+        ("drive", b'{"epoch": 1, "released": 0, "learning_rate": 1, "stop": false}', TOKEN, 400),
+        ("replace", b"1234567", TOKEN, 413), ("leave", b'{"worker": "1"}', TOKEN, 400),
+    ],
+)  # fmt: skip
+def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):
+    """Its paths are behind the token, and a body is of the right size and types."""
+    add_steward(app, SimpleNamespace(weight_bytes=8, leave=None))
+
+    assert status == FlaskClient(app, None).request("POST", f"/v1/{path}", body, headers)[0]
 
 
 @contextmanager

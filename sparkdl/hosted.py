@@ -1,0 +1,240 @@
+"""A run whose endpoint is in worker 0, for where executors do not reach the process that called ``fit``.
+
+The store is there then (``hosting``), beside the training of that worker, and its address is spread through
+Spark's barrier once. The client has a ``HostedStore`` in its place. Where no slot is spare, all that it knows
+comes with the job's result. Else it asks the endpoint by small jobs of one task; the address it has from a
+task without rows, before that of worker 0, which ends at once and leaves its slot.
+
+What there is to know travels as one record, see ``pack``; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparkdl.batches import Plan
+from sparkdl.books import Cut, EpochResult, Member, RunShape
+from sparkdl.errors import SparkDLError
+from sparkdl.exchange import Endpoint
+from sparkdl.merging import Terms, make_merging
+from sparkdl.rules import Rule
+from sparkdl.store import ParameterStore
+from sparkdl.weights import Vector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostedRun:
+    """What worker 0 makes a store of: values only, so that tasks can share it.
+
+    Attributes:
+        shape: what the store has to know of the run.
+        terms: how updates meet; the rule travels apart.
+        parameters: the trainable variables as one vector.
+        statistics: the moving statistics as one vector.
+        decays: how much of each statistic a training step keeps.
+        token: the run's secret.
+        learning_rate: that of all epochs; None: the client says when they begin, and at which.
+    """
+
+    shape: RunShape
+    terms: Terms
+    parameters: Vector
+    statistics: Vector
+    decays: Vector | None
+    token: str
+    learning_rate: float | None
+
+    @property
+    def ahead(self) -> int:
+        """How many tasks without rows there are before that of worker 0."""
+        return int(self.learning_rate is None)
+
+    def store(self, rule: Rule | None, generation: int) -> ParameterStore:
+        """Return the store of a start of the gang."""
+        terms = replace(self.terms, rule=rule or self.terms.rule)
+        merging = make_merging(terms, self.parameters, self.statistics, self.decays)
+        store = ParameterStore(self.shape, merging)
+        store.generation = merging.generation = generation
+        return store
+
+
+Ask = Callable[[Endpoint, str, bytes], bytes]  # (endpoint, path, body): what is answered there
+
+
+class HostedStore:
+    """The store in worker 0 as the client knows it: as it asks for it, or as it comes with the job's result.
+
+    Args:
+        hosted: what the store is made of.
+        ask: asks the endpoint through a small job.
+    """
+
+    failure: SparkDLError | None = None  # which comes with the job's
+
+    def __init__(self, hosted: HostedRun, ask: Ask) -> None:
+        self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
+        first = self.shape.plan.first_epoch
+        self.cut = Cut(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
+        self.generation = 1
+        self.log: deque[dict[str, Any]] = deque()
+        self.members: dict[int, Member] = {}
+        self.plans: list[Plan] = []
+        self._summary: dict[str, Any] = {}
+        self._results: dict[int, EpochResult] = {}
+        self._stopped: Cut | None = None
+        self._endpoint: Endpoint | None = None
+        self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False}
+        self._changed = threading.Condition()
+        self._over = False
+
+    def receive(self, rows: Iterable[Any]) -> bool:
+        """Take in the rows of the gang's result as they come; return whether the record was among them."""
+        pieces = (bytes(data) for (data,) in rows)
+        try:
+            if self.hosted.ahead:
+                self._endpoint = endpoint_at(next(pieces, b"").decode(), self.hosted)
+            record = b"".join(pieces)
+            if record:
+                self._read(record)
+            return bool(record)
+        finally:
+            with self._changed:
+                self._endpoint, self._over = None, True
+                self._changed.notify_all()
+
+    def _read(self, record: bytes) -> None:
+        known = unpack(record)
+        with self._changed:
+            self.members = {worker: Member(**fields) for worker, fields in known["members"]}
+            self.log.extend(known["log"])
+            self._summary = known["summary"]
+            if known["rows"] is not None:
+                plan = replace(self.shape.plan, rows=tuple(known["rows"]))
+                self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
+            for epoch, fields in known["results"]:
+                self._results[epoch] = EpochResult(**fields | {"cut": _cut_received(fields["cut"])})
+            if known["stopped"] is not None:
+                self._stopped = _cut_received(known["stopped"])
+            self._changed.notify_all()
+
+    def _drive(self, epoch: int) -> None:
+        """Ask for the end of an epoch; what goes wrong with that, the gang's job says."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            return
+        try:
+            self._read(self.ask(endpoint, "/v1/drive", json.dumps({"epoch": epoch, **self._orders}).encode()))
+        except SparkDLError as error:
+            logger.debug("The endpoint in worker 0 was not reached: %s", error)
+
+    def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
+        """Return what an epoch gave, None if that is not known after so many seconds."""
+        if epoch not in self._results:
+            self._drive(epoch)
+        with self._changed:
+            self._changed.wait_for(lambda: epoch in self._results or self._over, timeout)
+            return self._results.pop(epoch, None)
+
+    def release(self, epoch: int, learning_rate: float) -> None:
+        """Let the workers train up to and with this epoch, as ParameterStore does, when next it is asked."""
+        self._orders.update(released=epoch, learning_rate=learning_rate)
+
+    def commit(self, cut: Cut) -> None:
+        """Make a cut the one that is known to be complete."""
+        self.cut = cut
+
+    def replace(self, parameters: Vector, statistics: Vector) -> None:
+        """Take the weights that a callback set as the new center."""
+        if self._endpoint is not None:
+            self.ask(self._endpoint, "/v1/replace", parameters.tobytes() + statistics.tobytes())
+        self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
+
+    def stop(self) -> None:
+        """Tell every worker that training ends."""
+        self._orders["stop"] = True
+        self._drive(self.shape.epochs)
+
+    def restart(self) -> int:
+        """Begin anew, under another generation."""
+        self.generation += 1
+        self._over = False
+        return self.generation
+
+    @property
+    def reported(self) -> bool:
+        """Whether a run that was stopped has said where it has got to."""
+        return self._over
+
+    def stopped_cut(self) -> Cut:
+        """Return where a run that is ending early has got to: the last epoch's end, where it did not say."""
+        return self._stopped or self.cut
+
+    def missing(self) -> list[int]:
+        """Spark starts this gang, all of it or nothing."""
+        return []
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts of the run."""
+        return self._summary
+
+
+Store = ParameterStore | HostedStore
+
+
+def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:
+    """Return the endpoint of a run whose address is JSON."""
+    host, port = json.loads(address)
+    return Endpoint(host, port, hosted.token, hosted.shape.run)
+
+
+def cut_sent(cut: Cut) -> dict[str, Any]:
+    """Return a cut as it is packed."""
+    return vars(cut) | {"states": list(cut.states.items()), "rule": None}
+
+
+def _cut_received(fields: dict[str, Any]) -> Cut:
+    return Cut(**fields | {"states": dict(fields["states"])})
+
+
+def pack(value: Any) -> bytes:
+    """Return a value as bytes: eight of the length of a JSON text, the text, and what it has no words for.
+
+    An array or bytes are {"kind": of numpy, or "bytes", "size": of bytes, "at": place behind the text} in the
+    text, and lie there once, however often they are in the value.
+    """
+    parts: dict[int, tuple[Any, bytes, int]] = {}  # the first keeps what an id is of
+
+    def aside(part: Any) -> Any:
+        if id(part) not in parts:
+            data = part.tobytes() if isinstance(part, np.ndarray) else bytes(part)
+            parts[id(part)] = part, data, sum(len(each) for _, each, _ in parts.values())
+        _, data, place = parts[id(part)]
+        kind = part.dtype.name if isinstance(part, np.ndarray) else "bytes"
+        return {"kind": kind, "size": len(data), "at": place}
+
+    text = json.dumps(value, default=aside).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, data, _ in parts.values())])
+
+
+def unpack(data: bytes) -> Any:
+    """Return the value that ``pack`` made bytes of; a tuple is a list."""
+    end = 8 + int.from_bytes(data[:8], "little")
+
+    def whole(fields: dict[str, Any]) -> Any:
+        if fields.keys() != {"kind", "size", "at"}:
+            return fields
+        start = end + fields["at"]
+        part = data[start : start + fields["size"]]
+        return part if fields["kind"] == "bytes" else np.frombuffer(part, fields["kind"]).copy()
+
+    return json.loads(data[8:end], object_hook=whole)

@@ -1,0 +1,188 @@
+"""The endpoint of a run in its worker 0, see ``hosted``: a ``Steward`` there does the driver's half."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frames
+from sparkdl.books import EpochResult
+from sparkdl.client import Connection
+from sparkdl.errors import RefusedError
+from sparkdl.feed import Block
+from sparkdl.hosted import HostedRun, cut_sent, endpoint_at, pack
+from sparkdl.member import Task
+from sparkdl.rules import Rule
+from sparkdl.server import Traffic, add_steward, make_app, serve
+from sparkdl.store import ParameterStore
+from sparkdl.worker import Code, TrainJob, train_task
+
+ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch
+LEAVE_SECONDS = 60.0  # how long worker 0 waits for the others to end before it closes the endpoint
+LINGER_SECONDS = 2.0  # how long a run that failed waits for the task that failed to say so itself
+
+
+class Steward:
+    """The driver's half of a run, in worker 0.
+
+    Args:
+        store: the store.
+        traffic: what went through the endpoint.
+        learning_rate: see HostedRun.
+    """
+
+    def __init__(self, store: ParameterStore, traffic: Traffic, learning_rate: float | None) -> None:
+        self.store, self.traffic, self.learning_rate = store, traffic, learning_rate
+        self.results: dict[int, EpochResult] = {}
+        self._left: set[int] = set()
+
+    def conduct(self) -> None:
+        """Keep what each epoch gives, until the last one has ended or the store is closed."""
+        store = self.store
+        for epoch in range(store.shape.plan.first_epoch, store.shape.epochs):
+            if self.learning_rate is not None:
+                store.release(epoch, self.learning_rate)
+            while (result := store.wait_epoch(epoch, ASK_SECONDS)) is None:
+                if store.failure is not None:
+                    time.sleep(LINGER_SECONDS)
+                    store.close()
+                if store.closed:
+                    return
+                time.sleep(0.02)  # the epoch may have to be released first
+            store.commit(result.cut)
+            with store.changed:
+                if self.learning_rate is not None:  # there is one model at the end, that of the last epoch
+                    self.results = {k: replace(r, cut=result.cut) for k, r in self.results.items()}
+                self.results[epoch] = result
+                store.changed.notify_all()
+        if self.learning_rate is not None:
+            store.stop()
+
+    def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool) -> bytes:
+        """Do what the client wants; return the record once there is something new for it to do.
+
+        Args:
+            epoch: the epoch that the client waits for; it knows those before.
+            released: the last epoch that may begin.
+            learning_rate: that of the epoch.
+            stop: whether training ends.
+        """
+        store = self.store
+        store.release(released, learning_rate)
+        if stop:
+            store.stop()
+        with store.changed:
+            self.results = {k: result for k, result in self.results.items() if k >= epoch}
+            store.changed.wait_for(
+                lambda: epoch in self.results or store.closed or (store.plans and released < epoch),
+                ASK_SECONDS,
+            )
+        return self.record()
+
+    @property
+    def weight_bytes(self) -> int:
+        """How many bytes ``replace`` takes."""
+        return self.store.merging.parameters.nbytes + self.store.merging.statistics.nbytes
+
+    def replace(self, weights: bytes) -> None:
+        """Take weights that a callback set, parameters and then statistics, as the new center."""
+        vector = np.frombuffer(weights, np.float32)
+        count = len(self.store.merging.parameters)
+        self.store.replace(vector[:count].copy(), vector[count:].copy())
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker has ended, and asks for nothing any more."""
+        with self.store.changed:
+            self._left.add(worker)
+            self.store.changed.notify_all()
+
+    def wait_left(self) -> None:
+        """Wait for all other workers to end."""
+        others = self.store.shape.num_workers - 1
+        with self.store.changed:
+            self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
+
+    def record(self, *, stopped: bool = False) -> bytes:
+        """Return what the client may not know yet; ``stopped``: where the run has got to is part of it."""
+        store = self.store
+        with store.changed:
+            known: dict[str, Any] = {
+                "rows": store.plans[0].rows if store.plans else None,
+                "log": [store.log.popleft() for _ in range(len(store.log))],
+                "members": [(worker, vars(member)) for worker, member in store.members.items()],
+                "summary": store.summary(),
+                "results": [
+                    (epoch, vars(result) | {"cut": cut_sent(result.cut)})
+                    for epoch, result in self.results.items()
+                ],
+                "stopped": cut_sent(store.stopped_cut()) if stopped else None,
+            }
+        known["summary"] |= {"bytes_received": self.traffic.received, "bytes_sent": self.traffic.sent}
+        return pack(known)
+
+
+def train(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code, context: Any) -> Iterator[Any]:
+    """Train a worker of a gang whose endpoint is in worker 0, and yield what the client is to know.
+
+    Args:
+        job: what the tasks of the run share.
+        task: what Spark says of this one, whose endpoint is not known yet.
+        blocks: the worker's rows.
+        code: what of the run is code.
+        context: Spark's BarrierTaskContext.
+    """
+    hosted: HostedRun = job.hosted
+    task = replace(task, worker=task.worker - hosted.ahead)
+    with ExitStack() as stack:
+        steward, address = None, ""
+        if task.worker == 0:
+            steward, address = _host(stack, hosted, code.rule, task.generation, context)
+        address = "".join(context.allGather(address))
+        if task.worker < 0:  # the task without rows
+            yield from frames.rows_of(address.encode())
+            return
+        task = replace(task, endpoint=endpoint_at(address, hosted))
+        try:
+            train_task(job, task, blocks, code)
+        except RefusedError:
+            if steward is not None and steward.store.failure is not None:
+                raise steward.store.failure from None
+            time.sleep(LINGER_SECONDS)  # worker 0 says why the run is over
+            raise
+        if steward is None:
+            _leave(task)
+            return
+        steward.wait_left()
+        yield from frames.rows_of(steward.record(stopped=not steward.results))
+
+
+def _host(
+    stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
+) -> tuple[Steward, str]:  # fmt: skip
+    """Serve a store until the stack is closed; return its steward, and its address as JSON."""
+    store, traffic = hosted.store(rule, generation), Traffic()
+    steward = Steward(store, traffic, hosted.learning_rate)
+    host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+    app = make_app(store, hosted.token, traffic)
+    add_steward(app, steward)
+    port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers))
+    thread = threading.Thread(target=steward.conduct, name="sparkdl-steward", daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(store.close)  # first of all, so that no request waits while the server stops
+    return steward, json.dumps([host, port])
+
+
+def _leave(task: Task) -> None:
+    connection = Connection(task.endpoint)
+    try:
+        connection.call("/v1/leave", worker=task.worker)
+    finally:
+        connection.close()
