@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isfinite, nan
-from statistics import fmean
+from statistics import fmean, median
 
 from sparkdl.errors import DivergedError
 from sparkdl.weights import Vector, norm
@@ -12,13 +13,13 @@ from sparkdl.wire import Update
 
 STRIKES = 10  # updates with NaN or Inf in a row of one worker before the run ends
 FARTHEST = 1e15  # a delta that goes as far is none: merging, or squaring it, could come to Inf
-FIRST = 32  # so many losses say what the loss was at the start
+FIRST = 32  # batches that say what the loss was at the start, or the first window where that has more
 RISE = 10.0  # by how many times itself the loss has to rise before a run has diverged,
 WIDER = 1.5  # and to how many times itself the norm of the center,
 GROWTH = 50.0  # and both to this product
 THROWS = 3  # epochs in a row after which a center that workers have to mend in each has diverged too
-AWAY = 2.0  # by how many times itself the loss has to rise, and the norm as above, for a run to be lost
-LOST = 5  # unless it is back where it began within so many epochs
+AWAY = 1.0  # by how many times itself the loss, over windows or at their start, has to rise in an epoch,
+LOST = 5  # and over how many epochs its median to be above that of the start, for a run to be lost
 
 
 class Watch:
@@ -28,17 +29,19 @@ class Watch:
         center: the center at the start.
         merged: whether deltas of several workers are merged. Only then are losses judged: one worker, and
             workers that make each update together, do what plain Keras does.
+        first: how many losses say what the loss was at the start.
 
     Attributes:
         useless: whether the run has diverged without NaN, so that the center is of no use.
     """
 
-    def __init__(self, center: Vector, *, merged: bool) -> None:
-        self.merged, self.useless = merged, False
+    def __init__(self, center: Vector, *, merged: bool, first: int = FIRST) -> None:
+        self.merged, self.first, self.useless = merged, first, False
         self._loss, self._norm = nan, norm(center)
         self._begun, self._gain = nan, nan
         self._thrown = 0  # epochs in a row
-        self._away = 0  # epochs since the loss rose far, while it is above that of the start
+        self._away = False  # whether the loss ever rose far
+        self._latest: deque[float] = deque(maxlen=LOST)  # the losses of the last epochs
         self._refused: dict[int, int] = {}  # the last update of a worker that had NaN or Inf in it
         self._strikes: dict[int, int] = {}  # how many of them in a row
         self._kinds: dict[int, set[bool]] = {}  # by epoch, whether its updates were sound
@@ -80,7 +83,7 @@ class Watch:
 
         Raises:
             DivergedError: none of its updates could be merged, loss and center have grown together, merging
-                has thrown the center away again and again, or it did once and the loss did not come back.
+                has thrown the center away again and again, or once, and the loss did not come back.
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
@@ -89,17 +92,22 @@ class Watch:
             return
         loss, reached = fmean(known), norm(center)
         if not isfinite(self._loss):
-            self._loss = fmean(known[:FIRST])
+            self._loss = fmean(known[: self.first])
         self._norm = self._norm or reached  # a center that begins with 0 says nothing yet
         wider = reached / self._norm if self._norm else 0.0
         first = [loss for loss in first_losses if isfinite(loss)]
-        rise = (loss - self._loss) / abs(self._loss) if self._loss else 0.0
+        rise = self._rise(loss)
+        self._latest.append(loss)
+        self._away = self._away or max(rise, self._rise(fmean(first)) if first else 0.0) >= AWAY
         risen = f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start"
         what = ""
         if rise > RISE and wider > WIDER and rise * wider > GROWTH:
             what = risen
-        elif self._is_lost(rise, wider):
-            what = f"{risen}; it rose by {AWAY:g} times that or more, and did not come back in {LOST} epochs"
+        elif self._is_lost(loss, wider):
+            what = (
+                f"{risen}; merging threw the center away, and most of the last {LOST} epochs had a larger loss "
+                "than the start"
+            )
         elif first and self._was_thrown(fmean(first), loss, wider):
             what = (
                 f"in {THROWS} epochs in a row, merging made the center worse than it was at the start, and "
@@ -112,14 +120,18 @@ class Watch:
                 f"{what}; the norm of the trainable variables is {reached:.3g} and was {self._norm:.3g}"
             )
 
-    def _is_lost(self, rise: float, wider: float) -> bool:
-        """Return whether the loss rose far once, and has been above that of the start ever since.
+    def _rise(self, loss: float) -> float:
+        """Return by how many times itself the loss of the start has risen to this one."""
+        return (loss - self._loss) / abs(self._loss) if self._loss else 0.0
+
+    def _is_lost(self, loss: float, wider: float) -> bool:
+        """Return whether the loss rose far once, and was above that of the start in most of the last epochs.
 
         As of units that died when the center was thrown away: nothing mends them.
         """
-        if self._away or (rise >= AWAY and wider > WIDER):
-            self._away = self._away + 1 if rise > 0 else 0
-        return self._away > LOST
+        if not self._away or wider <= WIDER or len(self._latest) < LOST:
+            return False
+        return min(loss, median(self._latest)) > self._loss
 
     def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
         """Return whether workers mend again and again in their windows what merging did to the center.
@@ -139,7 +151,8 @@ class Watch:
         self._strikes.clear()
         if rolled_back:
             self._kinds.clear()
-            self._thrown = self._away = 0
+            self._thrown, self._away = 0, False
+            self._latest.clear()
 
 
 def diverged(why: str) -> DivergedError:

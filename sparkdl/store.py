@@ -25,7 +25,7 @@ from typing import Any
 
 from sparkdl.batches import Plan
 from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, spooled
-from sparkdl.divergence import FARTHEST, Watch
+from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
@@ -58,7 +58,10 @@ class ParameterStore:
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
-        self.watch = Watch(merging.parameters, merged=merged)
+        together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
+        each = together * (shape.plan.window or FIRST)  # batches
+        first = max(shape.num_workers // together, FIRST // each)
+        self.watch = Watch(merging.parameters, merged=merged, first=first)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
         first = shape.plan.first_epoch
         states, rule = carried or Carried({}, merging.state)

@@ -284,6 +284,20 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
     assert before.tolist() == store.stopped_cut().parameters.tolist()
 
 
+@pytest.mark.parametrize(
+    ("mode", "window", "losses"),
+    [
+        ("asynchronous", 1, 32), ("asynchronous", 16, 3), ("hogwild", None, 3),
+        ("synchronous", 1, 10), ("synchronous", 16, 1), ("synchronous", None, 1),
+    ],
+)  # fmt: skip
+def test_what_a_run_is_compared_with_is_nothing_that_merging_did(mode, window, losses):
+    """The loss of the start is that of 32 batches, or of the first windows or round, where they have more."""
+    plan = Plan((), 0, 4, window, False, False, 0)
+
+    assert losses == store_of(mode, joint=False, plan=plan).watch.first
+
+
 def test_an_update_that_was_not_merged_is_among_the_losses():
     """TerminateOnNaN looks at them."""
     store = begun(store_of("asynchronous", workers=2, size=1))
