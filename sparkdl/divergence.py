@@ -105,8 +105,8 @@ class Watch:
             what = risen
         elif self._is_lost(loss, wider):
             what = (
-                f"{risen}; merging threw the center away, and most of the last {LOST} epochs had a larger loss "
-                "than the start"
+                f"{risen}; merging threw the center away, and in most of the last {LOST} epochs the loss was "
+                "above that of the start"
             )
         elif first and self._was_thrown(fmean(first), loss, wider):
             what = (
