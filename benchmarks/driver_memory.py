@@ -20,7 +20,7 @@ import harness
 from contestants import Watch, held
 from harness import spread, table, verdict
 
-WIDTH = 5000  # of a square matrix: 25 million parameters
+WIDTH, LAYERS = 2500, 4  # of square matrices: 25 million parameters
 ROWS = 512
 BARS = {"peak": 5.0, "apart": 1.0}
 MODES = "synchronous", "asynchronous"
@@ -42,14 +42,15 @@ def measure(mode: str, workers: int) -> float:
 
     from sparkdl import SparkModel
 
-    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
+    layers = [keras.layers.Dense(WIDTH, use_bias=False) for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     model.compile(keras.optimizers.SGD(1e-9), "mse")
     builder = SparkSession.builder.master(f"local[{workers}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     spark.range(10).count()
     idle = held(Path("/proc/self"))[0]
     with Watch(os.getpid()) as watch:
-        SparkModel(model, mode, "batch", num_workers=workers).fit(
+        SparkModel(model, mode=mode, frequency="batch", num_workers=workers).fit(
             rows_of, batch_size=ROWS if mode == "synchronous" else ROWS // 2, epochs=3, verbose=0
         )
     spark.stop()
@@ -82,9 +83,9 @@ def main() -> None:
         lines.append([*cells, f"{apart:.2f}", verdict("< 1", apart < BARS["apart"])])
     header = ["mode", *(f"K = {workers}" for workers in options.workers), "bar", "apart", "bar"]
     words = (
-        f"A Dense layer of {WIDTH**2:,} parameters, SGD, every batch, 3 epochs; the peak above the idle "
-        f"driver in copies of the parameters ({4 * WIDTH**2 / 1e6:.0f} MB), medians of {options.rounds} "
-        f"[min..max]. {harness.machine({'sparkdl': sys.executable})}"
+        f"{LAYERS} Dense layers, together {LAYERS * WIDTH**2:,} parameters, SGD, every batch, 3 epochs; the "
+        f"peak above the idle driver in copies of the parameters ({LAYERS * WIDTH**2 / 250000:.0f} MB), "
+        f"medians of {options.rounds} [min..max]. {harness.machine({'sparkdl': sys.executable})}"
     )
     harness.report("Memory of the driver", f"{words}\n\n{table(header, lines)}", options.results)
 

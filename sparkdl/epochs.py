@@ -202,17 +202,13 @@ class Callbacks:
 
     def begin_epoch(self, epoch: int) -> bool:
         """Begin an epoch; return whether a callback set other weights."""
-        before = models.read(self.model.weights) if self.early else []
+        before = models.digests(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
-        return self.early and self._changed(before)
-
-    def _changed(self, before: list[Array]) -> bool:
-        after = models.read(self.model.weights)
-        return any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+        return self.early and before != models.digests(self.model.weights)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
         """End an epoch; return whether a callback set other weights."""
-        before = models.read(self.model.weights)
+        before = models.digests(self.model.weights)
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
@@ -222,7 +218,7 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True
-        return self._changed(before)
+        return before != models.digests(self.model.weights)
 
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""
@@ -250,11 +246,11 @@ class DriverModel:
 
     def parameters(self) -> Any:
         """Return the trainable variables as one vector."""
-        return self.layouts.trainable.pack(models.read(models.trainable(self.model)))
+        return self.layouts.trainable.pack(models.reading(models.trainable(self.model)))
 
     def statistics(self) -> Any:
         """Return the moving statistics as one vector."""
-        return self.layouts.statistics.pack(models.read(models.statistics(self.model)))
+        return self.layouts.statistics.pack(models.reading(models.statistics(self.model)))
 
     def load(self, cut: Cut, rows: Sequence[int]) -> None:
         """Put a cut into the model: weights, statistics, and the optimizer's state.

@@ -88,14 +88,14 @@ class Merging(ABC):
             self.changed.notify_all()
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return copies of the center and the statistics, and their version."""
+        """Return the center and the statistics, which updates replace and do not touch, and their version."""
         with self.changed:
-            return self.parameters.copy(), self.statistics.copy(), self.version
+            return self.parameters, self.statistics, self.version
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take another center, as a new version."""
         with self.changed:
-            self.parameters, self.statistics = parameters.copy(), statistics.copy()
+            self.parameters, self.statistics = parameters, statistics
             self.version += 1
 
 
@@ -233,6 +233,9 @@ class Rounds(Merging):
                 self._accept_late(update)
                 return True
             self.early[update.worker] = update
+            del update  # and with it its body, once that is added
+            if self.hybrid is None and min(self.taken.values()) == self.round:
+                self.replies.clear()  # all have the last one
             for worker in self._in_turn():
                 self._add(self.early.pop(worker))
                 self.turn += 1
@@ -386,7 +389,7 @@ class Locked(Merging):
         self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
         bound: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(parameters.copy(), statistics.copy(), num_workers)
+        super().__init__(parameters, statistics, num_workers)
         self.rule, self.state = rule, rule.init(parameters)
         self.decays = decays
         self.last: dict[int, int] = {}
@@ -440,7 +443,7 @@ class Locked(Merging):
                 return reply
             return replace(
                 reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-                parameters=self.parameters, statistics=self.statistics.copy(),
+                parameters=self.parameters, statistics=self.statistics,
             )  # fmt: skip
 
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
@@ -471,7 +474,7 @@ class Locked(Merging):
         self.losses.append(update.loss)
         if len(self.statistics):
             share = window_share(self.decays, update.steps, self.working)
-            self.statistics += share * (update.statistics - self.statistics)
+            self.statistics = self.statistics + share * (update.statistics - self.statistics)
         self.version += 1
         return merge
 
@@ -487,7 +490,7 @@ class Striped(Locked):
         self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
         bound: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(parameters, statistics, num_workers, rule, decays, bound)
+        super().__init__(parameters.copy(), statistics, num_workers, rule, decays, bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
@@ -504,8 +507,13 @@ class Striped(Locked):
             return reply
         return replace(
             reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-            parameters=self.parameters.copy(), statistics=self.statistics.copy(),
+            parameters=self.parameters.copy(), statistics=self.statistics,
         )  # fmt: skip
+
+    def snapshot(self) -> tuple[Vector, Vector, int]:
+        """Return a copy of the center, the statistics, and their version."""
+        parameters, statistics, version = super().snapshot()
+        return parameters.copy(), statistics, version
 
     def _add(self, update: Update, merge: Merge) -> None:
         for index, lock in enumerate(self.stripes):
@@ -521,7 +529,7 @@ class Striped(Locked):
                 part = slice(index * STRIPE, (index + 1) * STRIPE)
                 with lock:
                     self.parameters[part] = parameters[part]
-            self.statistics[...] = statistics
+            self.statistics = statistics
             self.version += 1
 
 

@@ -13,6 +13,7 @@ and never travel again.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import threading
@@ -33,7 +34,7 @@ from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.structure import leaves
-from sparkdl.weights import Array, Layout, Vector
+from sparkdl.weights import Array, Layout, Vector, trim
 
 Objects = dict[str, Any]
 
@@ -177,7 +178,20 @@ def layout_of(variables: Sequence[Any]) -> Layout:
 
 def read(variables: Sequence[Any]) -> list[Array]:
     """Return copies of the values of Keras variables."""
-    return [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
+    return list(reading(variables))
+
+
+def reading(variables: Sequence[Any]) -> Iterator[Array]:
+    """Yield copies of the values of Keras variables, one after the other."""
+    for variable in variables:
+        array = keras.ops.convert_to_numpy(variable.value)
+        yield array if array.flags.owndata else array.copy()  # else it is a view into the backend's memory
+
+
+def digests(variables: Sequence[Any]) -> list[bytes]:
+    """Return what tells the values of Keras variables from others, without keeping them."""
+    contiguous = (np.ascontiguousarray(array) for array in reading(variables))
+    return [hashlib.blake2b(array.view(np.uint8).data).digest() for array in contiguous]
 
 
 def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
@@ -305,6 +319,9 @@ def freeze(
         trains=trains,
     )
     _check_restored(model, thaw(spec, objects, builder))
+    if sum(array.nbytes for array in spec.weights) > LARGE:
+        gc.collect()  # a model knows itself, so that the restored one would stay
+        trim()
     return spec, objects
 
 
@@ -346,6 +363,7 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
 
 
 LAMBDA = "sparkdl_lambda_"
+LARGE = 64 << 20  # bytes of weights that are not to stay for long
 
 
 def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:

@@ -55,7 +55,7 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Sections, Update
+from sparkdl.wire import Reply, Sections, Update
 
 BINARY = "application/octet-stream"
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
@@ -211,14 +211,20 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
 
 
 def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
-    """Yield the reply to each update of a stream, as buffers, before the next update is read."""
+    """Yield the reply to each update of a stream, as buffers, before the next update is read.
+
+    Who sends a list of them empties it, so that nothing keeps a reply until the next one.
+    """
     while header := stream.read(wire.UPDATE.size):
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
-        reply = store.exchange(update, partial(_fill, update, lengths, stream))
-        parts = [wire.encode_reply(reply), *wire.sections(reply)]
+        parts = _buffers(store.exchange(update, partial(_fill, update, lengths, stream)))
         traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
         yield parts
+
+
+def _buffers(reply: Reply) -> list[Any]:
+    return [wire.encode_reply(reply), *wire.sections(reply)]
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
@@ -284,10 +290,10 @@ class _Request(cheroot.server.HTTPRequest):
         super().send_headers()
 
     def write(self, chunk: Any) -> None:
-        """Send a piece of the answer: bytes, or buffers that make one piece."""
+        """Send a piece of the answer: bytes, or a list of buffers that make one piece, which is emptied."""
         parts = chunk if isinstance(chunk, list) else [chunk]
         if self.chunked_write and chunk:
-            parts = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
+            parts[:] = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
         wire.send(self.conn.socket, parts)
 
 

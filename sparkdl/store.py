@@ -471,6 +471,8 @@ class ParameterStore:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
             self.cut = cut
+            if isinstance(self.merging, GradientRounds):
+                self.merging.parameters = cut.parameters  # which the replicas have reached
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
 
@@ -509,7 +511,7 @@ class ParameterStore:
 
     def _roll_back(self, merging: Rounds) -> None:
         cut = self.cut
-        merging.parameters, merging.statistics = cut.parameters.copy(), cut.statistics.copy()
+        merging.parameters, merging.statistics = cut.parameters, cut.statistics
         merging.version, merging.state = cut.version, cut.rule
         self.progress = cut.progress
         self.books.clear()

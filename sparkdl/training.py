@@ -37,6 +37,7 @@ from sparkdl.server import Traffic
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
+from sparkdl.weights import trim
 from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)
@@ -179,6 +180,7 @@ class Run:
         )  # fmt: skip
         shared = self.cluster.share(job)
         stack.callback(self.cluster.forget, shared)
+        trim()  # what it took to make the model values, and a vector
         endpoint, restarts = None, 0  # a store in worker 0 is lost with it
         if isinstance(store, ParameterStore):
             endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -34,6 +35,12 @@ def aligned(size: int) -> NDArray[np.uint8]:
 def address(array: Array) -> int:
     """Return where in memory an array begins, which is contiguous, writeable and not empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
+
+
+def trim() -> None:
+    """Give free memory back to the system, where the C library keeps it, as glibc does."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_finite(vector: Vector, below: float = np.inf) -> bool:
@@ -103,7 +110,7 @@ class Layout:
         """Sixteen bytes that two layouts share only when they are the same."""
         return hashlib.blake2b(repr((self.shapes, self.dtypes)).encode(), digest_size=16).digest()
 
-    def pack(self, arrays: Sequence[Array]) -> Vector:
+    def pack(self, arrays: Iterable[Array]) -> Vector:
         """Return the variables one after the other as one float32 vector of shape (size,)."""
         flat = np.empty(self.size, np.float32)
         for view, array in zip(self.unpack(flat), arrays, strict=True):

@@ -289,17 +289,18 @@ def test_a_run_that_diverges_ends_by_name(mode, window, why):
         train(model, x, y.astype("float32"), mode=mode, window=window, rows=rows, batch_size=8, epochs=20)
 
 
-@pytest.mark.parametrize("seed", [0, None])
-def test_a_center_that_swings_ends_a_run_by_name(seed):
+@pytest.mark.parametrize(
+    ("seed", "epochs", "ends"), [(0, 6, True), (None, 4, False), (None, 6, True)], ids=str
+)
+def test_a_center_that_swings_ends_a_run_by_name(seed, epochs, ends):
     """Workers go all the way to a line, and the center a bit more than as far beyond it.
 
-    Not with rows in an order of their own: a window's first ones may be those that were forgotten.
+    With rows in an order of their own, whose first ones in a window may be those that were forgotten, it
+    takes longer: until the loss over windows tells.
     """
     keras.utils.set_random_seed(0)
     model, (x, _) = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), problem(3000)
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    settings = {"merge": FedOpt(SGD(2.2)), "window": None, "batch_size": 8, "epochs": 6, "seed": seed}
-    shuffled = seed is not None
-    ends = pytest.raises(DivergedError, match="merging made the center worse") if shuffled else nullcontext()
-    with ends:
+    settings = {"merge": FedOpt(SGD(2.2)), "window": None, "batch_size": 8, "epochs": epochs, "seed": seed}
+    with pytest.raises(DivergedError, match=r"merging (made|threw) the center") if ends else nullcontext():
         train(model, x, x @ np.ones((4, 1), "float32"), rows=even_split(3000, 3), **settings)

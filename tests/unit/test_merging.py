@@ -406,14 +406,17 @@ def test_a_mode_has_its_way_of_merging(joint, mode, kind):
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_a_new_center_is_a_new_version(mode):
-    """Workers see by the version that they have to take it up; the array stays the caller's."""
+    """Workers see by the version that they have to take it up; updates do not touch what was given."""
     center = make_merging(Terms(mode, mode == "joint", 1, Average()), vector(1.0), EMPTY)
     given = vector(7.0)
+    given.flags.writeable = False
     center.replace(given, EMPTY)
-    given[0] = 0.0
-    parameters, _, version = center.snapshot()
+    before, _, version = center.snapshot()
+    center.push(delta(0, 1.0), lambda: delta(0, 1.0), words)
+    after, _, _ = center.snapshot()
 
-    assert ([7.0], 1) == (parameters.tolist(), version)
+    assert ([7.0], 1) == (before.tolist(), version)
+    assert [7.0 if mode == "joint" else 8.0] == after.tolist()
 
 
 # -- normalizers ----------------------------------------------------------------------------------
