@@ -185,7 +185,8 @@ def reading(variables: Sequence[Any]) -> Iterator[Array]:
     """Yield copies of the values of Keras variables, one after the other."""
     for variable in variables:
         array = keras.ops.convert_to_numpy(variable.value)
-        yield array if array.flags.owndata else array.copy()  # else it is a view into the backend's memory
+        ours = array.flags.owndata and array.flags.writeable  # no view of the backend's memory
+        yield array if ours else array.copy()
 
 
 def digests(variables: Sequence[Any]) -> list[bytes]:
