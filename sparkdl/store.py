@@ -59,9 +59,8 @@ class ParameterStore:
         self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
         together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
-        each = together * (shape.plan.window or FIRST)  # batches
-        first = max(shape.num_workers // together, FIRST // each)
-        self.watch = Watch(merging.parameters, merged=merged, first=first)
+        begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
+        self.watch = Watch(merging.parameters, merged=merged, first=begin)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
         first = shape.plan.first_epoch
         states, rule = carried or Carried({}, merging.state)
