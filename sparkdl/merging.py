@@ -156,6 +156,7 @@ class Rounds(Merging):
         self.with_rows, self.late, self.deadline = 0, 0, inf
         self.steps = 0
         self.early: dict[int, Update] = {}
+        self.here: set[int] = set()
         self.reductions: tuple[Reduction, Reduction] = self._reduction(), Mean()
 
     def next_sequence(self, worker: int) -> int:
@@ -196,6 +197,8 @@ class Rounds(Merging):
                 raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
             if update.rows and update.sequence == self.round and self.hybrid is not None:
                 self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
+            if update.sequence == self.round:
+                self._let_go(update.worker)
             while update.sequence > self.taken[update.worker]:
                 size = self.body_bytes()
                 kept = size * (len(self.early) + len(self.reading))
@@ -205,6 +208,12 @@ class Rounds(Merging):
                 self.changed.wait(self._until(self.clock() + PATIENCE))
                 _check_generation(self, update)
             return False
+
+    def _let_go(self, worker: int) -> None:
+        """Forget the last reply once every worker has come with what it made of it."""
+        self.here.add(worker)
+        if self.hybrid is None and len(self.here) == self.num_workers:
+            self.replies.clear()
 
     def body_bytes(self) -> int:
         """Return how many bytes the sections of an update of the open round have."""
@@ -234,8 +243,6 @@ class Rounds(Merging):
                 return True
             self.early[update.worker] = update
             del update  # and with it its body, once that is added
-            if self.hybrid is None and min(self.taken.values()) == self.round:
-                self.replies.clear()  # all have the last one
             for worker in self._in_turn():
                 self._add(self.early.pop(worker))
                 self.turn += 1
