@@ -72,6 +72,7 @@ class Connection:
         """Send an update in the stream of this connection, which begins with the first."""
         parts = wire.sections(update)
         if self._http.sock is None:
+            self.close()  # an answer after which the connection ended
             self._http.putrequest("POST", "/v1/exchange")
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import hmac
 import io
-import select
+import selectors
 import socket
 import struct
 import sys
@@ -55,6 +55,7 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.store import ParameterStore
+from sparkdl.strangers import HEAD_BYTES, Connections
 from sparkdl.wire import Reply, Sections, Update
 
 BINARY = "application/octet-stream"
@@ -319,9 +320,16 @@ class _Connection(cheroot.server.HTTPConnection):
     def communicate(self) -> bool:
         """Answer requests for as long as they follow each other closely, without changing threads."""
         while super().communicate():  # type: ignore[no-untyped-call]
-            if not select.select([self.socket], [], [], LINGER_SECONDS)[0]:
+            if not _can_read(self.socket, LINGER_SECONDS):
                 return True
         return False
+
+
+def _can_read(sock: socket.socket, seconds: float) -> bool:
+    """Wait until there is something to read; unlike ``select``, with any number of open files."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
@@ -329,9 +337,23 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
 
 
 class _Server(cheroot.wsgi.Server):
-    """cheroot's server, which leaves no socket behind where it cannot listen."""
+    """cheroot's server, which leaves no socket behind where it cannot listen, and no thread to strangers."""
 
     ConnectionClass = _Connection
+    max_request_header_size = HEAD_BYTES
+    keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
+    _connections: Connections
+
+    def prepare(self) -> None:
+        """Listen, and start the threads."""
+        super().prepare()
+        self._connections.close()
+        self._connections = Connections(self)
+
+    def process_conn(self, conn: Any) -> None:
+        """Let a thread take up a connection once the head of its request is there."""
+        if self._connections.has_head(conn):
+            super().process_conn(conn)
 
     @staticmethod
     def bind_socket(sock: socket.socket, address: Any) -> socket.socket:
@@ -374,7 +396,6 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
             (address, number), app, numthreads=2 * num_workers + 4, timeout=IDLE_SECONDS,
             request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
         )  # fmt: skip
-        server.max_request_header_size = 16 << 10
         server.gateway = _Gateway
         server.shutdown_timeout = STOP_SECONDS
         server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop

@@ -17,15 +17,15 @@ ORDER = [
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
-    "server", "client", "files", "member", "collective", "steppers", "worker", "hosting", "tasks",
-    "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
+    "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
+    "tasks", "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
     "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
 DOORS = {
     "flask": {"server"},
-    "cheroot": {"server"},
+    "cheroot": {"server", "strangers"},
     "keras": {
         "models",
         "optimizers",

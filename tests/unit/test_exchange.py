@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
+from sparkdl import server
 from sparkdl.client import HttpExchange
 from sparkdl.errors import RefusedError
 from sparkdl.exchange import Endpoint, LocalExchange, awaiting
@@ -284,6 +285,18 @@ def test_a_stream_that_broke_off_is_begun_anew(streaming):
 
     assert [2.0] == exchange(update(1.0, sequence=1, base_version=1)).parameters.tolist()
     assert 0 == store.counters["duplicates"]
+
+
+def test_where_every_answer_ends_its_connection_each_update_takes_another(monkeypatch):
+    """As a proxy may have it; an update is not sent on one connection and its reply expected on another."""
+    monkeypatch.setattr(server._Server, "can_add_keepalive_connection", False)
+    with ExitStack() as stack:
+        store = store_of("asynchronous", workers=1, size=1)
+        (exchange,) = gang(lambda store: Http(store, stack), store)
+        exchange._connection.retries = 0
+        for sequence in range(3):
+            reply = exchange(update(1.0, sequence=sequence, base_version=sequence))
+            assert [sequence + 1.0] == reply.parameters.tolist()
 
 
 def test_a_reply_that_was_lost_is_asked_for_again(streaming):

@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import socket
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -353,6 +353,18 @@ def test_a_connection_is_kept_for_the_next_request(port):
             while stream.readline() != b"\r\n":
                 pass
             sock.sendall("\r\n".join([*lines, "Host: h", "", ""]).encode())
+
+
+def test_however_many_connections_wait_all_are_kept(port):
+    """Every worker has one for its heartbeats; the endpoint says of none that it will be closed."""
+    with ExitStack() as stack:
+        for _ in range(30):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            stack.callback(connection.close)
+            connection.request("GET", "/v1/ping", headers=TOKEN)
+            answer = connection.getresponse()
+            answer.read()
+            assert (204, None) == (answer.status, answer.headers["Connection"])
 
 
 def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypatch, caplog):

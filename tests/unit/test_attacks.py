@@ -1,0 +1,121 @@
+"""Who has no token changes nothing, and keeps nobody from training."""
+
+import http.client
+import resource
+import socket
+import time
+from contextlib import ExitStack, closing, suppress
+
+import numpy as np
+import pytest
+from stores import begun, state_of, store_of, update_of
+
+from sparkdl import strangers
+from sparkdl.client import HttpExchange
+from sparkdl.exchange import Endpoint
+from sparkdl.server import Traffic, make_app, serve
+
+LORISES = 1000
+HEADS = [b"", b"P", b"POST /v1/exchange HTTP/1.1\r\nAuthorization: Bearer ", b"\r\n"]
+
+
+@pytest.fixture
+def many_files():
+    """As many open files as a thousand connections take, with both of their ends in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture
+def store():
+    return begun(store_of("asynchronous", workers=2))
+
+
+@pytest.fixture
+def port(store):
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        yield port
+
+
+def connect(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
+    store, port, many_files, eventually
+):
+    """A worker joins and exchanges while they hang on, each a part of a head further now and then."""
+    exchange = HttpExchange(
+        Endpoint("127.0.0.1", port, "secret", store.shape.run), 0, 1, 1, store.shape.layout
+    )
+    with ExitStack() as stack:
+        strange = [stack.enter_context(connect(port)) for _ in range(LORISES)]
+        for number, sock in enumerate(strange):
+            send(sock, HEADS[number % len(HEADS)])
+        stack.callback(exchange.close)
+        for sequence in range(20):
+            for sock in strange[sequence::20]:
+                send(sock, b"X")
+            update = update_of(store, 0, np.ones(5), sequence=sequence, base_version=sequence)
+            assert [sequence + 1.0] * 5 == exchange(update).parameters.tolist()
+
+        assert eventually(lambda: 0 < sum(map(is_open, strange)) <= strangers.MOST)
+
+
+def send(sock, data):
+    with suppress(OSError):  # it was closed, as it should
+        sock.sendall(data)
+
+
+def is_open(sock):
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sent", HEADS[:2])
+def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent):
+    """Whoever sends a part of it, or nothing."""
+    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    with connect(port) as sock:
+        sock.sendall(sent)
+        assert b"" == sock.recv(1)
+
+
+def test_a_head_may_come_in_parts(port):
+    """It is taken up when it is whole."""
+    with connect(port) as sock:
+        for part in (b"GET /v1/ping HTTP/1.1\r\nAuth", b"orization: Bearer sec", b"ret\r\n\r", b"\n"):
+            sock.sendall(part)
+            time.sleep(0.15)
+        with closing(http.client.HTTPResponse(sock)) as answer:
+            answer.begin()
+            assert 204 == answer.status
+
+
+def test_a_head_that_has_no_end_is_refused(port, store):
+    """It is neither read to its end nor kept."""
+    before = state_of(store)
+    with connect(port) as sock:
+        sock.sendall(b"GET /v1/status HTTP/1.1\r\nX: " + b"x" * strangers.HEAD_BYTES)
+        with closing(http.client.HTTPResponse(sock)) as answer:
+            answer.begin()
+            assert 413 == answer.status
+    assert before == state_of(store)
+
+
+def test_a_server_that_stops_closes_who_waits(store):
+    """Nothing hangs on to its port."""
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        waiting = [connect(port) for _ in range(2)]
+        waiting[0].sendall(b"GET")
+        time.sleep(0.3)
+    for sock in waiting:
+        with sock:
+            assert b"" == sock.recv(1)
