@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -40,6 +41,8 @@ class RunShape:
         first_step: the optimizer's iterations before the run.
         scaled: whether gradients of a scaled loss are exchanged.
         factor: by what the learning rate is multiplied when so many epochs are done; None: never.
+        silence: seconds without a word after which an attempt gives way to a newer one.
+        stall: seconds without a word after which a worker is lost.
     """
 
     run: bytes
@@ -55,16 +58,18 @@ class RunShape:
     first_step: float = 0.0
     scaled: bool = False
     factor: Callable[[float], float] | None = None
+    silence: float = 0.0
+    stall: float = inf
 
 
 @dataclass
 class Member:
-    """One worker as the driver sees it."""
+    """One worker as the driver sees it; ``heard`` is when it said something last."""
 
     attempt: int
     host: str
     pid: int
-    joined: float
+    heard: float
     rows: int | None = None
     validation_rows: int = 0
     notes: dict[str, Any] = field(default_factory=dict)

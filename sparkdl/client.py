@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sparkdl import wire
 from sparkdl.errors import RefusedError, TransportError
@@ -171,8 +171,9 @@ class HttpExchange(Exchange):
         self._sent = False
 
     def join(self, host: str, pid: int) -> None:
-        """Take part in the run."""
-        self._connection.call("/v1/join", **self.identity, host=host, pid=pid)
+        """Take part in the run, once no older attempt of this worker is at work."""
+        while self._connection.call("/v1/join", **self.identity, host=host, pid=pid)[0] == 202:
+            time.sleep(BEAT_SECONDS)
 
     def ready(self, rows: int, validation_rows: int, notes: dict[str, Any]) -> dict[str, Any]:
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
@@ -247,25 +248,34 @@ class LogBuffer(logging.Handler):
         return [self.records.popleft() for _ in range(len(self.records))]
 
 
+class Loop(Protocol):
+    """What a heartbeat tells of, and may end."""
+
+    def position(self) -> tuple[int, int]:
+        """Return the epoch that is being trained and the rows used in it."""
+
+    def stop(self) -> None:
+        """End soon."""
+
+
 class Heartbeat:
     """A small thread that tells the driver how far a worker is, also during a long stretch.
 
     Args:
         exchange: whose worker it is.
-        position: returns the epoch and the training rows used in it.
-        stop: called when the driver wants training to end.
         log: what else there is to tell.
     """
 
-    def __init__(
-        self, exchange: HttpExchange, position: Callable[[], tuple[int, int]],
-        stop: Callable[[], None], log: LogBuffer,
-    ) -> None:  # fmt: skip
-        self._identity, self._position, self._stop = exchange.identity, position, stop
-        self._log = log
+    def __init__(self, exchange: HttpExchange, log: LogBuffer) -> None:
+        self._identity, self._log = exchange.identity, log
+        self._loop: Loop | None = None
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
+
+    def follow(self, loop: Loop) -> None:
+        """Tell from now on how far this loop is, and let it know when it is to end."""
+        self._loop = loop
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -283,7 +293,7 @@ class Heartbeat:
         self._beat()
 
     def _beat(self) -> bool:
-        epoch, rows = self._position()
+        epoch, rows = self._loop.position() if self._loop else (0, 0)
         try:
             _, answer = self._connection.call(
                 "/v1/heartbeat", **self._identity, epoch=epoch, rows=rows, log=self._log.take()
@@ -292,6 +302,6 @@ class Heartbeat:
             return True  # The exchange's own retries say so if it lasts.
         except RefusedError:
             return False  # The loop learns of it at its next exchange.
-        if answer["stop"]:
-            self._stop()
+        if answer["stop"] and self._loop:
+            self._loop.stop()
         return True

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sparkdl import devices
-from sparkdl.client import Heartbeat
 from sparkdl.config import choose
 from sparkdl.exchange import Exchange
 from sparkdl.member import Task, membership
@@ -124,10 +123,9 @@ def _rebuilt(value: Any, parts: Iterator[Any]) -> Any:
 
 def run_task(function: Callable[[WorkerContext], Any], task: Task, size: int) -> Any:
     """Return what the function returns on this worker, once the whole gang is there to run it."""
-    with membership(task, NO_ID) as (exchange, log):
+    with membership(task, NO_ID) as (exchange, _):
         exchange.ready(1, 0, {})
         device = "gpu:0" if devices.held() else "cpu:0"
-        with Heartbeat(exchange, lambda: (0, 0), lambda: None, log):
-            value = function(WorkerContext(task.worker, size, device, exchange))
-            exchange(Update(kind=Kind.REPORT))
+        value = function(WorkerContext(task.worker, size, device, exchange))
+        exchange(Update(kind=Kind.REPORT))
         return value

@@ -166,6 +166,7 @@ class TrainConfig:
         start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
+        stall_timeout: after how many seconds without a word a worker is lost.
         share_gpus: whether two workers may be on one GPU.
         staleness: how many exchanges a worker may be ahead of the slowest one where there are no rounds;
             None is any number.
@@ -186,6 +187,7 @@ class TrainConfig:
     port: PortChoice = 0
     start_timeout: float = 300.0
     max_restarts: int = 3
+    stall_timeout: float = 60.0
     share_gpus: bool = False
     staleness: int | None = None
     quorum: int | float | None = None
@@ -213,6 +215,7 @@ class TrainConfig:
         self._check_hybrid()
         require_flag("share_gpus", self.share_gpus)
         positive_seconds("start_timeout", self.start_timeout)
+        positive_seconds("stall_timeout", self.stall_timeout)
 
     def _check_hybrid(self) -> None:
         object.__setattr__(self, "late_updates", choose("late_updates", self.late_updates, Late))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sparkdl import client
-from sparkdl.client import HttpExchange, LogBuffer
+from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint
 
@@ -36,11 +36,11 @@ class Task:
 
 
 @contextmanager
-def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, LogBuffer]]:
+def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
     """Be a worker of a gang in a ``with`` block; what it raises is told to the driver before it is raised.
 
     Yields:
-        The worker's exchange, and what is logged meanwhile, for a Heartbeat.
+        The worker's exchange, and its heartbeat, which tells the driver what is logged meanwhile.
     """
     exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, layout)
     package, log = logging.getLogger("sparkdl"), LogBuffer()
@@ -49,7 +49,8 @@ def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, LogBuf
     package.setLevel(logging.INFO)
     try:
         exchange.join(socket.gethostname(), os.getpid())
-        yield exchange, log
+        with Heartbeat(exchange, log) as heartbeat:
+            yield exchange, heartbeat
     except RefusedError as error:
         if error.status not in (409, 410):
             tell_failure(task, error)

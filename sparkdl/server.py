@@ -3,7 +3,7 @@
 Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer``):
 
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
-* ``POST /v1/join``       JSON: a worker's attempt takes part;
+* ``POST /v1/join``       JSON: a worker's attempt takes part; 202: an older one is at work, ask again;
 * ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
 * ``POST /v1/exchange``   binary, see ``wire``: updates, each answered by a reply before the next is read;
 * ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
@@ -114,8 +114,7 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     @app.post("/v1/join")
     def join() -> Any:
         body = _json(worker=int, generation=int, attempt=int, host=str, pid=int)
-        store.join(**body)
-        return {}
+        return {}, 200 if store.join(**body) else 202
 
     @app.post("/v1/ready")
     def ready() -> Any:

@@ -63,6 +63,8 @@ class SparkModel:
             Spark setting: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
         start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how often in a row a run that lost a worker is taken up again.
+        stall_timeout: after how many seconds without a word a worker is lost: one whose process hangs, or
+            whose machine is gone or cut off. Workers say something twice a second, also during a long step.
         share_gpus: whether two workers may be on one GPU, which is refused otherwise.
         staleness: in asynchronous and hogwild modes, how many exchanges a worker may be ahead of the slowest
             one before it waits for it (stale-synchronous parallel); None: it never waits.
@@ -101,6 +103,7 @@ class SparkModel:
         port: int | range | str = 0,
         start_timeout: float = 300,
         max_restarts: int = 3,
+        stall_timeout: float = 60,
         share_gpus: bool = False,
         staleness: int | None = None,
         quorum: int | float | None = None,
@@ -120,9 +123,9 @@ class SparkModel:
             mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
             batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
             advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
-            max_restarts=max_restarts, share_gpus=share_gpus, staleness=staleness,
-            quorum=quorum, straggler_timeout=straggler_timeout, late_updates=late_updates,  # type: ignore[arg-type]
-            placement=placement,  # type: ignore[arg-type]
+            max_restarts=max_restarts, stall_timeout=stall_timeout, share_gpus=share_gpus,
+            staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
+            late_updates=late_updates, placement=placement,  # type: ignore[arg-type]
         )  # fmt: skip
         rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule
         if rule.elastic and self.config.hybrid:

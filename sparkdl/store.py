@@ -31,6 +31,8 @@ from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rou
 from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
+ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
+
 
 class ParameterStore:
     """Versioned parameters, a way of merging, and the book of a run.
@@ -44,6 +46,8 @@ class ParameterStore:
     def __init__(self, shape: RunShape, merging: Merging, carried: Carried | None = None) -> None:
         self.shape, self.merging = shape, merging
         self.changed = threading.Condition(merging.lock)
+        self.clock = time.monotonic
+        self.looked = inf  # when the driver last looked for silent workers
         self.generation = 1
         merging.generation = 1
         self.members: dict[int, Member] = {}
@@ -69,8 +73,10 @@ class ParameterStore:
 
     # Requests of workers.
 
-    def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> None:
-        """Take a worker's attempt into the gang.
+    def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
+        """Take a worker's attempt into the gang; False while an older one is at work, which it may replace.
+
+        Spark starts a second attempt beside one that is slow (speculation), or after one that failed.
 
         Raises:
             RefusedError: an old generation, or a newer attempt has joined.
@@ -83,11 +89,14 @@ class ParameterStore:
             if known is not None and known.attempt > attempt:
                 raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
             if known is not None and known.attempt < attempt:
+                if self.clock() - known.heard < self.shape.silence:
+                    return False
                 self.counters["superseded"] += 1
                 self._part(worker)
                 self._refuse_return(worker)
-            self.members[worker] = Member(attempt, host, pid, time.monotonic())
+            self.members[worker] = Member(attempt, host, pid, self.clock())
             self.changed.notify_all()
+            return True
 
     def _refuse_return(self, worker: int) -> None:
         """Refuse a worker that comes back to rounds: its replica is gone, and the gang starts anew."""
@@ -448,6 +457,7 @@ class ParameterStore:
             all workers are ready for an epoch that is not released yet.
         """
         with self.changed:
+            self._note_silence()
             self.changed.wait_for(
                 lambda: (
                     self._complete(epoch) or self.failure is not None or self.closed
@@ -465,6 +475,22 @@ class ParameterStore:
                 book.cut, [book.metrics[k] for k in order],
                 [book.validation[k] for k in order if k in book.validation], book.rows, losses,
             )  # fmt: skip
+
+    def _note_silence(self) -> None:
+        """Fail the run where a worker has said nothing for too long, and the driver was there to hear."""
+        now = self.clock()
+        absent = max(0.0, now - self.looked)
+        self.looked = now
+        for worker, member in self.members.items():
+            if absent > ABSENCE:
+                member.heard += absent
+            quiet = now - member.heard
+            if quiet > self.shape.stall and self.failure is None:
+                self.failure = WorkerLostError(
+                    f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
+                    f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is gone "
+                    f"or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be silent."
+                )
 
     def commit(self, cut: Cut) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
@@ -577,6 +603,7 @@ class ParameterStore:
             raise RefusedError(
                 409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
             )
+        member.heard = self.clock()
         return member
 
     def _check_open(self, generation: int) -> None:

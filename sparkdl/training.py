@@ -42,6 +42,7 @@ from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open
+SILENCE = 3.0  # seconds without a word after which Spark's next attempt takes a worker's place
 STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
 
 
@@ -221,7 +222,7 @@ class Run:
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
             first_step=float(optimizers.batches_seen(self.request.model)),
             scaled=self.joint and optimizers.scales_loss(self.request.model),
-            factor=self.factor,
+            factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
         )  # fmt: skip
         terms = Terms(
             config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid

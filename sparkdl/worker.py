@@ -19,7 +19,7 @@ from sparkdl import devices, feed, models, optimizers, spool
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Replica
 from sparkdl.batches import Order, Span
-from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.client import Heartbeat
 from sparkdl.exchange import Exchange
 from sparkdl.feed import Block
 from sparkdl.member import Task, membership
@@ -331,12 +331,12 @@ class Code(NamedTuple):
 
 def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
     """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
-    with membership(task, job.layout) as (exchange, log):
-        _train(job, task, blocks, exchange, code, log)
+    with membership(task, job.layout) as (exchange, heartbeat):
+        _train(job, task, blocks, exchange, code, heartbeat)
 
 
 def _train(
-    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: HttpExchange, code: Code, log: LogBuffer
+    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: Exchange, code: Code, heartbeat: Heartbeat
 ) -> None:
     plan = job.settings.plan
     spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
@@ -357,8 +357,8 @@ def _train(
         models.set_generators(replica.model, job.spec.generators, task.worker)
         settings = replace(job.settings, rule=code.rule or job.settings.rule)
         loop = Loop(settings, task.worker, replica, rows, validation, exchange)
-        with Heartbeat(exchange, loop.position, loop.stop, log):
-            loop.run(notes)
+        heartbeat.follow(loop)
+        loop.run(notes)
         if spread:
             _kept.clear()  # its variables lie on the devices of this task
 

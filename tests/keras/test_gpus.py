@@ -12,7 +12,7 @@ from sparkdl.training import _gpus_of
 def store_of(*workers):
     """Return a store whose workers said this: host, GPUs, and whether they compute on them."""
     members = {
-        index: Member(0, host=host, pid=0, joined=0.0, notes={"gpus": gpus, "on_gpu": on_gpu})
+        index: Member(0, host=host, pid=0, heard=0.0, notes={"gpus": gpus, "on_gpu": on_gpu})
         for index, (host, gpus, on_gpu) in enumerate(workers)
     }
     return SimpleNamespace(members=members)

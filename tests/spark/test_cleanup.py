@@ -191,6 +191,27 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency):
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
+def hang():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
+    """A process that stands still is named after a while; the run goes on without it from the last cut."""
+    model, objects = Bomb(tmp_path / "done", 2 * 13 + 3, hang).model(problem)
+    spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, stall_timeout=3)
+
+    history = spark_model.fit(problem.x, problem.y, batch_size=16, epochs=5, shuffle=False, verbose=0)
+
+    assert any("Worker 1 on" in line and "has said nothing for 3 s" in line for line in caplog.messages)
+    assert history.training["restarts"] == 1
+    assert len(history.history["loss"]) == 5
+    if mode == "synchronous":
+        reference, start = problem.model(), problem.model().get_weights()
+        reference.fit(problem.x, problem.y, batch_size=16, epochs=5, shuffle=False, verbose=0)
+        assert problem.distance(model, reference, start) <= 1
+
+
 def test_after_workers_were_killed_too_often(problem, tmp_path):
     """A worker that dies at every start ends the run, with what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)

@@ -110,6 +110,60 @@ def test_a_newer_attempt_takes_the_older_ones_place():
     assert 1 == store.counters["superseded"]
 
 
+def test_a_newer_attempt_waits_while_the_older_one_is_at_work():
+    """Spark starts a second attempt beside one that is slow; it takes over when that one is silent."""
+    store = begun(store_of("asynchronous", silence=3.0))
+    at = moved(store)
+    at(2.9)
+    assert not store.join(0, 1, 2, "host", 1)
+    assert 1 == push(store, 0, np.ones(5)).version  # which is a word
+    at(5.8)
+    assert not store.join(0, 1, 2, "host", 1)
+    at(6.0)
+    assert store.join(0, 1, 2, "host", 1)
+    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
+    assert 1 == store.counters["superseded"]
+
+
+def test_a_worker_that_says_nothing_for_too_long_is_lost():
+    """The driver names it; a heartbeat is enough of a word."""
+    store = begun(store_of("asynchronous", workers=2, stall=10.0))
+    at = moved(store)
+    for second in range(1, 13):
+        at(second)
+        store.heartbeat(0, 1, 1, 0, 0, [])
+        store.wait_epoch(0, 0)
+        assert (store.failure is not None) == (second > 10)
+    assert isinstance(store.failure, WorkerLostError)
+    assert "Worker 1 on host (process 1) has said nothing for 11 s" in str(store.failure)
+
+    store.restart()
+    store.wait_epoch(0, 0)
+    assert store.failure is None
+
+
+def test_a_driver_that_was_away_calls_nobody_silent():
+    """A callback may take an hour, and a computer may sleep: it heard nobody meanwhile."""
+    store = begun(store_of("asynchronous", stall=10.0))
+    at = moved(store)
+    for second in (0, 3600, 3604, 3608):
+        at(second)
+        store.wait_epoch(0, 0)
+        assert store.failure is None
+    at(3611)
+    store.wait_epoch(0, 0)
+    assert store.failure is not None
+
+
+def moved(store):
+    """Give a store a clock that is at 0, with every worker just heard; return a function that sets it."""
+    now = [0.0]
+    store.clock = lambda: now[0]
+    for member in store.members.values():
+        member.heard = 0.0
+    return lambda seconds: now.__setitem__(0, float(seconds))
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
     """There is no update from nowhere."""
