@@ -20,7 +20,7 @@ from sparkdl import models, optimizers
 from sparkdl.books import Cut
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
-from sparkdl.weights import Array, Layout
+from sparkdl.weights import Array, Layout, trim
 
 logger = logging.getLogger(__name__)
 ELSEWHERE = (  # what happens on executors
@@ -272,6 +272,7 @@ class DriverModel:
         random = cut.state(0)[begin : begin + layouts.generators.nbytes]
         if random:
             models.write(models.generators(self.model), layouts.generators.from_bytes(random))
+        trim(layouts.trainable.nbytes)  # the values before
 
     def _optimizer_states(self, cut: Cut, rows: Sequence[int]) -> list[Array] | None:
         """Return the replicas' common state, or the row-weighted mean of the workers' own."""

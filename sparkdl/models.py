@@ -34,7 +34,7 @@ from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.structure import leaves
-from sparkdl.weights import Array, Layout, Vector, trim
+from sparkdl.weights import LARGE, Array, Layout, Vector, trim
 
 Objects = dict[str, Any]
 
@@ -320,9 +320,10 @@ def freeze(
         trains=trains,
     )
     _check_restored(model, thaw(spec, objects, builder))
-    if sum(array.nbytes for array in spec.weights) > LARGE:
+    freed = sum(array.nbytes for array in spec.weights)
+    if freed > LARGE:
         gc.collect()  # a model knows itself, so that the restored one would stay
-        trim()
+        trim(freed)
     return spec, objects
 
 
@@ -364,7 +365,6 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
 
 
 LAMBDA = "sparkdl_lambda_"
-LARGE = 64 << 20  # bytes of weights that are not to stay for long
 
 
 def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:

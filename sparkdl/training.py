@@ -181,7 +181,7 @@ class Run:
         )  # fmt: skip
         shared = self.cluster.share(job)
         stack.callback(self.cluster.forget, shared)
-        trim()  # what it took to make the model values, and a vector
+        trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
         endpoint, restarts = None, 0  # a store in worker 0 is lost with it
         if isinstance(store, ParameterStore):
             endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))

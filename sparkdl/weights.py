@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
 EMPTY: Vector = np.zeros(0, np.float32)
+LARGE = 64 << 20  # bytes that are not to stay for long
 ALIGNMENT = 64  # bytes; what backends want the address of a tensor to be a multiple of
 
 
@@ -37,10 +38,14 @@ def address(array: Array) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
 
 
-def trim() -> None:
-    """Give free memory back to the system, where the C library keeps it, as glibc does."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def trim(freed: int) -> None:
+    """Give memory back to the system after so many bytes were freed, where the C library would keep it.
+
+    A few are left to it, which is quicker at them.
+    """
+    if freed > LARGE:
+        with suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_finite(vector: Vector, below: float = np.inf) -> bool:

@@ -8,6 +8,8 @@ import numpy as np
 
 from sparkdl.weights import EMPTY, Vector
 
+PART = 1 << 16  # elements that are added at a time, and stay in the processor's cache
+
 
 class Reduction(ABC):
     """The reduction of one round. What is added stays as it is."""
@@ -35,13 +37,19 @@ class Total(Reduction):
         """Return the sum."""
         return self._total
 
-    def _plus(self, vector: Vector) -> None:
-        """Add in place, but to the first one, which is somebody else's."""
+    def _plus(self, vector: Vector, scale: np.float32 | None = None) -> None:
+        """Add in place, but to the first one, which is somebody else's; in parts, for want of memory."""
         self._count += 1
         if self._count == 1:
             self._total = vector
-        else:
-            self._total = np.add(self._total, vector, out=self._total if self._count > 2 else None)
+            return
+        before = self._total
+        if self._count == 2:
+            self._total = np.empty_like(before)
+        for start in range(0, len(vector), PART):
+            part = slice(start, start + PART)
+            scaled = vector[part] if scale is None else vector[part] * scale
+            np.add(before[part], scaled, out=self._total[part])
 
 
 class Mean(Total):
@@ -55,7 +63,7 @@ class Mean(Total):
         """Add a vector as often as its weight says."""
         self._unit = self._unit or weight
         self._weight += weight
-        self._plus(vector if weight == self._unit else vector * np.float32(weight / self._unit))
+        self._plus(vector, None if weight == self._unit else np.float32(weight / self._unit))
 
     def result(self) -> Vector:
         """Return the weighted mean, without a rounding where there is nothing to divide by."""
