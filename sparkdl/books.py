@@ -9,10 +9,12 @@ from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparkdl.batches import Plan
 from sparkdl.errors import RefusedError
-from sparkdl.weights import Vector
-from sparkdl.wire import Flag, Kind, Sections, Update
+from sparkdl.weights import LARGE, Vector
+from sparkdl.wire import Flag, Kind, Sections, Update, as_bytes
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
 SECTIONS = {
@@ -154,10 +156,18 @@ def check_sections(
 
 
 def spooled(state: bytes) -> bytes | mmap:
-    """Keep a worker's state out of memory when it is large; its file has no name and goes with the map."""
-    if len(state) <= IN_MEMORY:
-        return bytes(state)
+    """Keep a worker's state out of memory when it is large."""
+    return bytes(state) if len(state) <= IN_MEMORY else _mapped(state)
+
+
+def kept(vector: Vector) -> Vector:
+    """Keep a vector out of memory when it is large: a cut is seldom read, and the center goes on."""
+    return vector if vector.nbytes <= LARGE else np.frombuffer(_mapped(as_bytes(vector)), np.float32)
+
+
+def _mapped(data: bytes | memoryview) -> mmap:
+    """Return data in a file, which has no name and goes with the map."""
     with TemporaryFile() as file:
-        file.write(state)
+        file.write(data)
         file.flush()
         return mmap(file.fileno(), 0, access=ACCESS_READ)

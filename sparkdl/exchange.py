@@ -93,6 +93,7 @@ class LocalExchange(Exchange):
             sent = ticket
             self.store.admit(sent, lengths_of(sent))
             reply = self.store.exchange(sent, lambda sent=sent: sent)  # type: ignore[misc]
+            self.store.sent(sent)
             if not reply.flags & Flag.AGAIN:
                 return reply
             ticket = awaiting(ticket)

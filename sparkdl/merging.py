@@ -25,7 +25,8 @@ from sparkdl.weights import EMPTY, Vector, window_share
 from sparkdl.wire import Answer, Flag, Reply, Update
 
 PATIENCE = 20.0  # seconds that a request may wait before its worker is told to ask again
-EARLY_BYTES = 64 << 20  # what a round keeps of bodies that came before their turn
+EARLY_BYTES = 64 << 20  # what is kept of bodies that came before their turn, or of centers on their way
+LEAST_EARLY = 2  # and of how many exchanges without rounds: one slow worker does not keep the others out
 KEPT_BYTES = 64 << 20  # what hybrid rounds keep of mean gradients for workers that come late
 STRAGGLERS = 3  # bodies of theirs that are read beside the others', whatever their size
 LEAST_KEPT = 4  # and how many of them, whatever their size
@@ -81,6 +82,10 @@ class Merging(ABC):
     def bind(self, working: int) -> None:
         """Learn how many workers have rows, before the first update comes."""
         self.working = working
+
+    def body_bytes(self) -> int:
+        """Return how many bytes the sections of an update have."""
+        return 4 * (len(self.parameters) + len(self.statistics))
 
     def wake(self) -> None:
         """Let every waiting request look again at why it waits."""
@@ -214,10 +219,6 @@ class Rounds(Merging):
         self.here.add(worker)
         if self.hybrid is None and len(self.here) == self.num_workers:
             self.replies.clear()
-
-    def body_bytes(self) -> int:
-        """Return how many bytes the sections of an update of the open round have."""
-        return 4 * (len(self.parameters) + len(self.statistics))
 
     def _until(self, patience: float) -> float:
         """Return the seconds up to the deadline, or to when patience ends, whichever comes first."""
@@ -388,6 +389,9 @@ class DeltaRounds(Rounds):
 class Locked(Merging):
     """Asynchronous: each update is merged under one lock, its staleness known.
 
+    However many workers there are, few exchanges of a large model are under way at a time, from the body that
+    is read to the center that has arrived; the rest waits in sockets.
+
     Where staleness is bounded (stale-synchronous parallel: Ho et al., 2013), a worker that has made more
     than ``bound`` exchanges more than the slowest one waits for it before it goes on.
     """
@@ -402,6 +406,7 @@ class Locked(Merging):
         self.last: dict[int, int] = {}
         self.bound = bound
         self.clocks: dict[int, int] = {}  # the exchanges of each worker that is training
+        self.flights = 0  # exchanges whose body, or whose center on its way to a worker, takes memory
 
     def bind(self, working: int) -> None:
         """Take the rule for so many workers."""
@@ -434,17 +439,35 @@ class Locked(Merging):
 
     has_taken = counted
 
+    def board(self, update: Update) -> None:
+        """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
+        with self.changed:
+            while not self._has_room():
+                self.changed.wait_for(self._has_room, PATIENCE)
+                _check_generation(self, update)
+            self.flights += 1
+
+    def _has_room(self) -> bool:
+        return self.flights < max(LEAST_EARLY, EARLY_BYTES // (self.body_bytes() or 1))
+
+    def sent(self) -> None:
+        """Give back the room of an exchange whose reply has gone."""
+        with self.changed:
+            self.flights -= 1
+            self.changed.notify_all()
+
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Merge an update and answer the center, which the next one replaces and does not touch."""
         update = read()
         with self.changed:
             _check_generation(self, update)
             merge, flags = self._book(update)
+            body, update = [update.parameters], without_body(update)
             if merge is not None:
-                step, self.state = apply(self.rule, update.parameters, self.state, merge)
+                step, self.state = apply(self.rule, body.pop(), self.state, merge)
                 self.parameters = self.parameters + step
                 del step
-            update = without_body(update)
+            del body
             reply = self._words(update, control, counts=merge is not None)
             if reply.flags & Flag.AGAIN:
                 return reply
@@ -460,10 +483,16 @@ class Locked(Merging):
         if bound is None:
             return reply
         with self.changed:
-            self.changed.notify_all()
+            self.sent()  # who waits takes no room
             near = self.changed.wait_for(
-                lambda: self.generation != update.generation or self._ahead(update.worker) <= bound, PATIENCE
+                lambda: (
+                    self.generation != update.generation
+                    or self._ahead(update.worker) <= bound
+                    and self._has_room()
+                ),
+                PATIENCE,
             )
+            self.flights += 1
             _check_generation(self, update)
             return control(False) if near else Reply(flags=Flag.AGAIN)
 

@@ -219,8 +219,11 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
         parts = _buffers(store.exchange(update, partial(_fill, update, lengths, stream)))
-        traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
-        yield parts
+        try:
+            traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
+            yield parts
+        finally:
+            store.sent(update)
 
 
 def _buffers(reply: Reply) -> list[Any]:

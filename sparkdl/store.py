@@ -24,13 +24,14 @@ from math import inf, isfinite, nan
 from typing import Any
 
 from sparkdl.batches import Plan
-from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, spooled
+from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, kept, spooled
 from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
+BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 
 
@@ -69,7 +70,10 @@ class ParameterStore:
         first = shape.plan.first_epoch
         states, rule = carried or Carried({}, merging.state)
         merging.state = rule
-        self.cut = Cut(first, *merging.snapshot(), shape.first_step, states, rule)
+        parameters, statistics, version = merging.snapshot()
+        self.cut = Cut(first, kept(parameters), statistics, version, shape.first_step, states, rule)
+        if isinstance(merging, GradientRounds):
+            merging.parameters = self.cut.parameters  # replicas have their own
 
     # Requests of workers.
 
@@ -205,7 +209,21 @@ class ParameterStore:
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
-        """Answer one update of any kind; ``read`` returns it with its sections."""
+        """Answer one update of any kind, which ``read`` returns with its sections; then ``sent`` is called."""
+        if isinstance(self.merging, Locked) and update.kind in BOARDING:
+            self.merging.board(update)
+        try:
+            return self._answer(update, read)
+        except BaseException:
+            self.sent(update)
+            raise
+
+    def sent(self, update: Update) -> None:
+        """Learn that the reply to an update has gone, or that nobody is there to take it."""
+        if isinstance(self.merging, Locked) and update.kind in BOARDING:
+            self.merging.sent()
+
+    def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
             return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
@@ -340,11 +358,10 @@ class ParameterStore:
         if update.state:
             book.states[update.worker] = spooled(update.state)
         if len(update.parameters):
-            book.weights = update.parameters, update.statistics
+            book.weights = kept(update.parameters), update.statistics
         if len(book.metrics) == self.shape.num_workers and book.cut is None:
             parameters, statistics, version = self.merging.snapshot()
-            if book.weights is not None:
-                parameters, statistics = book.weights
+            parameters, statistics = book.weights or (kept(parameters), statistics)
             book.cut = Cut(
                 update.epoch + 1, parameters, statistics, version, self.progress, book.states,
                 self.merging.state,

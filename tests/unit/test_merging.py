@@ -648,6 +648,59 @@ def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
     assert {2: 1} == store.merging.dropped
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
+    """However many workers come at once, the others' stay in their sockets until there is room."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 0)
+    store, reading, most = begun(store_of(mode, workers=8, size=1, merge="sum")), [], []
+    first = threading.Barrier(merging.LEAST_EARLY)
+
+    def send(worker):
+        def read():
+            reading.append(worker)
+            most.append(len(reading))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                first.wait(5)  # that many are let in together
+            reading.remove(worker)
+            return update_of(store, worker, [1.0])
+
+        update = update_of(store, worker, [1.0])
+        store.exchange(update, read)
+        store.sent(update)
+
+    together(*(lambda k=k: send(k) for k in range(8)))
+
+    assert merging.LEAST_EARLY == max(most)
+    assert [8.0] == store.merging.parameters.tolist()
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, mode):
+    """Each takes memory until its worker has it; one that fails on the way gives it back, too."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 0)
+    store, read = begun(store_of(mode, workers=5, size=1)), []
+
+    def send(worker, kind=Kind.DELTA):
+        update = update_of(store, worker, [1.0] if kind is Kind.DELTA else [], kind=kind)
+        store.exchange(update, lambda: read.append(worker) or update)
+        return update
+
+    with pytest.raises(ZeroDivisionError):
+        store.exchange(update_of(store, 4, [1.0]), lambda: 1 / 0)
+    under_way = [send(0), send(1, Kind.CENTER)]
+    last = threading.Thread(target=lambda: store.sent(send(2)))
+    last.start()
+    last.join(0.2)
+    before = list(read)
+    for update in under_way:
+        store.sent(update)
+    last.join(30)
+
+    assert [0] == before
+    assert [0, 2] == read
+    assert 0 == store.merging.flights
+
+
 @pytest.mark.parametrize(("mode", "terms"), [("synchronous", {}), ("asynchronous", {"staleness": 0})])
 def test_no_body_is_kept_while_its_worker_waits(mode, terms):
     """The driver's memory does not grow with the workers that wait, by a round or a bound."""
