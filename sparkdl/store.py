@@ -209,7 +209,7 @@ class ParameterStore:
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
-        """Answer one update of any kind, which ``read`` returns with its sections; then ``sent`` is called."""
+        """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
         if isinstance(self.merging, Locked) and update.kind in BOARDING:
             self.merging.board(update)
         try:

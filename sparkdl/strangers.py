@@ -51,7 +51,8 @@ class Connections(ConnectionManager):
         super()._expire(threshold)  # type: ignore[misc]
         for connection in tuple(self._begun):
             self.server.process_conn(connection)
-        too_many, now = len(self._until) - MOST, time.monotonic()
+        most = max(MOST, self.server.request_queue_size)  # of many workers many may come at once
+        too_many, now = len(self._until) - most, time.monotonic()
         for place, (connection, end) in enumerate(tuple(self._until.items())):
             if place < too_many or end < now:
                 self._drop(connection)
