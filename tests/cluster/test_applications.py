@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -27,12 +28,15 @@ def run(*command, **variables):
     return process.stdout
 
 
-def first_statement(master, mode, *, variables=(), **settings):
-    """Return the report of tests/cluster/first_statement.py."""
+def report_of(script, master, mode, *, variables=(), **settings):
+    """Return the report of a script beside this file."""
     common = {"ui.enabled": "false", "executor.memory": "1g", "driver.host": "127.0.0.1"}
     pairs = [f"spark.{name}={value}" for name, value in {**common, **settings}.items()]
-    out = run(sys.executable, HERE / "first_statement.py", master, mode, *pairs, **dict(variables))
+    out = run(sys.executable, HERE / script, master, mode, *pairs, **dict(variables))
     return json.loads(re.search(r"REPORT (.*)", out)[1])
+
+
+first_statement = partial(report_of, "first_statement.py")
 
 
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
@@ -73,6 +77,24 @@ def test_executors_may_come_and_go(standalone, mode):
     assert report["worker_rows"] == [45, 45]
     assert report["loss"][-1] < report["loss"][0]
     assert report["away"] < 1e-5 or mode == "asynchronous"
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
+def test_updates_count_once_where_spark_starts_a_second_attempt(standalone, tmp_path, mode):
+    """Speculation copies a slow worker to the other host; the copy waits, and changes nothing."""
+    settings = {
+        "speculation": "true", "speculation.task.duration.threshold": "3s", "speculation.interval": "100ms",
+        "eventLog.enabled": "true", "eventLog.dir": tmp_path.as_uri(), "eventLog.rolling.enabled": "false",
+        "eventLog.compress": "false", "executor.cores": "1", "cores.max": "2",
+    }  # fmt: skip
+    report = report_of("counting.py", standalone, mode, **settings)
+
+    (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
+    events = map(json.loads, log.read_text().splitlines())
+    started = [event["Task Info"] for event in events if event["Event"] == "SparkListenerTaskStart"]
+    assert any(task["Speculative"] for task in started)
+    assert report["updates"] == report["weight"] == report["version"]
+    assert report["superseded"] == report["duplicates"] == report["restarts"] == 0
 
 
 def gpus(folder):

@@ -1,0 +1,55 @@
+"""A job whose every update adds exactly 1 to its one weight; run in a process of its own.
+
+Prints one line of JSON: the weight, how many updates there should be, and the counters of the run. Its one
+worker is slow in Spark's first attempt, so that speculation starts another beside it.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from sparkdl import SparkModel
+
+ROWS, BATCH, EPOCHS = 64, 4, 5
+
+
+def pause():
+    """Wait a while in a task, if it is the first that Spark started for its worker."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        time.sleep(0.1)
+    return np.float32(0)
+
+
+def counting(y_true, y_pred):
+    """Return a loss whose gradient is -1 where inputs are 1."""
+    return tf.ensure_shape(tf.numpy_function(pause, [], tf.float32), []) - tf.reduce_mean(y_pred)
+
+
+builder = SparkSession.builder.master(sys.argv[1])
+for setting in sys.argv[3:]:
+    builder = builder.config(*setting.split("=", 1))
+context = builder.getOrCreate().sparkContext
+context.setLogLevel("OFF")
+
+one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+model = keras.Sequential([keras.Input((1,)), one])
+model.compile(keras.optimizers.SGD(1.0), counting)
+x = np.ones((ROWS, 1), np.float32)
+spark_model = SparkModel(model, mode=sys.argv[2], merge="sum", num_workers=1)
+history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+report = {
+    "weight": float(model.get_weights()[0][0, 0]),
+    "updates": EPOCHS * ROWS // BATCH,
+    **{name: history.training[name] for name in ("version", "superseded", "duplicates", "restarts")},
+}
+print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for
