@@ -443,7 +443,7 @@ class Locked(Merging):
         """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
         with self.changed:
             while not self._has_room():
-                self.changed.wait_for(self._has_room, PATIENCE)
+                self.changed.wait(PATIENCE)
                 _check_generation(self, update)
             self.flights += 1
 

@@ -701,6 +701,28 @@ def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, 
     assert 0 == store.merging.flights
 
 
+def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch):
+    """Or that it is over; the server does not stop before."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 0)
+    store, refused = begun(store_of("asynchronous", workers=3, size=1)), []
+    updates = [update_of(store, worker, [1.0]) for worker in range(3)]
+    for update in updates[:2]:
+        store.exchange(update, lambda update=update: update)
+
+    def wait():
+        with pytest.raises(RefusedError, match="Generation 1 is over"):
+            store.exchange(updates[2], lambda: updates[2])
+        refused.append(2)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.2)
+    store.restart()
+    waiting.join(merging.PATIENCE / 2)
+
+    assert [2] == refused
+
+
 @pytest.mark.parametrize(("mode", "terms"), [("synchronous", {}), ("asynchronous", {"staleness": 0})])
 def test_no_body_is_kept_while_its_worker_waits(mode, terms):
     """The driver's memory does not grow with the workers that wait, by a round or a bound."""
