@@ -46,7 +46,7 @@ class Total(Reduction):
         before = self._total
         if self._count == 2:
             self._total = np.empty_like(before)
-        for start in range(0, len(vector), PART):
+        for start in range(0, len(before), PART):
             part = slice(start, start + PART)
             scaled = vector[part] if scale is None else vector[part] * scale
             np.add(before[part], scaled, out=self._total[part])

@@ -24,6 +24,7 @@ from sparkdl.rules import (
     Sum,
     apply,
     choose,
+    reduction,
 )
 from sparkdl.rules.outer import SGD, Adam
 from sparkdl.rules.reduction import AdaptiveSum, Mean, Total, adaptive_sum
@@ -130,6 +131,21 @@ def test_a_total_is_the_sum(vectors):
     weights = [1.0 + k for k in range(len(vectors))]
 
     np.testing.assert_allclose(reduced(Total(), vectors, weights), np.sum(vectors, axis=0), 1e-4, 1e-2)
+
+
+@pytest.mark.parametrize("length", [1, 6, 7])
+@pytest.mark.parametrize("kind", [Mean, Total])
+def test_a_vector_of_several_parts_is_added_whole(monkeypatch, kind, length):
+    """It has the bits that it has when it is added at once, and what was added stays as it is."""
+    vectors = np.random.default_rng(0).normal(size=(4, length)).astype("float32")
+    sent, weights = vectors.copy(), [3.0, 3.0, 5.0, 0.5]
+    at_once = reduced(kind(), vectors, weights)
+    monkeypatch.setattr(reduction, "PART", 3)
+
+    np.testing.assert_array_equal(at_once, reduced(kind(), vectors, weights))
+    np.testing.assert_array_equal(sent, vectors)
+    with pytest.raises(ValueError, match="shape"):
+        reduced(kind(), [np.zeros(7, np.float32), np.zeros(5, np.float32)], weights)
 
 
 @pytest.mark.parametrize("kind", [Mean, Total, AdaptiveSum])
