@@ -210,8 +210,8 @@ class ParameterStore:
 
     def exchange(self, update: Update, read: Read) -> Reply:
         """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
-        if isinstance(self.merging, Locked) and update.kind in BOARDING:
-            self.merging.board(update)
+        if center := self._boarding(update):
+            center.board(update)
         try:
             return self._answer(update, read)
         except BaseException:
@@ -220,8 +220,12 @@ class ParameterStore:
 
     def sent(self, update: Update) -> None:
         """Learn that the reply to an update has gone, or that nobody is there to take it."""
-        if isinstance(self.merging, Locked) and update.kind in BOARDING:
-            self.merging.sent()
+        if center := self._boarding(update):
+            center.sent()
+
+    def _boarding(self, update: Update) -> Locked | None:
+        """Return the center in whose memory an exchange takes room, if it does."""
+        return self.merging if isinstance(self.merging, Locked) and update.kind in BOARDING else None
 
     def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
