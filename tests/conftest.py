@@ -38,6 +38,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
+    config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
 
 
 def pytest_generate_tests(metafunc):
@@ -54,7 +55,10 @@ def pytest_generate_tests(metafunc):
 def masters_of(item):
     """Return the kinds of masters that a test is for."""
     kinds = getattr(item.module, "MASTERS", ("local",))
-    return tuple(kind for kind in kinds if kind != "connect" or not item.get_closest_marker("classic"))
+    without = {
+        kind for kind, mark in (("connect", "classic"), ("local", "apart")) if item.get_closest_marker(mark)
+    }
+    return tuple(kind for kind in kinds if kind not in without)
 
 
 def pytest_collection_modifyitems(config, items):

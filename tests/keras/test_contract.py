@@ -3,6 +3,8 @@
 ``KERAS_BACKEND`` chooses it; ``make test-all`` runs this file on each of TensorFlow, JAX and torch.
 """
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from sparkdl import models
 from sparkdl.backends import make_replica
 from sparkdl.backends.base import Batch, Center, Mean
 from sparkdl.batches import Plan, ranks
+from sparkdl.errors import ModelError
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop
 
@@ -264,11 +267,13 @@ def test_what_no_gradient_moves_is_left_alone_where_keras_does(rows):
     assert fit_and_train(sparing, rows, decaying) < 1e-3
 
 
-@pytest.mark.parametrize("how", [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}])
+ON_TORCH = keras.backend.backend() == "torch"  # where Keras itself takes one step at a time
+HOW = [{"run_eagerly": True}, *[{"jit_compile": True}, {"steps_per_execution": 3}] * (not ON_TORCH)]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_how_steps_are_run_changes_nothing(how):
     """Compiled by XLA, several in one call, or by hand: the same steps."""
-    if keras.backend.backend() == "torch" and "run_eagerly" not in how:
-        pytest.skip("Keras on torch takes one step at a time; workers on torch do not compile, and say so")
 
     def compiled(case):
         model, data = problem(case)
@@ -276,6 +281,18 @@ def test_how_steps_are_run_changes_nothing(how):
         return model, data
 
     assert fit_and_train(dense, problem=compiled) < 1e-3
+
+
+def test_workers_on_torch_do_not_compile_and_say_so():
+    """Elsewhere they do."""
+    model, (x, y, *_) = problem(dense)
+    model.compile("sgd", model.loss, jit_compile=True)
+    refused = pytest.raises(
+        ModelError, match="jit_compile=True, which workers on torch do not do. Leave it out"
+    )
+
+    with refused if ON_TORCH else nullcontext():
+        models.require_honoured(model)
 
 
 # -- losses that are divided by other things than rows --------------------------------------------
@@ -410,7 +427,7 @@ def test_a_moving_variance_is_never_negative(mode, window):
     assert all((variance > 0).all() for variance in variances)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="several devices are for Keras on JAX")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution spreads a model on JAX only")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_worker_may_spread_a_model_over_its_devices(mode):
     """Data-parallel over four devices of one process: the answer is that of one device."""
@@ -433,7 +450,7 @@ def wide():
     )
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="several devices are for Keras on JAX")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution spreads a model on JAX only")
 def test_a_worker_may_divide_a_layer_among_its_devices():
     """Model-parallel, by a layout that the user passes: the answer is that of one device."""
     seen = []

@@ -136,7 +136,9 @@ def test_labels_go_with_the_outputs_of_their_names(caplog):
     try:
         model.compute_loss(x=X[:1], y=y, y_pred=model(X[:1]))
     except (SyntaxWarning, ValueError):
-        pytest.skip("this Keras gives outputs in a list each other's labels")
+        if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15):
+            raise
+        pytest.skip("an older Keras, which itself gives outputs in a list each other's labels")
 
     assert judged(model, X, y, caplog) == ""
     assert [("mean_squared_error", (1, 1)), ("categorical_crossentropy", (1, 3))] == sorted(

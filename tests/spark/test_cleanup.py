@@ -19,7 +19,7 @@ from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
 MASTERS = ("local", "local-cluster")
 
 if not Path("/proc/self/net/tcp").exists():
-    pytest.skip("needs /proc to see sockets and processes", allow_module_level=True)
+    pytest.skip("only Linux has /proc, which shows open sockets and processes", allow_module_level=True)
 
 
 def listening():
@@ -235,12 +235,10 @@ def kill_executor():
     kill()
 
 
-@pytest.mark.each_master
+@pytest.mark.apart
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
-def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts):
+def test_after_an_executor_was_killed(problem, tmp_path, restarts):
     """The run goes on with the executor that takes its place; if it may not, the error names the setting."""
-    if spark.sparkContext.master.startswith("local["):
-        pytest.skip("its executor is the driver's own JVM")
     model, objects = Bomb(tmp_path / "done", 13 + 3, kill_executor).model(problem)
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=restarts)
     settings = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
