@@ -200,7 +200,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
         given, y = (
             [part.get(name) for name in names] if isinstance(part, dict) else part for part in (given, y)
         )
-    losses = keras.tree.flatten(given)
+    losses = models.flat_losses(given)
     samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
     for place, loss in enumerate(losses):
         if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras makes one of these
@@ -244,7 +244,7 @@ def head_of(model: keras.Model, task: str, shape: Any) -> Head:
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
     """Return the name of the only loss of a model, and whether it takes logits; nothing of several."""
-    given = keras.tree.flatten(getattr(model, "loss", None))
+    given = models.flat_losses(getattr(model, "loss", None))
     if len(given) != 1 or given[0] is None:
         return "", False
     if str(given[0]).lower() in ("crossentropy", "ce"):

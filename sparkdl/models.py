@@ -18,7 +18,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import nan, prod
@@ -238,7 +238,19 @@ def require_compiled(model: Any) -> None:
 
 def sums_losses(model: keras.Model) -> bool:
     """Return whether a loss of the model is a sum over the rows of a batch."""
-    return any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(model.loss))
+    return any(getattr(loss, "reduction", None) == "sum" for loss in flat_losses(model.loss))
+
+
+def flat_losses(given: Any) -> list[Any]:
+    """Return the losses of a structure that ``compile`` took, dicts by name.
+
+    On TensorFlow a model wraps what it holds, and an older Keras (3.5) does not look into its own wraps.
+    """
+    if isinstance(given, Mapping):
+        return [loss for name in sorted(given) for loss in flat_losses(given[name])]
+    if isinstance(given, list | tuple):
+        return [loss for part in given for loss in flat_losses(part)]
+    return [given]
 
 
 def require_honoured(model: keras.Model) -> None:

@@ -50,7 +50,8 @@ def trim(freed: int) -> None:
 
 def is_finite(vector: Vector, below: float = np.inf) -> bool:
     """Return whether no number is NaN or so far from 0, by the extremes: no copy is made."""
-    return not len(vector) or bool(-below < vector.min() and vector.max() < below)
+    edge = np.float32(below)  # or NumPy 1 compares in float64
+    return not len(vector) or bool(-edge < vector.min() and vector.max() < edge)
 
 
 def norm(vector: Vector) -> float:

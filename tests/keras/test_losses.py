@@ -182,3 +182,21 @@ def test_a_model_s_own_loss_is_honoured(window):
 
     for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+SUM = keras.losses.MeanSquaredError(reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "given", [{"b": "mae", "a": SUM}, ["mae", SUM], {"b": SUM, "a": "mae"}, ["mse", "mae"]]
+)
+def test_losses_of_several_outputs_are_found(given):
+    """In whatever structure, which a model on TensorFlow wraps."""
+    inputs = keras.Input((4,))
+    outputs = {name: layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs if isinstance(given, dict) else list(outputs.values()))
+    model.compile("sgd", given)
+
+    expected = [given["a"], given["b"]] if isinstance(given, dict) else given
+    assert expected == models.flat_losses(model.loss)
+    assert (SUM in expected) == models.sums_losses(model)
