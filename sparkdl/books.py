@@ -21,6 +21,7 @@ SECTIONS = {
     Kind.GRADIENT: ("parameters", "statistics"),
     Kind.DELTA: ("parameters", "statistics"),
     Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
+    Kind.CUT: ("parameters", "statistics", "metrics", "state"),
     Kind.VALIDATION: ("metrics",),
 }
 
@@ -45,6 +46,7 @@ class RunShape:
         factor: by what the learning rate is multiplied when so many epochs are done; None: never.
         silence: seconds without a word after which an attempt gives way to a newer one.
         stall: seconds without a word after which a worker is lost.
+        recovery: after so many rounds of an epoch there is a cut, and so on; None: at its end only.
     """
 
     run: bytes
@@ -62,6 +64,7 @@ class RunShape:
     factor: Callable[[float], float] | None = None
     silence: float = 0.0
     stall: float = inf
+    recovery: int | None = None
 
 
 @dataclass
@@ -88,7 +91,16 @@ class Carried(NamedTuple):
 
 @dataclass
 class Cut:
-    """All that a run is taken up from: the center at an epoch's end, every worker's state, and the rule's."""
+    """All that a run is taken up from: the center, every worker's state, and the rule's.
+
+    Attributes:
+        epoch: the epoch that is under way, or begins.
+        place: the rounds of it that are done.
+        metrics: each worker's metric states over its rows of this epoch.
+        losses: the mean loss of each round, or update, since the epoch began.
+        ledger: where updates are merged one at a time, the last one counted of each worker.
+        books: and what workers have reported of this epoch and the next.
+    """
 
     epoch: int
     parameters: Vector
@@ -97,6 +109,19 @@ class Cut:
     progress: float
     states: dict[int, bytes | mmap] = field(default_factory=dict)
     rule: Any = None
+    place: int = 0
+    metrics: dict[int, bytes] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    ledger: dict[int, int] = field(default_factory=dict)
+    books: dict[int, Book] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Say where it was made."""
+        return (
+            f"round {self.place} of epoch {self.epoch + 1}"
+            if self.place
+            else f"the end of epoch {self.epoch}"
+        )
 
     def state(self, worker: int) -> bytes:
         """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
@@ -125,7 +150,7 @@ class EpochResult:
 
 @dataclass
 class Book:
-    """The reports of one epoch, by worker."""
+    """What workers said of one epoch, at its end or in the middle, by worker."""
 
     metrics: dict[int, bytes] = field(default_factory=dict)
     validation: dict[int, bytes] = field(default_factory=dict)
@@ -134,6 +159,17 @@ class Book:
     rows: int = 0
     first_losses: dict[int, float] = field(default_factory=dict)
     cut: Cut | None = None
+
+    def take(self, update: Update) -> None:
+        """Take in what a worker said; it may say it again."""
+        if update.worker not in self.metrics:
+            self.rows += update.rows
+        self.metrics[update.worker] = update.metrics
+        self.first_losses[update.worker] = update.loss
+        if update.state:
+            self.states[update.worker] = spooled(update.state)
+        if len(update.parameters):
+            self.weights = kept(update.parameters), update.statistics
 
 
 def check_sections(

@@ -167,6 +167,7 @@ class TrainConfig:
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
         stall_timeout: after how many seconds without a word a worker is lost.
+        recovery_every: after how many rounds of an epoch there is a cut, and so on; None: at its end only.
         share_gpus: whether two workers may be on one GPU.
         staleness: how many exchanges a worker may be ahead of the slowest one where there are no rounds;
             None is any number.
@@ -188,6 +189,7 @@ class TrainConfig:
     start_timeout: float = 300.0
     max_restarts: int = 3
     stall_timeout: float = 60.0
+    recovery_every: int | None = None
     share_gpus: bool = False
     staleness: int | None = None
     quorum: int | float | None = None
@@ -216,6 +218,19 @@ class TrainConfig:
         require_flag("share_gpus", self.share_gpus)
         positive_seconds("start_timeout", self.start_timeout)
         positive_seconds("stall_timeout", self.stall_timeout)
+        self._check_recovery()
+
+    def _check_recovery(self) -> None:
+        if self.recovery_every is None:
+            return
+        whole_number("recovery_every", self.recovery_every)
+        if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
+            raise ConfigError(
+                "recovery_every is for rounds within an epoch, which are taken up again together; got it "
+                f'with mode="{self.mode.value}", frequency={self.frequency!r} and placement='
+                f'"{self.placement.value}". Elsewhere nothing that was merged is lost with a worker, or all '
+                "of it is: leave it out."
+            )
 
     def _check_hybrid(self) -> None:
         object.__setattr__(self, "late_updates", choose("late_updates", self.late_updates, Late))

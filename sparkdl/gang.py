@@ -132,8 +132,8 @@ class Gang:
             self.failures += 1
             self.lost += 1
             logger.warning(
-                "A worker was lost; the run is taken up again from the end of epoch %d (%d of %d): %s",
-                self.store.cut.epoch, self.failures, self.restarts, str(error).split("\n")[0][:300],
+                "A worker was lost; the run is taken up again from %s (%d of %d): %s",
+                self.store.cut, self.failures, self.restarts, str(error).split("\n")[0][:300],
             )  # fmt: skip
             self.cancel()
         else:

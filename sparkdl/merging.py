@@ -103,6 +103,12 @@ class Merging(ABC):
             self.parameters, self.statistics = parameters, statistics
             self.version += 1
 
+    def restore(self, parameters: Vector, statistics: Vector, version: int, state: Any) -> None:
+        """Take the center that there was at some version, and the rule's state then."""
+        with self.changed:
+            self.replace(parameters, statistics)
+            self.version, self.state = version, state
+
 
 class Hybrid(NamedTuple):
     """When a round closes without all of its workers (Chen et al., 2016), and what becomes of late updates.
@@ -129,6 +135,7 @@ class Rounds(Merging):
 
     Attributes:
         round: the number of the round that is open.
+        whole: whether it waits for all workers, hybrid or not.
         depth: by how many rounds a worker may be late.
     """
 
@@ -139,6 +146,7 @@ class Rounds(Merging):
         self.hybrid = hybrid
         self.clock = time.monotonic
         self.depth = 0
+        self.whole = False
         self.begin(0)
 
     def _reduction(self) -> Reduction:
@@ -278,7 +286,7 @@ class Rounds(Merging):
         self.with_rows += update.sequence == self.round
 
     def _may_close(self) -> bool:
-        if self.turn == self.num_workers or self.hybrid is None:
+        if self.turn == self.num_workers or self.hybrid is None or self.whole:
             return self.turn == self.num_workers
         enough = self.with_rows >= self.hybrid.quorum or (self.with_rows and self.clock() >= self.deadline)
         return bool(enough) and (not self.depth or min(self.answered.values()) >= self.round - self.depth)

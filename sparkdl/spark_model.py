@@ -65,6 +65,8 @@ class SparkModel:
         max_restarts: how often in a row a run that lost a worker is taken up again.
         stall_timeout: after how many seconds without a word a worker is lost: one whose process hangs, or
             whose machine is gone or cut off. Workers say something twice a second, also during a long step.
+        recovery_every: in synchronous mode, after how many exchanges of an epoch, and again after as many,
+            the driver notes where training is: where a run that lost a worker goes on. None: at epochs' ends.
         share_gpus: whether two workers may be on one GPU, which is refused otherwise.
         staleness: in asynchronous and hogwild modes, how many exchanges a worker may be ahead of the slowest
             one before it waits for it (stale-synchronous parallel); None: it never waits.
@@ -104,6 +106,7 @@ class SparkModel:
         start_timeout: float = 300,
         max_restarts: int = 3,
         stall_timeout: float = 60,
+        recovery_every: int | None = None,
         share_gpus: bool = False,
         staleness: int | None = None,
         quorum: int | float | None = None,
@@ -123,8 +126,8 @@ class SparkModel:
             mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
             batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
             advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
-            max_restarts=max_restarts, stall_timeout=stall_timeout, share_gpus=share_gpus,
-            staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
+            max_restarts=max_restarts, stall_timeout=stall_timeout, recovery_every=recovery_every,
+            share_gpus=share_gpus, staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
             late_updates=late_updates, placement=placement,  # type: ignore[arg-type]
         )  # fmt: skip
         rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule

@@ -8,8 +8,9 @@ variables are bytes to it.
 Fencing: an update names (run, generation, worker, attempt, sequence). Another run's or an old
 generation's is refused; a newer attempt of a worker takes the place of the older one; a sequence counts
 once. A run that lost a worker is taken up again under the next generation from the last *cut*: the
-center and every worker's state at the end of an epoch. Where updates are merged one at a time nothing
-that was merged is rolled back; a worker that starts anew goes on after its last counted sequence.
+center and every worker's state at the end of an epoch, or after some rounds of one. Where updates are
+merged one at a time nothing that was merged is rolled back; a worker that starts anew goes on after its
+last counted sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from sparkdl.batches import Plan
 from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, kept, spooled
 from sparkdl.divergence import FARTHEST, FIRST, Watch
-from sparkdl.errors import DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
+from sparkdl.errors import DataError, DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
@@ -61,6 +62,8 @@ class ParameterStore:
         self.failure: SparkDLError | None = None
         self.closed = False
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
+        self.standing: Book | None = None  # what is known of a cut that is being made
+        self.expected: tuple[int, ...] = ()  # the rows of each worker, where they are known before
         self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
         together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
@@ -74,6 +77,27 @@ class ParameterStore:
         self.cut = Cut(first, kept(parameters), statistics, version, shape.first_step, states, rule)
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # replicas have their own
+
+    def take_up(self, cut: Cut, rows: tuple[int, ...]) -> None:
+        """Go on from a cut of an earlier run with the same settings, before any worker has joined.
+
+        Args:
+            cut: the cut.
+            rows: the training rows of each worker of that run.
+        """
+        with self.changed:
+            self.expected, self.cut = rows, cut
+            self._go_on(cut)
+            if isinstance(self.merging, Locked):
+                self.merging.last = dict(cut.ledger)
+            self.books = dict(cut.books)
+            for epoch, book in self.books.items():
+                if len(book.metrics) == self.shape.num_workers:
+                    book.cut = self._cut_of(book, epoch + 1)
+
+    def _go_on(self, cut: Cut) -> None:
+        self.merging.restore(cut.parameters, cut.statistics, cut.version, cut.rule)
+        self.progress, self.merging.losses = cut.progress, list(cut.losses)
 
     # Requests of workers.
 
@@ -150,9 +174,22 @@ class ParameterStore:
 
     def _make_plans(self) -> None:
         held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
+        if self.expected and self.expected != held:
+            self.failure = DataError(
+                f"The workers hold {held} training rows; those of the checkpoint held {self.expected}. "
+                "Resume with the same data, or start anew with another folder and without resume."
+            )
+            raise RefusedError(422, str(self.failure))
         plan = replace(self.shape.plan, rows=held)
         self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
         self.merging.bind(plan.working)
+        if isinstance(self.merging, Rounds):
+            self._begin_rounds(self.merging)
+
+    def _begin_rounds(self, merging: Rounds) -> None:
+        """Open the first round after the cut."""
+        merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
+        self._expect(merging, None)
 
     def _refuse_other_rows(self, worker: int, rows: int) -> None:
         if rows != self.plans[worker].rows[worker]:
@@ -232,7 +269,7 @@ class ParameterStore:
             return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
             Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
-            Kind.RESTORE: self._restore, Kind.CENTER: self._center,
+            Kind.RESTORE: self._restore, Kind.CENTER: self._center, Kind.CUT: self._stand,
         }  # fmt: skip
         if update.kind not in answer:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
@@ -302,6 +339,7 @@ class ParameterStore:
             if counts and isinstance(self.merging, Rounds):
                 self.counters["exchanges"] += self.shape.num_workers
                 self.progress += self._round_progress(update)
+                return self._control(self._end_round(self.merging))
             elif counts:
                 self.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
@@ -313,9 +351,26 @@ class ParameterStore:
         index = update.sequence % self.plans[0].windows
         return sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
 
-    def _control(self) -> Reply:
+    def _end_round(self, merging: Rounds) -> Flag:
+        """Return whether the workers are to stand after the round that closes, for a cut."""
+        due = self._is_due(merging.round)
+        self._expect(merging, Book() if due else None, merging.round + 1)
+        return Flag.CUT if due else Flag.NONE
+
+    def _is_due(self, sequence: int) -> bool:
+        """Return whether there is a cut after a round; at an epoch's end there is one in any case."""
+        every, windows = self.shape.recovery, self.plans[0].windows
+        place = sequence % windows + 1
+        return every is not None and not place % every and place < windows
+
+    def _expect(self, merging: Rounds, standing: Book | None, sequence: int | None = None) -> None:
+        """Begin or end a cut; the round before one, and the one after it meanwhile, wait for all workers."""
+        self.standing = standing
+        merging.whole = standing is not None or self._is_due(merging.round if sequence is None else sequence)
+
+    def _control(self, flag: Flag = Flag.NONE) -> Reply:
         return Reply(
-            flags=Flag.STOP if self.stopping else Flag.NONE,
+            flags=flag | Flag.STOP if self.stopping else flag,
             learning_rate=self._rate(),
             progress=self.progress,
         )
@@ -355,28 +410,44 @@ class ParameterStore:
         if update.epoch < self.cut.epoch:
             return  # It comes again, and its epoch is complete.
         book = self.books.setdefault(update.epoch, Book())
-        if update.worker not in book.metrics:
-            book.rows += update.rows
-        book.metrics[update.worker] = update.metrics
-        book.first_losses[update.worker] = update.loss
-        if update.state:
-            book.states[update.worker] = spooled(update.state)
-        if len(update.parameters):
-            book.weights = kept(update.parameters), update.statistics
+        book.take(update)
         if len(book.metrics) == self.shape.num_workers and book.cut is None:
-            parameters, statistics, version = self.merging.snapshot()
-            parameters, statistics = book.weights or (kept(parameters), statistics)
-            book.cut = Cut(
-                update.epoch + 1, parameters, statistics, version, self.progress, book.states,
-                self.merging.state,
-            )  # fmt: skip
+            book.cut = cut = self._cut_of(book, update.epoch + 1)
             try:
                 self.watch.end_epoch(
-                    update.epoch, parameters, self.merging.losses, book.first_losses.values()
+                    update.epoch, cut.parameters, self.merging.losses, book.first_losses.values()
                 )
             except DivergedError as error:
                 self.fail(self.generation, error)
         self.changed.notify_all()
+
+    def _cut_of(self, book: Book, epoch: int) -> Cut:
+        """Return where the run is, of which every worker has said what there is to say."""
+        parameters, statistics, version = self.merging.snapshot()
+        parameters, statistics = book.weights or (kept(parameters), statistics)
+        return Cut(
+            epoch, parameters, statistics, version, self.progress, book.states, self.merging.state
+        )  # fmt: skip
+
+    def _stand(self, update: Update, read: Read) -> Reply:
+        """Take what a worker is between two rounds of an epoch; that of all workers is a cut.
+
+        No worker sends an update before it has said that, so that no round closes meanwhile.
+        """
+        update = read()
+        with self.changed:
+            self._check_open(update.generation)
+            merging, standing = self.merging, self.standing
+            if standing is None or not isinstance(merging, Rounds) or update.sequence != merging.round:
+                return self._control()  # it comes again, and the cut is made
+            standing.take(update)
+            if len(standing.metrics) == self.shape.num_workers:
+                self.cut = replace(
+                    self._cut_of(standing, update.epoch), place=merging.round % self.plans[0].windows,
+                    metrics=standing.metrics, losses=list(merging.losses),
+                )  # fmt: skip
+                self._expect(merging, None)
+            return self._control()
 
     def _validated(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
@@ -452,14 +523,19 @@ class ParameterStore:
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self._check_open(update.generation)
-            state = self.cut.state(update.worker)
+            state = self._state_of(update.worker)
             if self.shape.plan.joint and len(state) == self.shape.generators:
                 state = self.cut.state(0)[: self.shape.optimizer] + state  # replicas have one optimizer state
             parameters, statistics, version = self.merging.snapshot()
             return replace(
                 self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
-                statistics=statistics, state=state,
+                statistics=statistics, state=state, metrics=self.cut.metrics.get(update.worker, b""),
             )  # fmt: skip
+
+    def _state_of(self, worker: int) -> bytes:
+        """Return what a worker said of itself last."""
+        said = [epoch for epoch, book in self.books.items() if worker in book.states]
+        return bytes(self.books[max(said)].states[worker]) if said else self.cut.state(worker)
 
     # Requests of the driver.
 
@@ -556,13 +632,10 @@ class ParameterStore:
             return self.generation
 
     def _roll_back(self, merging: Rounds) -> None:
-        cut = self.cut
-        merging.parameters, merging.statistics = cut.parameters, cut.statistics
-        merging.version, merging.state = cut.version, cut.rule
-        self.progress = cut.progress
+        self._go_on(self.cut)
         self.books.clear()
-        merging.losses.clear()
-        merging.begin(self.plans[0].sequence(cut.epoch) if self.plans else 0)
+        if self.plans:
+            self._begin_rounds(merging)
 
     def close(self) -> None:
         """Refuse every request from now on, those that wait included."""

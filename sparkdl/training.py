@@ -222,7 +222,7 @@ class Run:
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
             first_step=float(optimizers.batches_seen(self.request.model)),
             scaled=self.joint and optimizers.scales_loss(self.request.model),
-            factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
+            factor=self.factor, silence=SILENCE, stall=config.stall_timeout, recovery=config.recovery_every,
         )  # fmt: skip
         terms = Terms(
             config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid

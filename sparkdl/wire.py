@@ -55,6 +55,7 @@ class Kind(IntEnum):
     RESTORE = 6  # a worker that starts asks for all it needs to go on from the last cut
     CENTER = 7  # asks for the center of this moment
     ARRAYS = 8  # arrays of the user's own, to be added to those of the other workers
+    CUT = 9  # what a worker is in the middle of an epoch: metric states, and state for a cut
 
 
 class Answer(IntEnum):
@@ -74,6 +75,7 @@ class Flag(IntFlag, boundary=STRICT):
     DUPLICATE = 4  # reply: the update had been counted already
     AGAIN = 8  # reply: not ready yet; ask again with AWAIT
     NOT_FINITE = 16  # reply: the update had NaN or Inf in it, and nothing of it was merged
+    CUT = 32  # reply: before its next update, the worker is to say what it is now
 
 
 @dataclass(slots=True)

@@ -83,8 +83,7 @@ class Loop:
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
             self.followed.scale.assign(self.settings.scale)
-        if begin["restore"]:
-            self._restore()
+        resumed = begin["restore"] and self._restore()
         if begin["learning_rate"] is not None:
             optimizers.set_learning_rate(self.replica.model, self.settings.scale * begin["learning_rate"])
         self._follow(begin["progress"])
@@ -97,8 +96,8 @@ class Loop:
             if self.stopped:
                 return
             self.epoch = epoch
-            self._train_epoch(sequence)
-            sequence = self.plan.sequence(self.epoch + 1)
+            self._train_epoch(sequence, self._rows_before(sequence) if resumed else 0)
+            sequence, resumed = self.plan.sequence(self.epoch + 1), False
         while not self.stopped:  # an evaluation may still be to come
             self._settle(self.settings.epochs - 1)
 
@@ -110,8 +109,14 @@ class Loop:
         """End after the batch under way; where there are rounds, their replies say when to end."""
         self.stopped = self.stopped or not self.settings.rounds
 
-    def _train_epoch(self, sequence: int) -> None:
-        self.seen_rows, self.waited = 0, 0.0
+    def _rows_before(self, sequence: int) -> int:
+        """Return the rows of this worker in the windows of the epoch before an exchange."""
+        first = self.plan.sequence(self.epoch)
+        windows = (self.plan.spans(self.epoch, index) for index in range(sequence - first))
+        return sum(span.stop - span.start for spans in windows for span in spans)
+
+    def _train_epoch(self, sequence: int, seen_rows: int) -> None:
+        self.seen_rows, self.waited = seen_rows, 0.0
         began = time.perf_counter()
         end = self.plan.sequence(self.epoch + 1)
         while sequence < end:
@@ -178,6 +183,8 @@ class Loop:
         else:
             self.stepper.adopt(reply)
         self._obey(reply)
+        if reply.flags & Flag.CUT:
+            self._obey(self.exchange(self._standing(Kind.CUT, sequence=sequence + 1)))
         return self._catch_up(sequence, reply)
 
     def _catch_up(self, sequence: int, reply: Reply) -> int:
@@ -193,18 +200,21 @@ class Loop:
 
     def _finish(self, flags: Flag) -> None:
         """Report the end of an epoch, or where a stopped one has got to."""
-        self.stepper.settle()
-        states = self._metric_states() if self.seen_rows else b""
+        report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
-        report = Update(
-            kind=Kind.REPORT, epoch=self.epoch, flags=flags, rows=self.seen_rows,
-            base_version=self.stepper.version, metrics=states, state=self._state(),
-            loss=self.stepper.end_epoch(),
+        self._settled(self.exchange(report))
+
+    def _standing(self, kind: Kind, **fields: Any) -> Update:
+        """Return an update that says what this worker is: what it was asked for a cut, or for a report."""
+        self.stepper.settle()
+        update = Update(
+            kind=kind, epoch=self.epoch, rows=self.seen_rows, base_version=self.stepper.version,
+            metrics=self._metric_states() if self.seen_rows else b"", state=self._state(), **fields,
         )  # fmt: skip
         if self.plan.joint and self.worker == 0:
             own = self.replica.read()
-            report.parameters, report.statistics = own.vector, own.statistics
-        self._settled(self.exchange(report))
+            update.parameters, update.statistics = own.vector, own.statistics
+        return update
 
     def _settle(self, epoch: int) -> None:
         """Ask again for the end of an epoch that an earlier attempt of this worker reported."""
@@ -272,7 +282,8 @@ class Loop:
         state = b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
         return state + self.stepper.own()
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Go on from the last cut; return whether it was made in the middle of an epoch."""
         reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
         layouts = models.Layouts.of(self.replica.model)
         cut = layouts.optimizer.nbytes
@@ -283,7 +294,17 @@ class Loop:
             model = self.replica.model
             models.write(optimizers.variables(model), layouts.optimizer.from_bytes(optimizer))
             models.write(models.generators(model), layouts.generators.from_bytes(random))
+        if reply.metrics:
+            self._restore_metrics(reply.metrics)
         self._obey(reply)
+        return bool(reply.metrics)
+
+    def _restore_metrics(self, states: bytes) -> None:
+        """Let the metrics go on from what they were over the rows of this epoch so far."""
+        self.replica.test(self.rows.batch(np.arange(1)))  # which makes those that are not made yet
+        variables = models.metric_variables(self.replica.model)
+        models.write(variables, models.layout_of(variables).from_bytes(states))
+        self.stepper.loss = self.replica.loss()
 
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int) -> None:

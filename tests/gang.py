@@ -23,12 +23,15 @@ from sparkdl.worker import Loop
 def train(
     model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
     merging=None, steps_per_epoch=None, distribution=None, merge=None, staleness=None, hybrid=None,
-    world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None,
+    world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None, recovery=None,
+    cut=None, stores=None, reports=None,
 ):  # fmt: skip
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
     With a ``seed`` every epoch has an order of its own. In a ``world`` time is virtual, and a batch of
-    worker k takes ``paces[k]()`` seconds. ``seen`` is called with the cut of each epoch.
+    worker k takes ``paces[k]()`` seconds. ``seen`` is called with the cut of each epoch. The run goes on from
+    a ``cut`` of an earlier one, if there is one; its store is added to ``stores``, what its
+    workers' metrics were at epochs' ends to ``reports``.
 
     Returns:
         The loss of each update, or round.
@@ -49,13 +52,17 @@ def train(
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
         first_step=float(optimizers.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
-        factor=factor, scaled=joint and optimizers.scales_loss(model),
+        factor=factor, scaled=joint and optimizers.scales_loss(model), recovery=recovery,
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     make = merging or partial(make_merging, decays=models.decays(model))
     terms = Terms(mode, joint, len(rows), rule, staleness, hybrid)
     store = ParameterStore(shape, make(terms, center, held))
+    if cut is not None:
+        store.take_up(cut, tuple(rows))
+    if stores is not None:
+        stores.append(store)
     settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power)
     errors = []
 
@@ -81,7 +88,7 @@ def train(
     for worker in range(len(rows)):
         world.spawn(work, worker)
     losses = []
-    world.spawn(drive, store, epochs, optimizers.learning_rate(model), losses, world.patience, seen)
+    world.spawn(drive, store, epochs, optimizers.learning_rate(model), losses, world.patience, seen, reports)
     world.run()
     if errors or store.failure is not None:
         raise store.failure or errors[0]
@@ -92,9 +99,9 @@ def train(
     return losses
 
 
-def drive(store, epochs, learning_rate, losses, patience, seen):
+def drive(store, epochs, learning_rate, losses, patience, seen, reports):
     """Be the driver of a run; the losses of its updates are added to ``losses``."""
-    for epoch in range(epochs):
+    for epoch in range(store.cut.epoch, epochs):
         store.release(epoch, learning_rate)
         result = None
         while result is None:
@@ -103,6 +110,8 @@ def drive(store, epochs, learning_rate, losses, patience, seen):
                 return
             result = store.wait_epoch(epoch, patience)
         losses += result.losses
+        if reports is not None:
+            reports.append(result.metrics)
         if seen is not None:
             seen(result.cut)
         store.commit(result.cut)

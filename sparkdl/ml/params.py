@@ -227,6 +227,7 @@ class TrainingParams(ModelParams, PredictionParams):
     startTimeout = _param("seconds that executors and the gang may take to start", _seconds)
     maxRestarts = _param("how often in a row a run that lost a worker is taken up again", _natural)
     stallTimeout = _param("seconds without a word after which a worker is lost", _seconds)
+    recoveryEvery = _param("exchanges of an epoch after which there is a place to go on from", _whole)
     shareGpus = _param("whether two workers may be on one GPU", FLAG)
     staleness = _param("exchanges that a worker may be ahead of the slowest", _natural)
     quorum = _param("workers that a round waits for, or a share of them", _checked(_quorum))
@@ -254,8 +255,8 @@ class TrainingParams(ModelParams, PredictionParams):
 
 SETTINGS = (
     "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
-    "advertisedHost", "port", "startTimeout", "maxRestarts", "stallTimeout", "shareGpus", "staleness",
-    "quorum", "stragglerTimeout", "lateUpdates", "placement", "distribution",
+    "advertisedHost", "port", "startTimeout", "maxRestarts", "stallTimeout", "recoveryEvery", "shareGpus",
+    "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement", "distribution",
 )  # fmt: skip
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",

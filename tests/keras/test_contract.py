@@ -642,3 +642,53 @@ def test_a_step_tells_how_far_it_went():
 
 def results(replica):
     return [float(metric.result()) for metric in models.metrics_of(replica.model)]
+
+
+class LostError(Exception):
+    """What a worker that is lost does not say."""
+
+
+class Lost(Loop):
+    """A worker that is lost before an exchange of the second epoch."""
+
+    def _exchange(self, sequence):
+        if sequence == self.plan.sequence(1) + 3:
+            raise LostError
+        return super()._exchange(sequence)
+
+
+def dropping(optimizer):
+    """Dropout, moving statistics, and metrics that take in every batch."""
+    x = numbers(6)
+    parts = [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3, seed=5)]
+    model = keras.Sequential([*parts, layers.Dense(2, "softmax")])
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model, x, (x[:, 0] > 0).astype("int64")
+
+
+@pytest.mark.parametrize(
+    ("window", "merge"),
+    [(1, None), (2, None), (2, "eamsgd"), pytest.param(2, "diloco", marks=pytest.mark.whole)],
+)
+def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
+    """Weights, losses and metrics are those of a run that nothing happened to, bit for bit."""
+    options = {"window": window, "merge": merge, "rows": ROWS, "batch_size": 8, "epochs": 3, "seed": 5}
+
+    def run(**more):
+        keras.utils.set_random_seed(1)
+        sgd = keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True)
+        model, x, y = dropping(sgd if merge == "eamsgd" else keras.optimizers.Adam(3e-3))
+        reports = []
+        return train(model, x, y, recovery=2, reports=reports, **options, **more), reports, vector(model)
+
+    losses, reports, weights = run()
+    stores = []
+    with pytest.raises(LostError):
+        run(loop=Lost, stores=stores)
+    cut = stores[0].cut
+    assert (1, 2) == (cut.epoch, cut.place)
+    later, resumed, after = run(cut=cut)
+
+    np.testing.assert_array_equal(weights, after)
+    assert losses[-len(later) :] == later
+    assert reports[1:] == resumed

@@ -162,9 +162,10 @@ def kill():
 
 
 @pytest.mark.parametrize(
-    ("mode", "frequency"), [("synchronous", "batch"), ("synchronous", 2), ("asynchronous", "batch")]
+    ("mode", "frequency", "every"),
+    [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
 )
-def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency):
+def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, every):
     """SIGKILL in the third epoch: the run goes on from the last cut, and its answer is the same."""
     settings = {"batch_size": 16, "epochs": 5, "shuffle": False, "verbose": 0}
     batches = 13 if frequency == "batch" and mode == "synchronous" else 7
@@ -174,16 +175,20 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency):
         if exists:
             marker.touch()
         model, objects = Bomb(marker, 2 * batches + 3, kill).model(problem)
-        spark_model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2, custom_objects=objects)
+        spark_model = SparkModel(
+            model, mode=mode, frequency=frequency, recovery_every=every, num_workers=2, custom_objects=objects
+        )
         fits.append((model, spark_model.fit(problem.x, problem.y, **settings)))
 
-    (whole, _), (model, history) = fits
+    (whole, undisturbed), (model, history) = fits
     counts = history.training
     assert marker.exists()
     assert counts["restarts"] + counts["superseded"] == 1  # Spark itself may start a single task again
     assert len(history.history["loss"]) == 5
     if mode == "synchronous":
-        assert any("taken up again from the end of epoch 2 (1 of 3)" in line for line in caplog.messages)
+        place = "round 2 of epoch 3" if every else "the end of epoch 2"
+        assert any(f"taken up again from {place} (1 of 3)" in line for line in caplog.messages)
+        assert history.history == undisturbed.history
         assert all(
             np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True)
         )

@@ -23,7 +23,7 @@ from stores import (
 )
 
 from sparkdl.batches import Plan
-from sparkdl.errors import DivergedError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.merging import Hybrid, Rounds
 from sparkdl.wire import Answer, Flag, Kind
 
@@ -49,6 +49,20 @@ def status_of(call):
     with pytest.raises(RefusedError) as error:
         call()
     return error.value.status
+
+
+def round_of(store, sequence):
+    """Let every worker send 1 in a round; return the replies."""
+    workers = range(store.shape.num_workers)
+    return together(*(lambda k=k: push(store, k, [1.0], sequence=sequence) for k in workers))
+
+
+def outcomes_of(store):
+    """Let every worker join and be ready; return what each is told."""
+    workers = range(store.shape.num_workers)
+    for worker in workers:
+        store.join(worker, store.generation, 1, "host", 1)
+    return together(*(lambda k=k: store.ready(k, store.generation, 1, 10, 0, {}) for k in workers))
 
 
 # -- taking part ----------------------------------------------------------------------------------
@@ -560,6 +574,89 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
     begun(store, attempt=2)
     restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
     assert (b"ost", [3.0], 3) == (restored.state, restored.parameters.tolist(), restored.version)
+
+
+def cut_of(store, worker, sequence, **fields):
+    return update_of(store, worker, kind=Kind.CUT, sequence=sequence, rows=4, **fields)
+
+
+def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
+    """A reply asks for it; once all have answered, that is where the run is taken up."""
+    store = begun(store_of(joint=False, merge="average", workers=2, size=1, metrics=1, recovery=2))
+    replies = [round_of(store, sequence) for sequence in range(2)]
+    assert [[False, False], [True, True]] == [[bool(r.flags & Flag.CUT) for r in each] for each in replies]
+    give(store, cut_of(store, 0, 2, metrics=b"a"))
+    assert (0, 0) == (store.cut.epoch, store.cut.place)
+    give(store, cut_of(store, 0, 2, metrics=b"a"))
+    give(store, cut_of(store, 1, 2, metrics=b"b"))
+    give(store, cut_of(store, 1, 2, metrics=b"c"))  # again, too late
+    assert (0, 2, {0: b"a", 1: b"b"}) == (store.cut.epoch, store.cut.place, store.cut.metrics)
+
+    progress = store.progress
+    (last, *_) = round_of(store, 2)  # of this epoch, whose end is a cut in any case
+    assert not last.flags & Flag.CUT
+    store.restart()
+    assert ([2.0], 2, [1.0, 1.0], progress) == (
+        store.merging.parameters.tolist(), store.merging.round, store.merging.losses, store.progress
+    )  # fmt: skip
+    begun(store, attempt=2)
+    restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
+    assert (b"b", 2) == (restored.metrics, store.merging.next_sequence(1))
+
+
+def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
+    """The round before it, and the one after it until it is made, take in all of them."""
+    store = begun(store_of(joint=False, workers=2, size=1, recovery=2, hybrid=Hybrid(1)))
+    merging = store.merging
+    with impatient():
+        push(store, 0, [1.0])
+        assert 1 == merging.round
+        assert Flag.AGAIN == push(store, 0, [1.0], sequence=1).flags
+        push(store, 1, [1.0], sequence=0)  # late
+        assert Flag.CUT & push(store, 1, [1.0], sequence=1).flags
+        give(store, cut_of(store, 0, 2))
+        assert Flag.AGAIN == push(store, 0, [1.0], sequence=2).flags
+        give(store, cut_of(store, 1, 2))
+        assert not push(store, 0, [1.0], sequence=2).flags & Flag.AGAIN
+
+    assert (0, 2) == (store.cut.epoch, store.cut.place)
+
+
+def test_a_run_that_was_taken_up_wants_the_same_rows():
+    """Who brings others is told what there were."""
+    store = store_of(workers=2)
+    store.take_up(store.cut, (10, 11))
+
+    with impatient():
+        _, refused = outcomes_of(store)
+
+    assert refused.status == 422
+    assert isinstance(store.failure, DataError)
+    for rows in ("(10, 10)", "(10, 11)"):
+        assert rows in str(store.failure)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
+    """Center, ledger, what workers have reported and their newest states are those of the cut."""
+    first = begun(store_of(mode, workers=2, size=1, generators=1))
+    push(first, 0, [2.0])
+    with impatient():
+        give(first, report_of(first, 0, state=b"n"))
+    cut = replace(first.cut, states={0: b"o", 1: b"p"}, books=first.books, ledger=first.merging.last)
+    store = store_of(mode, workers=2, size=1, generators=1)
+    cut = replace(cut, parameters=vector(2.0), version=1)
+    store.take_up(cut, (10, 10))
+    begun(store)
+
+    assert ([2.0], 1, 1, 0) == (
+        store.merging.parameters.tolist(), store.merging.version, store.merging.next_sequence(0),
+        store.merging.next_sequence(1),
+    )  # fmt: skip
+    assert [b"n", b"p"] == [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
+    push(store, 1, [3.0])
+    assert [2.0] == cut.parameters.tolist()
+    assert 2.0 < store.merging.parameters[0]
 
 
 @pytest.mark.parametrize("generators", [0, 1])
