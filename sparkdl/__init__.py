@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CheckpointConfig": "sparkdl.config",
     "SparkModel": "sparkdl.spark_model",
     "load_spark_model": "sparkdl.spark_model",
     "predict_udf": "sparkdl.prediction",
@@ -21,6 +22,7 @@ _HOMES = {
 }
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = [
+    "CheckpointConfig",
     "SparkDLError",
     "SparkModel",
     "__version__",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sparkdl.config import CheckpointConfig
     from sparkdl.errors import SparkDLError
     from sparkdl.prediction import predict_udf
     from sparkdl.running import run

@@ -46,7 +46,8 @@ class RunShape:
         factor: by what the learning rate is multiplied when so many epochs are done; None: never.
         silence: seconds without a word after which an attempt gives way to a newer one.
         stall: seconds without a word after which a worker is lost.
-        recovery: after so many rounds of an epoch there is a cut, and so on; None: at its end only.
+        cuts: there is a cut after so many rounds of an epoch, or updates where there are no rounds, and
+            again after as many; none of these: at its end only.
     """
 
     run: bytes
@@ -64,7 +65,7 @@ class RunShape:
     factor: Callable[[float], float] | None = None
     silence: float = 0.0
     stall: float = inf
-    recovery: int | None = None
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass
@@ -123,6 +124,18 @@ class Cut:
             else f"the end of epoch {self.epoch}"
         )
 
+    def values(self) -> dict[str, Any]:
+        """Return its fields as ``packing`` takes them, dicts by worker as pairs, without the rule's state."""
+        pairs = {name: list(getattr(self, name).items()) for name in ("states", "metrics", "ledger")}
+        books = [(epoch, book.values()) for epoch, book in self.books.items()]
+        return vars(self) | pairs | {"books": books, "rule": None}
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Cut:
+        """Return the cut of which these are the values."""
+        pairs = {name: dict(values[name]) for name in ("states", "metrics", "ledger")}
+        return cls(**values | pairs | {"books": {epoch: Book.of(each) for epoch, each in values["books"]}})
+
     def state(self, worker: int) -> bytes:
         """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
         return bytes(self.states.get(worker, b""))
@@ -159,6 +172,17 @@ class Book:
     rows: int = 0
     first_losses: dict[int, float] = field(default_factory=dict)
     cut: Cut | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Return what workers reported as ``packing`` takes it."""
+        names = "metrics", "states", "first_losses"
+        return {name: list(getattr(self, name).items()) for name in names} | {"rows": self.rows}
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Book:
+        """Return the book of which these are the values."""
+        fields = {name: value if name == "rows" else dict(value) for name, value in values.items()}
+        return cls(**fields)  # type: ignore[arg-type]
 
     def take(self, update: Update) -> None:
         """Take in what a worker said; it may say it again."""

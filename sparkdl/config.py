@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any
@@ -282,6 +283,56 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """Where checkpoints go, when they are made, and which are kept.
+
+    Attributes:
+        uri: a folder of their own: a local path, or a URI of any file system that Spark can reach.
+        every: "epoch", at the end of each; a number of updates (rounds, in synchronous modes), or a
+            datetime.timedelta, in the middle of epochs too.
+        keep: how many of the newest are kept.
+        keep_best: how many more are kept, those of the epochs whose ``monitor`` was best.
+        monitor: the name of a result in ``History``.
+        best: "min" or "max", which value of it is best.
+
+    Raises:
+        ConfigError: a setting that cannot be honoured.
+    """
+
+    uri: str
+    every: str | int | timedelta = "epoch"
+    keep: int = 2
+    keep_best: int = 0
+    monitor: str = "val_loss"
+    best: str = "min"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.uri, str) or not self.uri:
+            raise ConfigError(f"uri should be a path or a URI; got {self.uri!r}.")
+        timed = isinstance(self.every, timedelta) and self.every > timedelta(0)
+        counted = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
+        if self.every != "epoch" and not timed and not counted:
+            raise ConfigError(
+                'every should be "epoch", a number of updates of at least 1, or a datetime.timedelta above '
+                f"0; got {self.every!r}."
+            )
+        whole_number("keep", self.keep)
+        whole_number("keep_best", self.keep_best, least=0)
+        if self.best not in ("min", "max"):
+            raise ConfigError(f'best should be "min" or "max"; got {self.best!r}.')
+
+    @property
+    def seconds(self) -> float | None:
+        """The time between checkpoints, where it is a time."""
+        return self.every.total_seconds() if isinstance(self.every, timedelta) else None
+
+    @property
+    def updates(self) -> int | None:
+        """The updates between checkpoints, where they are counted."""
+        return self.every if isinstance(self.every, int) else None
+
+
+@dataclass(frozen=True)
 class FitConfig:
     """The settings of one ``fit``.
 
@@ -298,6 +349,8 @@ class FitConfig:
         validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
         validation_freq: evaluate after every so many epochs, or after these epochs, of which 1 is the first.
         preserve_partitions: whether each worker gets whole partitions of the data.
+        checkpoint: where checkpoints go, and when; None: there are none.
+        resume: whether to go on from the newest one.
     """
 
     batch_size: int = 32
@@ -312,6 +365,8 @@ class FitConfig:
     validation_batch_size: int | None = None
     validation_freq: int | Collection[int] = 1
     preserve_partitions: bool = False
+    checkpoint: CheckpointConfig | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
@@ -331,6 +386,7 @@ class FitConfig:
             raise ConfigError(f'verbose should be "auto", 0, 1 or 2; got {self.verbose!r}.')
         require_flag("shuffle", self.shuffle)
         require_flag("preserve_partitions", self.preserve_partitions)
+        self._check_checkpoint()
         if self.seed is not None:
             whole_number("seed", self.seed, least=0)
         split = self.validation_split
@@ -338,6 +394,16 @@ class FitConfig:
             raise ConfigError(f"validation_split should be from 0 up to below 1; got {split!r}.")
         if self.class_weight is not None:
             _check_class_weight(self.class_weight)
+
+    def _check_checkpoint(self) -> None:
+        require_flag("resume", self.resume)
+        given: object = self.checkpoint
+        if isinstance(given, str):
+            object.__setattr__(self, "checkpoint", CheckpointConfig(given))
+        elif given is not None and not isinstance(given, CheckpointConfig):
+            raise ConfigError(f"checkpoint should be a folder or a CheckpointConfig; got {given!r}.")
+        if self.resume and self.checkpoint is None:
+            raise ConfigError("resume=True goes on from a checkpoint; say with checkpoint= where they are.")
 
     @property
     def evaluated(self) -> frozenset[int]:

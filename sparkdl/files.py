@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,39 @@ def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
     return bool(system.exists(path))
 
 
+def names(folder: str, *, context: Any) -> list[str]:
+    """Return the names of what is in a folder at a path or URI; none if there is no such folder."""
+    if not is_uri(folder):
+        return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    system, path = _hadoop(folder, context)
+    return sorted(each.getPath().getName() for each in system.listStatus(path)) if system.exists(path) else []
+
+
+def publish(local: Path, target: str, *, context: Any) -> None:
+    """Move a local file to a path or URI at which there is none: it is there whole, or not at all.
+
+    Args:
+        local: the file; where ``target`` is a path it is better in the same folder.
+        target: where it goes.
+        context: the SparkContext, which URIs need.
+    """
+    if not is_uri(target):
+        with local.open("rb") as file:
+            os.fsync(file.fileno())
+        local.replace(target)
+        folder = os.open(Path(target).parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or the new name could be lost with the machine's power
+        finally:
+            os.close(folder)
+        return
+    system, path = _hadoop(target, context)
+    begun = _path(f"{target}.begun", context)
+    system.copyFromLocalFile(True, True, _local(local, context), begun)
+    if not system.rename(begun, path):
+        raise OSError(f"{target} cannot be written.")
+
+
 def qualified(path: str, *, context: Any) -> str:
     """Return the URI of a path of Spark's default file system, or of a URI, with its file system in it."""
     system, found = _hadoop(path, context)
@@ -84,6 +118,14 @@ def move(source: str, target: str, *, context: Any) -> None:
     system.mkdirs(_path(target, context).getParent())
     if not system.rename(path, _path(target, context)):
         raise OSError(f"{source} cannot be moved to {target}.")
+
+
+def discard(target: str, *, context: Any) -> None:
+    """Remove a file at a path or URI, if it is there."""
+    if not is_uri(target):
+        Path(target).unlink(missing_ok=True)
+        return
+    remove(target, context=context)
 
 
 def remove(path: str, *, context: Any) -> None:

@@ -5,7 +5,7 @@ Spark's barrier once. The client has a ``HostedStore`` in its place. Where no sl
 comes with the job's result. Else it asks the endpoint by small jobs of one task; the address it has from a
 task without rows, before that of worker 0, which ends at once and leaves its slot.
 
-What there is to know travels as one record, see ``pack``; nothing is unpickled.
+What there is to know travels as one record (``packing``); nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from sparkdl.batches import Plan
 from sparkdl.books import Cut, EpochResult, Member, RunShape
 from sparkdl.errors import SparkDLError
 from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
+from sparkdl.packing import unpack
 from sparkdl.rules import Rule
 from sparkdl.store import ParameterStore
 from sparkdl.weights import Vector
@@ -122,9 +121,9 @@ class HostedStore:
                 plan = replace(self.shape.plan, rows=tuple(known["rows"]))
                 self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             for epoch, fields in known["results"]:
-                self._results[epoch] = EpochResult(**fields | {"cut": _cut_received(fields["cut"])})
+                self._results[epoch] = EpochResult(**fields | {"cut": Cut.of(fields["cut"])})
             if known["stopped"] is not None:
-                self._stopped = _cut_received(known["stopped"])
+                self._stopped = Cut.of(known["stopped"])
             self._changed.notify_all()
 
     def _drive(self, epoch: int) -> None:
@@ -195,46 +194,3 @@ def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:
     """Return the endpoint of a run whose address is JSON."""
     host, port = json.loads(address)
     return Endpoint(host, port, hosted.token, hosted.shape.run)
-
-
-def cut_sent(cut: Cut) -> dict[str, Any]:
-    """Return a cut as it is packed."""
-    return vars(cut) | {"states": list(cut.states.items()), "rule": None}
-
-
-def _cut_received(fields: dict[str, Any]) -> Cut:
-    return Cut(**fields | {"states": dict(fields["states"])})
-
-
-def pack(value: Any) -> bytes:
-    """Return a value as bytes: eight of the length of a JSON text, the text, and what it has no words for.
-
-    An array or bytes are {"kind": of numpy, or "bytes", "size": of bytes, "at": place behind the text} in the
-    text, and lie there once, however often they are in the value.
-    """
-    parts: dict[int, tuple[Any, bytes, int]] = {}  # the first keeps what an id is of
-
-    def aside(part: Any) -> Any:
-        if id(part) not in parts:
-            data = part.tobytes() if isinstance(part, np.ndarray) else bytes(part)
-            parts[id(part)] = part, data, sum(len(each) for _, each, _ in parts.values())
-        _, data, place = parts[id(part)]
-        kind = part.dtype.name if isinstance(part, np.ndarray) else "bytes"
-        return {"kind": kind, "size": len(data), "at": place}
-
-    text = json.dumps(value, default=aside).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, data, _ in parts.values())])
-
-
-def unpack(data: bytes) -> Any:
-    """Return the value that ``pack`` made bytes of; a tuple is a list."""
-    end = 8 + int.from_bytes(data[:8], "little")
-
-    def whole(fields: dict[str, Any]) -> Any:
-        if fields.keys() != {"kind", "size", "at"}:
-            return fields
-        start = end + fields["at"]
-        part = data[start : start + fields["size"]]
-        return part if fields["kind"] == "bytes" else np.frombuffer(part, fields["kind"]).copy()
-
-    return json.loads(data[8:end], object_hook=whole)

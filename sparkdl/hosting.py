@@ -17,8 +17,9 @@ from sparkdl.books import EpochResult
 from sparkdl.client import Connection
 from sparkdl.errors import RefusedError
 from sparkdl.feed import Block
-from sparkdl.hosted import HostedRun, cut_sent, endpoint_at, pack
+from sparkdl.hosted import HostedRun, endpoint_at
 from sparkdl.member import Task
+from sparkdl.packing import pack
 from sparkdl.rules import Rule
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.store import ParameterStore
@@ -119,10 +120,10 @@ class Steward:
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
                 "summary": store.summary(),
                 "results": [
-                    (epoch, vars(result) | {"cut": cut_sent(result.cut)})
+                    (epoch, vars(result) | {"cut": result.cut.values()})
                     for epoch, result in self.results.items()
                 ],
-                "stopped": cut_sent(store.stopped_cut()) if stopped else None,
+                "stopped": store.stopped_cut().values() if stopped else None,
             }
         known["summary"] |= {"bytes_received": self.traffic.received, "bytes_sent": self.traffic.sent}
         return pack(known)

@@ -17,7 +17,7 @@ from sparkdl import files, launch, losses, models, optimizers
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
-from sparkdl.config import FitConfig, TrainConfig, refuse_unsupported
+from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig, refuse_unsupported
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.inference import features_of
@@ -186,6 +186,8 @@ class SparkModel:
         seed: int | None = None,
         preserve_partitions: bool = False,
         decode: dict[str, Callable[[Any], Any]] | None = None,
+        checkpoint: CheckpointConfig | str | None = None,
+        resume: bool = False,
     ) -> Any:
         """Train the model in place on the cluster.
 
@@ -225,6 +227,10 @@ class SparkModel:
                 rows every epoch, as ever.
             decode: functions by the names of a DataFrame's columns, each of which makes an array of a value,
                 such as the bytes of an image; executors call them, and the driver for the first row.
+            checkpoint: a folder where checkpoints are kept, or a ``sparkdl.CheckpointConfig`` that also says
+                when they are made and how many stay.
+            resume: whether to go on from the newest checkpoint there, in the middle of an epoch too, where
+                there is one; data and settings have to be as they were.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
@@ -242,7 +248,8 @@ class SparkModel:
             shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
             initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
             validation_batch_size=validation_batch_size, validation_freq=validation_freq,
-            preserve_partitions=preserve_partitions,
+            preserve_partitions=preserve_partitions, checkpoint=checkpoint,  # type: ignore[arg-type]
+            resume=resume,
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col

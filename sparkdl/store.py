@@ -63,6 +63,7 @@ class ParameterStore:
         self.closed = False
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.standing: Book | None = None  # what is known of a cut that is being made
+        self.wanted = False  # whether there is to be one as soon as rounds allow
         self.expected: tuple[int, ...] = ()  # the rows of each worker, where they are known before
         self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
@@ -75,6 +76,7 @@ class ParameterStore:
         merging.state = rule
         parameters, statistics, version = merging.snapshot()
         self.cut = Cut(first, kept(parameters), statistics, version, shape.first_step, states, rule)
+        self.noted = self.cut  # the newest one, which may not have been committed
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # replicas have their own
 
@@ -86,7 +88,7 @@ class ParameterStore:
             rows: the training rows of each worker of that run.
         """
         with self.changed:
-            self.expected, self.cut = rows, cut
+            self.expected, self.cut, self.noted = rows, cut, cut
             self._go_on(cut)
             if isinstance(self.merging, Locked):
                 self.merging.last = dict(cut.ledger)
@@ -343,6 +345,8 @@ class ParameterStore:
             elif counts:
                 self.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
+                if any(not self.merging.version % every for every in self.shape.cuts):
+                    self.note()
             return self._control()
 
     def _round_progress(self, update: Update) -> float:
@@ -354,14 +358,15 @@ class ParameterStore:
     def _end_round(self, merging: Rounds) -> Flag:
         """Return whether the workers are to stand after the round that closes, for a cut."""
         due = self._is_due(merging.round)
+        self.wanted = self.wanted and not due
         self._expect(merging, Book() if due else None, merging.round + 1)
         return Flag.CUT if due else Flag.NONE
 
     def _is_due(self, sequence: int) -> bool:
         """Return whether there is a cut after a round; at an epoch's end there is one in any case."""
-        every, windows = self.shape.recovery, self.plans[0].windows
+        windows = self.plans[0].windows
         place = sequence % windows + 1
-        return every is not None and not place % every and place < windows
+        return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
 
     def _expect(self, merging: Rounds, standing: Book | None, sequence: int | None = None) -> None:
         """Begin or end a cut; the round before one, and the one after it meanwhile, wait for all workers."""
@@ -442,7 +447,7 @@ class ParameterStore:
                 return self._control()  # it comes again, and the cut is made
             standing.take(update)
             if len(standing.metrics) == self.shape.num_workers:
-                self.cut = replace(
+                self.cut = self.noted = replace(
                     self._cut_of(standing, update.epoch), place=merging.round % self.plans[0].windows,
                     metrics=standing.metrics, losses=list(merging.losses),
                 )  # fmt: skip
@@ -592,7 +597,8 @@ class ParameterStore:
     def commit(self, cut: Cut) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
-            self.cut = cut
+            self.cut = self.noted = cut
+            self.wanted = False
             if isinstance(self.merging, GradientRounds):
                 self.merging.parameters = cut.parameters  # which the replicas have reached
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
@@ -605,6 +611,23 @@ class ParameterStore:
             self.cut = replace(
                 self.cut, parameters=parameters, statistics=statistics, version=self.merging.version
             )
+            self.noted = self.cut
+
+    def note(self) -> None:
+        """Let ``noted`` be what there is at this moment, or as soon as rounds allow."""
+        with self.changed:
+            merging = self.merging
+            if isinstance(merging, Rounds):
+                self.wanted = merging.whole = bool(self.plans)
+                return
+            assert isinstance(merging, Locked)  # noqa: S101 - the other kind
+            parameters, statistics, version = merging.snapshot()
+            self.noted = replace(
+                self.cut, parameters=kept(parameters), statistics=statistics, version=version,
+                progress=self.progress, rule=merging.state, losses=list(merging.losses),
+                ledger=dict(merging.last),
+                books={epoch: replace(book, cut=None) for epoch, book in self.books.items()},
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Tell every worker, with its next reply, that training ends."""

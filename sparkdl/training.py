@@ -17,10 +17,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl import launch, models, optimizers, preflight
+from sparkdl import launch, models, optimizers, packing, preflight
 from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
+from sparkdl.checkpoint import Checkpoints
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
@@ -102,12 +103,26 @@ class Run:
             choice = choice._replace(power=0.0)
         self.choice, self.rule = choice, choice.rule
         self.hybrid = hybrid_of(config, num_workers)
-        self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
         batch_size = fit.batch_size
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
+        self.driver = DriverModel(request.model, joint=self.joint)
+        self.settings = {
+            "variables": self.driver.layouts.trainable.digest.hex(),
+            "optimizer": self.driver.layouts.optimizer.digest.hex(), "mode": config.mode.value,
+            "frequency": config.frequency, "merge": None if self.joint else self.rule.name,
+            "num_workers": num_workers, "batch_size": batch_size, "shuffle": fit.shuffle,
+            "steps_per_epoch": fit.steps_per_epoch, "seed": fit.seed,
+        }  # fmt: skip
+        self.checkpoints, self.resumed = self._look_for_checkpoints()
+        seed = secrets.randbits(31) if fit.seed is None else fit.seed
+        self.seed = self.settings["seed"] = self.resumed["settings"]["seed"] if self.resumed else seed
+        self.first_epoch, self.first_step = fit.initial_epoch, optimizers.batches_seen(request.model)
+        if self.resumed:
+            self.first_epoch, self.first_step = self.resumed["first"]
+            self.resumed["cut"] = Cut.of(self.resumed["cut"])
         self.plan = Plan(
-            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, fit.initial_epoch,
+            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, self.first_epoch,
             fit.steps_per_epoch,
         )  # fmt: skip
         self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
@@ -117,7 +132,6 @@ class Run:
                 'With frequency="epoch" workers learn a new learning rate once an epoch, so that '
                 "a warm-up has one rate in each. A number of batches makes it finer."
             )
-        self.driver = DriverModel(request.model, joint=self.joint)
         self.metrics = request.metrics
         self.traffic = Traffic()
         self.carried: Carried | None = None
@@ -132,19 +146,19 @@ class Run:
     def execute(self) -> None:
         """Train, and leave the model with what was merged last, whatever happens."""
         request = self.request
-        restored = self.callbacks.begin()
-        if restored and restored >= request.fit.epochs:
+        if self._begin() >= request.fit.epochs:
             request.history.training = self.training
             self.callbacks.end({})
             return
-        if restored:
-            request.fit = replace(request.fit, initial_epoch=restored)
-            self.plan = replace(self.plan, first_epoch=restored)
-        self.callbacks.begin_epoch(request.fit.initial_epoch)
+        changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
         with ExitStack() as stack:
+            if self.checkpoints is not None:
+                stack.callback(self.checkpoints.close)
             self.interrupts = stack.enter_context(noted_interrupts())
             stack.enter_context(launch.claim(self.cluster, self.num_workers + request.asks))
             store, gang, display = self._start(stack)
+            if self.resumed and changed and not store.cut.place:
+                store.replace(self.driver.parameters(), self.driver.statistics())
             logs: dict[str, Any] = {}
             try:
                 gang.start()
@@ -166,7 +180,31 @@ class Run:
         if isinstance(store, ParameterStore):
             self.carried = Carried(store.cut.states, store.cut.rule)
         self._record(store, gang)
+        self._end(store, logs)
+
+    def _begin(self) -> int:
+        """Let callbacks begin; return the first epoch, which a checkpoint or a callback may have restored."""
+        restored = self.callbacks.begin()
+        if self.resumed:
+            restored = self._resume(self.resumed)
+        elif restored:
+            self.plan = replace(self.plan, first_epoch=restored)
+        fit = self.request.fit
+        if restored is not None and restored < fit.epochs:
+            self.request.fit = replace(fit, initial_epoch=restored)
+        return fit.initial_epoch if restored is None else restored
+
+    def _end(self, store: Store, logs: dict[str, Any]) -> None:
+        """Let callbacks end, and keep what they made of the model, or that training was stopped."""
+        model = self.request.model
+        before = models.digests(model.weights) if self.checkpoints else []
         self.callbacks.end(logs)
+        if self.checkpoints is None:
+            return
+        if model.stop_training or before != models.digests(model.weights):
+            cut = replace(store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics())
+            self._save(cut, store, logs)
+        self.checkpoints.close()
 
     def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
@@ -220,9 +258,12 @@ class Run:
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
-            first_step=float(optimizers.batches_seen(self.request.model)),
+            first_step=float(self.first_step),
             scaled=self.joint and optimizers.scales_loss(self.request.model),
-            factor=self.factor, silence=SILENCE, stall=config.stall_timeout, recovery=config.recovery_every,
+            factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
+            cuts=tuple(
+                every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
+            ),
         )  # fmt: skip
         terms = Terms(
             config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid
@@ -230,7 +271,16 @@ class Run:
         start = self.driver.parameters(), self.driver.statistics()
         decays = models.decays(self.request.model)
         if config.placement is Placement.DRIVER:
-            return ParameterStore(shape, make_merging(terms, *start, decays), self.request.carried)
+            store = ParameterStore(
+                shape, make_merging(terms, *start, decays), None if self.resumed else self.request.carried
+            )
+            if self.resumed:
+                rule = packing.like(store.merging.state, self.resumed["rule"])
+                store.counters.update(self.resumed["counters"])
+                store.take_up(replace(self.resumed["cut"], rule=rule), tuple(self.resumed["rows"]))
+            if self.checkpoints is not None:
+                self.checkpoints.start_from(store.cut)
+            return store
         rate = None if self.request.asks else optimizers.learning_rate(self.request.model)
         terms = replace(terms, rule=Average())  # the rule travels with what is code
         hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), rate)
@@ -254,6 +304,7 @@ class Run:
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
             gang.check()
+            self._keep(store)
             if not self.said and store.plans:
                 self._say_workers(store)
                 store.release(epoch, optimizers.learning_rate(self.request.model))
@@ -339,7 +390,65 @@ class Run:
         display.end(epoch, result.rows, logs)
         if self.callbacks.end_epoch(epoch, logs, result.losses):
             store.replace(self.driver.parameters(), self.driver.statistics())
+        self._keep(store, logs)
         return logs
+
+    def _look_for_checkpoints(self) -> tuple[Checkpoints | None, Any]:
+        """Return where checkpoints are kept, and the one to go on from, if there are."""
+        fit = self.request.fit
+        if fit.checkpoint is None:
+            return None, None
+        if self.request.config.placement is Placement.WORKER:
+            raise ConfigError(
+                'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
+            )
+        checkpoints = Checkpoints(fit.checkpoint, launch.active_context(), fresh=not fit.resume)
+        return checkpoints, checkpoints.newest(self._why_not)
+
+    def _why_not(self, record: Any) -> str | None:
+        """Say why this run cannot go on from a checkpoint, nothing if it can."""
+        for name, mine in self.settings.items():
+            theirs = record["settings"][name]
+            if theirs != mine and not (name == "seed" and mine is None):
+                return f"it is of a run with {name}={theirs!r} instead of {mine!r}"
+        return None
+
+    def _resume(self, record: Any) -> int:
+        """Bring model and history to where a checkpoint has them; return the epoch that is to come."""
+        request = self.request
+        self.driver.load(record["cut"], record["rows"])
+        optimizers.set_learning_rate(request.model, record["learning_rate"])
+        request.history.history, request.history.epoch = record["history"], record["epochs"]
+        self.training.update(record["training"], resumed=record["training"].get("resumed", 0) + 1)
+        epoch: int = record["cut"].epoch
+        return request.fit.epochs if record["stopped"] else epoch
+
+    def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
+        """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or not isinstance(store, ParameterStore):
+            return
+        if checkpoints.asks() or logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
+            store.note()
+        cut = store.noted
+        if checkpoints.is_due(cut, ends=logs is not None):
+            self._save(cut, store, logs)
+
+    def _save(self, cut: Cut, store: Store, logs: dict[str, Any] | None) -> None:
+        request = self.request
+        assert self.checkpoints is not None  # noqa: S101 - who calls sees to it
+        value = None
+        if logs is not None and self.checkpoints.config.keep_best:
+            value = logs.get(self.checkpoints.config.monitor)
+        record = {
+            "settings": self.settings, "first": [self.first_epoch, float(self.first_step)],
+            "cut": cut.values(), "rule": cut.rule, "rows": self._rows(store),
+            "learning_rate": optimizers.learning_rate(request.model),
+            "history": request.history.history, "epochs": request.history.epoch, "training": self.training,
+            "counters": store.counters if isinstance(store, ParameterStore) else {},
+            "stopped": request.model.stop_training,
+        }  # fmt: skip
+        self.checkpoints.save(cut, record, value, wait=logs is not None)
 
     def _load(self, cut: Cut, store: Store) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""

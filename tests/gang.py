@@ -52,7 +52,7 @@ def train(
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
         first_step=float(optimizers.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
-        factor=factor, scaled=joint and optimizers.scales_loss(model), recovery=recovery,
+        factor=factor, scaled=joint and optimizers.scales_loss(model), cuts=(recovery,) if recovery else (),
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))

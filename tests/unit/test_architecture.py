@@ -12,14 +12,14 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
-    "books", "store", "sums", "exchange", "hosted",
+    "packing", "books", "store", "sums", "exchange", "hosted",
     "heads", "backends.base", "sparse", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
     "tasks", "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
-    "prediction", "progress", "callbacks", "epochs", "training", "spark_model",
+    "prediction", "progress", "callbacks", "epochs", "checkpoint", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -148,6 +148,7 @@ def test_a_worker_imports_keras_without_what_it_does_not_use(tmp_path):
 def test_the_public_names_are_these():
     """A public name is added or taken away on purpose."""
     expected = [
+        "CheckpointConfig",
         "SparkDLError",
         "SparkModel",
         "__version__",

@@ -582,7 +582,7 @@ def cut_of(store, worker, sequence, **fields):
 
 def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     """A reply asks for it; once all have answered, that is where the run is taken up."""
-    store = begun(store_of(joint=False, merge="average", workers=2, size=1, metrics=1, recovery=2))
+    store = begun(store_of(joint=False, merge="average", workers=2, size=1, metrics=1, cuts=(2,)))
     replies = [round_of(store, sequence) for sequence in range(2)]
     assert [[False, False], [True, True]] == [[bool(r.flags & Flag.CUT) for r in each] for each in replies]
     give(store, cut_of(store, 0, 2, metrics=b"a"))
@@ -606,7 +606,7 @@ def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
 
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     """The round before it, and the one after it until it is made, take in all of them."""
-    store = begun(store_of(joint=False, workers=2, size=1, recovery=2, hybrid=Hybrid(1)))
+    store = begun(store_of(joint=False, workers=2, size=1, cuts=(2,), hybrid=Hybrid(1)))
     merging = store.merging
     with impatient():
         push(store, 0, [1.0])

@@ -1,0 +1,227 @@
+"""Checkpoints: what of a run is kept on disk, when, and how a run is taken up from there.
+
+A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
+and a record (``packing``). A thread writes it beside training, under another name, and gives it its own when
+it is whole. What is torn, or of another run, is named and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from math import isfinite
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+from sparkdl import files, packing
+from sparkdl.books import Cut
+from sparkdl.config import CheckpointConfig
+from sparkdl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+MAGIC = b"SDLCKPT1"
+DIGEST_BYTES = 32
+NAME = re.compile(r"checkpoint-(\d{8})(?:_(.+))?\.sparkdl")
+UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a folder of their own.
+
+    Args:
+        config: where they go, when they are made, and which are kept.
+        context: the SparkContext, which URIs need.
+        fresh: whether the run begins anew, for which there may be none.
+
+    Raises:
+        ConfigError: the folder cannot be used, or has checkpoints of an earlier run.
+    """
+
+    def __init__(self, config: CheckpointConfig, context: Any, *, fresh: bool) -> None:
+        self.config, self.context = config, context
+        self.failed = 0
+        self.saved: Cut | None = None  # the newest cut that was handed over
+        self._version, self._time = 0, time.monotonic()  # those of the last one
+        self._noted = False
+        self._names: dict[int, str] = {}
+        self._values: dict[int, float] = {}
+        self._queue: queue.Queue[tuple[list[Any], float | None] | None] = queue.Queue(1)
+        self._thread: threading.Thread | None = None
+        try:
+            self._look()
+        except OSError as error:
+            raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
+        if fresh and self._names:
+            raise ConfigError(
+                f"{config.uri} has checkpoints of an earlier run. Go on with it by resume=True, or name "
+                "another folder."
+            )
+
+    def _look(self) -> None:
+        if files.is_uri(self.config.uri):
+            files.make_folder(self.config.uri, context=self.context)
+        else:
+            Path(self.config.uri).mkdir(parents=True, exist_ok=True)
+        for name in files.names(self.config.uri, context=self.context):
+            if found := NAME.fullmatch(name):
+                self._names[int(found[1])] = name
+                if found[2]:
+                    self._values[int(found[1])] = float(found[2])
+            elif UNFINISHED.fullmatch(name):  # of a driver that died
+                files.discard(self._path(name), context=self.context)
+
+    def _path(self, name: str) -> str:
+        return f"{self.config.uri.rstrip('/')}/{name}"
+
+    # Going on.
+
+    def newest(self, why_not: Callable[[Any], str | None]) -> Any:
+        """Return the newest record that can be used, None where there are no checkpoints.
+
+        Args:
+            why_not: says of a record why this run cannot go on from it, nothing if it can.
+
+        Raises:
+            ConfigError: there are checkpoints, and none can be used.
+        """
+        reasons = []
+        for number in sorted(self._names, reverse=True):
+            name = self._names[number]
+            try:
+                record = _read(self._path(name), self.context)
+                problem = why_not(record)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problem = f"it is torn, or no checkpoint ({error})"
+            if problem is None:
+                logger.info("The run goes on from %s.", self._path(name))
+                return record
+            reasons.append(f"{name}: {problem}")
+            logger.warning("%s is not used: %s.", self._path(name), problem)
+        if reasons:
+            raise ConfigError(
+                f"None of the checkpoints in {self.config.uri} can be used. {'; '.join(reasons)}. Set what "
+                "this run has otherwise as it was, or leave resume out and name another folder."
+            )
+        return None
+
+    # Keeping.
+
+    def asks(self) -> bool:
+        """Return whether it is time to ask for a cut, which is said once."""
+        seconds = self.config.seconds
+        if seconds is None or self._noted or time.monotonic() < self._time + seconds:
+            return False
+        self._noted = True
+        return True
+
+    def is_due(self, cut: Cut, *, ends: bool) -> bool:
+        """Return whether a cut is to be kept; ``ends``: an epoch does, with what callbacks made of it."""
+        if cut is self.saved:
+            return False
+        if self.config.updates is not None:
+            return cut.version >= self._version + self.config.updates
+        if self.config.seconds is not None:
+            return self._noted or time.monotonic() >= self._time + self.config.seconds
+        return ends
+
+    def save(self, cut: Cut, record: dict[str, Any], value: Any = None, *, wait: bool) -> None:
+        """Hand a checkpoint over to the thread that writes it.
+
+        Args:
+            cut: the cut, which is in the record.
+            record: what is to be written.
+            value: what the best ones are chosen by.
+            wait: whether to wait while the one before is being written; else this one is left out then.
+        """
+        if self._queue.full() and not wait:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
+            self._thread.start()
+        ranked = isinstance(value, int | float) and isfinite(value)
+        self._queue.put((packing.parts(record), float(value) if ranked else None))
+        self.start_from(cut)
+
+    def start_from(self, cut: Cut) -> None:
+        """Count from a cut: one that is kept, or where the run begins."""
+        self.saved, self._version, self._time, self._noted = cut, cut.version, time.monotonic(), False
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _write_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._write(*item)
+            except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+                self.failed += 1
+                logger.warning(
+                    "A checkpoint could not be written to %s; training goes on: %s", self.config.uri, error
+                )
+
+    def _write(self, parts: list[Any], value: float | None) -> None:
+        number = max(self._names, default=0) + 1
+        ranked = f"_{value!r}" if value is not None and self.config.keep_best else ""
+        name = f"checkpoint-{number:08d}{ranked}.sparkdl"
+        folder = None if files.is_uri(self.config.uri) else self.config.uri
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
+            local = Path(file.name)
+            try:
+                _write_to(file, parts)
+                file.close()
+                files.publish(local, self._path(name), context=self.context)
+            finally:
+                local.unlink(missing_ok=True)
+        self._names[number] = name
+        if ranked:
+            self._values[number] = float(ranked[1:])
+        for old in self._retired():
+            files.discard(self._path(self._names.pop(old)), context=self.context)
+            self._values.pop(old, None)
+
+    def _retired(self) -> list[int]:
+        """Return the numbers of the checkpoints that are neither among the newest nor among the best."""
+        sign = -1.0 if self.config.best == "max" else 1.0
+        best = sorted(self._values, key=lambda number: (sign * self._values[number], -number))
+        kept = {*sorted(self._names)[-self.config.keep :], *best[: self.config.keep_best]}
+        return [number for number in self._names if number not in kept]
+
+
+def _write_to(file: Any, parts: list[Any]) -> None:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    file.write(MAGIC + bytes(DIGEST_BYTES))
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    file.seek(len(MAGIC))
+    file.write(digest.digest())
+
+
+def _read(path: str, context: Any) -> Any:
+    """Return a record, whose arrays are views of the file.
+
+    Raises:
+        ValueError: it is not whole, or not a checkpoint.
+    """
+    with tempfile.NamedTemporaryFile() as copy:
+        if files.is_uri(path):
+            files.get(path, Path(copy.name), context=context)
+        with open(copy.name if files.is_uri(path) else path, "rb") as file:
+            data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    begin = len(MAGIC) + DIGEST_BYTES
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        raise ValueError("it does not begin like one")
+    if hashlib.blake2b(data[begin:], digest_size=DIGEST_BYTES).digest() != data[len(MAGIC) : begin]:
+        raise ValueError("its digest is another")
+    return packing.unpack(data[begin:])

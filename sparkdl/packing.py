@@ -1,0 +1,101 @@
+"""Values as bytes, arrays and all, without pickle: what comes from an endpoint in worker 0, and checkpoints.
+
+A record is eight bytes of the length of a JSON text (little-endian), the text, and what JSON has no words
+for. An array or bytes are ``{"kind": of numpy, or "bytes", "shape": […], "at": place behind the text}`` in
+the text, and lie there once, however often they are in the value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from sparkdl.wire import as_bytes
+
+ASIDE = {"kind", "shape", "at"}
+
+
+def parts(value: Any) -> list[Any]:
+    """Return a record as buffers, which copy nothing.
+
+    Args:
+        value: of dicts by text, lists, tuples, numbers, text, None, arrays and bytes.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
+    held: dict[int, tuple[Any, int]] = {}  # the first keeps what an id is of
+    end = 0
+
+    def aside(part: Any) -> Any:
+        nonlocal end
+        if isinstance(part, np.generic):
+            return part.item()
+        array = isinstance(part, np.ndarray)
+        if (
+            not array
+            and not isinstance(part, bytes | bytearray | memoryview)
+            and not hasattr(part, "madvise")
+        ):
+            raise TypeError(f"{type(part).__name__} has no place in a record")
+        if id(part) not in held:
+            held[id(part)] = part, end
+            end += part.nbytes if array else len(part)
+        kind, shape = (part.dtype.name, part.shape) if array else ("bytes", (len(part),))
+        return {"kind": kind, "shape": shape, "at": held[id(part)][1]}
+
+    text = json.dumps(value, default=aside).encode()
+    asides = [np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p for p, _ in held.values()]
+    buffers = [as_bytes(p) for p in asides if (p.size if isinstance(p, np.ndarray) else len(p))]
+    return [len(text).to_bytes(8, "little"), text, *buffers]
+
+
+def pack(value: Any) -> bytes:
+    """Return a record as bytes; see ``parts``."""
+    return b"".join(parts(value))
+
+
+def unpack(data: Any) -> Any:
+    """Return the value of a record, in which a tuple is a list.
+
+    Args:
+        data: bytes, or a memoryview, of which arrays and bytes are then views.
+
+    Raises:
+        ValueError: it is no record.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+
+    def whole(fields: dict[str, Any]) -> Any:
+        if fields.keys() != ASIDE:
+            return fields
+        kind, shape, start = fields["kind"], fields["shape"], end + fields["at"]
+        size = prod(shape) * (1 if kind == "bytes" else np.dtype(kind).itemsize)
+        part = data[start : start + size]
+        return part if kind == "bytes" else np.frombuffer(part, kind).reshape(shape)
+
+    return json.loads(bytes(data[8:end]), object_hook=whole)
+
+
+def like(template: Any, value: Any) -> Any:
+    """Return an unpacked value with the tuples, named ones too, of what a value like it was made of.
+
+    Raises:
+        ValueError: it has another structure.
+    """
+    if isinstance(template, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != template.keys():
+            raise ValueError(f"a dict of {', '.join(map(str, template))} was expected")
+        return {name: like(template[name], part) for name, part in value.items()}
+    if isinstance(template, list | tuple):
+        if not isinstance(value, list) or len(value) != len(template):
+            raise ValueError(f"{len(template)} parts were expected")
+        made = [like(old, new) for old, new in zip(template, value, strict=True)]
+        if isinstance(template, list):
+            return made
+        return type(template)(*made) if hasattr(template, "_fields") else tuple(made)
+    return value

@@ -1,0 +1,176 @@
+"""A run that died goes on from its last checkpoint, in the middle of an epoch too."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl import CheckpointConfig, SparkModel
+from sparkdl.errors import ConfigError, DataError
+
+SCRIPT = Path(__file__).parents[1] / "cluster" / "resumed.py"
+SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
+
+
+class Die(keras.callbacks.Callback):
+    """What ends a run at the end of its third epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            raise LookupError("the driver dies")
+
+
+def drive(folder, weights, mode, frequency):
+    """Start a driver in a process of its own."""
+    paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, folder, mode, frequency, weights], env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def outcome_of(process, weights):
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, out[-5000:]
+    with np.load(weights) as found:
+        *arrays, resumed = [found[name] for name in found.files]
+    return arrays, int(resumed)
+
+
+def kill_after(process, folder, number, eventually):
+    """SIGKILL a driver, with its JVM and its workers, once its checkpoints have come to a number."""
+
+    def reached():
+        return process.poll() is not None or any(
+            int(path.name[11:19]) >= number for path in folder.glob("checkpoint-*.sparkdl")
+        )
+
+    assert eventually(reached, 120)
+    alive = process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return alive
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("frequency", "moments"), [("1", [8]), pytest.param("2", [6, 12], marks=pytest.mark.whole)]
+)
+def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
+    tmp_path, in_processes_apart, frequency, moments, eventually
+):
+    """SIGKILL at random moments; weights and losses are those of an undisturbed run, bit for bit."""
+    whole = drive(tmp_path / "whole", tmp_path / "whole.npz", "synchronous", frequency)
+    expected, resumed = outcome_of(whole, tmp_path / "whole.npz")
+    assert resumed == 0
+
+    folder, kills = tmp_path / "killed", 0
+    for most in moments:
+        process = drive(folder, tmp_path / "killed.npz", "synchronous", frequency)
+        kills += kill_after(process, folder, random.randint(most // 2, most), eventually)
+    found, resumed = outcome_of(
+        drive(folder, tmp_path / "killed.npz", "synchronous", frequency), tmp_path / "killed.npz"
+    )
+
+    assert resumed == kills >= 1
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "merge"),
+    [("synchronous", "batch", None), ("synchronous", 3, "diloco"), ("asynchronous", "batch", None)],
+)
+def test_a_run_goes_on_after_the_last_epoch(spark, problem, tmp_path, mode, frequency, merge):
+    """Its history has all epochs; with rounds its weights are those of a run that nothing happened to."""
+    options = {"mode": mode, "frequency": frequency, "merge": merge, "num_workers": 2}
+    whole, model, again = (problem.model(keras.optimizers.Adam(0.01)) for _ in range(3))
+    expected = SparkModel(whole, **options).fit(problem.x, problem.y, **SETTINGS)
+    folder = str(tmp_path / "checkpoints")
+    with pytest.raises(LookupError, match="the driver dies"):
+        SparkModel(model, **options).fit(
+            problem.x, problem.y, checkpoint=folder, callbacks=[Die()], **SETTINGS
+        )
+    model = problem.model(keras.optimizers.Adam(0.01), seed=2)
+    history = SparkModel(model, **options).fit(
+        problem.x, problem.y, checkpoint=folder, resume=True, **{**SETTINGS, "seed": None}
+    )
+
+    assert history.epoch == list(range(5))
+    assert history.training["resumed"] == 1
+    assert len(history.training["losses"]) == 5
+    if mode == "synchronous":
+        for mine, theirs in zip(model.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert history.history == expected.history
+    else:
+        assert history.history["loss"][-1] < history.history["loss"][0]
+    done = SparkModel(again, **options).fit(problem.x, problem.y, checkpoint=folder, resume=True, **SETTINGS)
+    assert done.history == history.history  # and nothing is trained
+    for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
+    """With what a callback made of its model at the end, here the best weights."""
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)
+    config = CheckpointConfig(str(tmp_path / "checkpoints"), keep=1, keep_best=1, monitor="loss")
+    model, again = problem.model(), problem.model()
+    first = SparkModel(model, num_workers=2).fit(
+        problem.x, problem.y, checkpoint=config, callbacks=[stop], **SETTINGS
+    )
+    assert len(first.history["loss"]) == 2
+
+    history = SparkModel(again, num_workers=2).fit(
+        problem.x, problem.y, checkpoint=config, resume=True, **SETTINGS
+    )
+
+    assert history.history == first.history
+    for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "words"),
+    [
+        ({"num_workers": 1}, {}, "num_workers=2 instead of 1"),
+        ({"frequency": 2}, {}, "frequency='batch' instead of 2"),
+        ({}, {"batch_size": 8}, "batch_size=16 instead of 8"),
+        ({}, {"seed": 4}, "seed=3 instead of 4"),
+        ({}, {"resume": False}, "has checkpoints of an earlier run"),
+    ],
+)
+def test_a_run_with_other_settings_is_refused(
+    spark, problem, tmp_path_factory, jobs, options, settings, words
+):
+    """Before any job starts, by name."""
+    folder = tmp_path_factory.getbasetemp() / "settings"
+    if not folder.exists():
+        SparkModel(problem.model(), num_workers=2).fit(
+            problem.x, problem.y, checkpoint=str(folder), **{**SETTINGS, "epochs": 1}
+        )
+    before = jobs()
+    with pytest.raises(ConfigError, match=words):
+        SparkModel(problem.model(), **{"num_workers": 2, **options}).fit(
+            problem.x, problem.y, checkpoint=str(folder), **{**SETTINGS, "resume": True, **settings}
+        )
+    assert before == jobs()
+
+
+def test_other_rows_are_refused(spark, problem, tmp_path):
+    """How many there were is said."""
+    options = {"checkpoint": f"file://{tmp_path}/checkpoints", **SETTINGS}  # through Hadoop
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 1})
+
+    with pytest.raises(DataError, match=r"hold \(100, 100\) training rows; those of the checkpoint"):
+        SparkModel(problem.model(), num_workers=2).fit(
+            problem.x[:200], problem.y[:200], resume=True, **options
+        )

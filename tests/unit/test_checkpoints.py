@@ -1,0 +1,184 @@
+"""Which checkpoints are kept, and which are used: without Spark or Keras."""
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkdl.books import Book, Cut
+from sparkdl.checkpoint import Checkpoints
+from sparkdl.config import CheckpointConfig, FitConfig
+from sparkdl.errors import ConfigError
+
+VECTOR = np.arange(5, dtype=np.float32)
+
+
+def cut_at(version, epoch=0):
+    return Cut(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
+
+
+def open_(folder, *, fresh=False, **settings):
+    return Checkpoints(CheckpointConfig(str(folder), **settings), None, fresh=fresh)
+
+
+def save(checkpoints, *versions, values=()):
+    for version, value in zip(versions, values or [None] * len(versions), strict=True):
+        cut = cut_at(version)
+        checkpoints.save(cut, {"cut": cut.values(), "run": "this"}, value, wait=True)
+    checkpoints.close()
+
+
+def versions_in(folder):
+    return [record_of(path)["version"] for path in sorted(folder.iterdir())]
+
+
+def record_of(path):
+    alone = path.parent.parent / f"alone-{path.name}"
+    alone.mkdir(exist_ok=True)
+    (alone / path.name).write_bytes(path.read_bytes())
+    return open_(alone).newest(lambda _: None)["cut"]
+
+
+def foreign(record):
+    return None if record["run"] == "this" else "it is of another run"
+
+
+def test_a_checkpoint_is_what_was_saved(tmp_path):
+    """The cut with states, metrics, ledger and reports by worker."""
+    books = {2: Book(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
+    cut = Cut(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, None, 3, {0: b"m"}, [0.1], {0: 4}, books)
+    checkpoints = open_(tmp_path / "new" / "folder", fresh=True)
+    checkpoints.save(cut, {"cut": cut.values()}, wait=True)
+    checkpoints.close()
+
+    found = Cut.of(open_(tmp_path / "new" / "folder").newest(lambda _: None)["cut"])
+
+    for name in ("parameters", "statistics"):
+        np.testing.assert_array_equal(getattr(cut, name), getattr(found, name), strict=True)
+    for name in ("epoch", "version", "progress", "states", "place", "metrics", "losses", "ledger", "books"):
+        assert getattr(cut, name) == getattr(found, name)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    """Also those of an earlier process, whose values are in the names."""
+    settings = {"keep": 2, "keep_best": 1, "best": "max", "monitor": "accuracy"}
+    save(open_(tmp_path / "a", **settings), 1, 2, 3, 4, values=[0.5, 0.9, 0.7, float("nan")])
+    assert [2, 3, 4] == versions_in(tmp_path / "a")
+    save(open_(tmp_path / "a", **settings), 5, 6, values=[0.8, None])
+    assert [2, 5, 6] == versions_in(tmp_path / "a")
+
+    save(open_(tmp_path / "b"), 1, 2, 3, values=[0.1, 0.2, 0.3])
+    assert [2, 3] == versions_in(tmp_path / "b")
+
+
+def spoil(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "torn":
+        data = data[: len(data) // 2]
+    elif how == "empty":
+        data = b""
+    elif how == "changed":
+        data[-1] ^= 1
+    else:
+        data = b"something else" * 9
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["torn", "empty", "changed", "other"])
+def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how):
+    """And where there is none before it, that is an error."""
+    save(open_(tmp_path), 1, 2)
+    first, second = sorted(tmp_path.iterdir())
+    spoil(second, how)
+
+    assert open_(tmp_path).newest(foreign)["cut"]["version"] == 1
+    assert any(second.name in line and "torn, or no checkpoint" in line for line in caplog.messages)
+    spoil(first, how)
+    with pytest.raises(ConfigError, match=r"None of the checkpoints in .* can be used\. checkpoint-00000002"):
+        open_(tmp_path).newest(foreign)
+
+
+def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, caplog):
+    """As what is torn."""
+    save(open_(tmp_path), 1)
+    other = open_(tmp_path)
+    other.save(cut_at(2), {"cut": cut_at(2).values(), "run": "that"}, wait=True)
+    other.close()
+
+    assert open_(tmp_path).newest(foreign)["cut"]["version"] == 1
+    assert any("it is of another run" in line for line in caplog.messages)
+
+
+def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
+    """It would mix its checkpoints with those of the other; what a driver that died left half is removed."""
+    (tmp_path / ".checkpoint-half").touch()
+    (tmp_path / "notes.txt").touch()
+    save(open_(tmp_path, fresh=True), 1)
+    assert ["checkpoint-00000001.sparkdl", "notes.txt"] == sorted(path.name for path in tmp_path.iterdir())
+
+    with pytest.raises(ConfigError, match=r"has checkpoints of an earlier run.*resume=True"):
+        open_(tmp_path, fresh=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Checkpoints cannot be kept in"):
+        open_(tmp_path / "file", fresh=True)
+    assert open_(tmp_path / "empty").newest(foreign) is None
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
+    """It is told, and nothing is left of it."""
+    checkpoints = open_(tmp_path / "folder")
+    Path(tmp_path / "folder").rmdir()
+
+    save(checkpoints, 1)
+
+    assert checkpoints.failed == 1
+    assert any("could not be written" in line for line in caplog.messages)
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_when_checkpoints_are_due(tmp_path):
+    """At epochs' ends, after so many updates, or after a time."""
+    ends, counted = open_(tmp_path), open_(tmp_path, every=10)
+    timed = open_(tmp_path, every=timedelta(microseconds=1))
+    slow = open_(tmp_path, every=timedelta(hours=1))
+    for checkpoints in (ends, counted, timed, slow):
+        checkpoints.start_from(start := cut_at(3))
+        assert not checkpoints.is_due(start, ends=True)
+
+    cut = cut_at(12)
+    assert [True, False] == [ends.is_due(cut, ends=end) for end in (True, False)]
+    assert [False, True] == [counted.is_due(each, ends=False) for each in (cut, cut_at(13))]
+    assert [True, False] == [timed.asks(), timed.asks()]
+    assert timed.is_due(cut, ends=False)
+    assert not slow.asks()
+    assert not slow.is_due(cut, ends=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"every": 0}, 'every should be "epoch", a number of updates'),
+        ({"every": True}, 'every should be "epoch", a number of updates'),
+        ({"every": timedelta(0)}, 'every should be "epoch", a number of updates'),
+        ({"every": "batch"}, 'every should be "epoch", a number of updates'),
+        ({"keep": 0}, "keep should be a whole number of at least 1"),
+        ({"keep_best": -1}, "keep_best should be a whole number of at least 0"),
+        ({"best": "least"}, 'best should be "min" or "max"'),
+        ({"uri": ""}, "uri should be a path or a URI"),
+    ],
+)
+def test_what_a_checkpoint_cannot_be_told(settings, words):
+    """Each by its name."""
+    with pytest.raises(ConfigError, match=words):
+        CheckpointConfig(**{"uri": "folder", **settings})
+
+
+def test_what_a_fit_cannot_be_told_of_checkpoints():
+    """A path is a folder; to go on there has to be one."""
+    assert FitConfig(checkpoint="folder").checkpoint == CheckpointConfig("folder")
+    with pytest.raises(ConfigError, match="resume=True goes on from a checkpoint; say with checkpoint="):
+        FitConfig(resume=True)
+    with pytest.raises(ConfigError, match="checkpoint should be a folder or a CheckpointConfig; got 7"):
+        FitConfig(checkpoint=7)
