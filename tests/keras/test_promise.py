@@ -123,10 +123,10 @@ class LastDropped(Loop):
 class Forgetful(Loop):
     """A mutant: the optimizer starts anew in every epoch."""
 
-    def _train_epoch(self, sequence):
+    def _train_epoch(self, sequence, seen_rows):
         for variable in self.replica.model.optimizer.variables[2:]:
             variable.assign(0 * variable)
-        super()._train_epoch(sequence)
+        super()._train_epoch(sequence, seen_rows)
 
 
 MUTANTS = {
