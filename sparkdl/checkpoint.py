@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import isfinite
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -30,6 +30,55 @@ MAGIC = b"SDLCKPT1"
 DIGEST_BYTES = 32
 NAME = re.compile(r"checkpoint-(\d{8})(?:_(.+))?\.sparkdl")
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
+
+
+@dataclass
+class Saved:
+    """What a checkpoint is made of.
+
+    Attributes:
+        settings: by name, what a run that goes on from it has to have as well.
+        first: the run's first epoch, and the batches that its optimizer had seen before.
+        cut: where the run is.
+        rows: the training rows of each worker.
+        learning_rate: that of the model.
+        history: the results of the epochs that are done, by name.
+        epochs: which epochs these are.
+        training: counts and timings so far.
+        counters: those of the store.
+        stopped: whether a callback has stopped training.
+    """
+
+    settings: dict[str, Any]
+    first: tuple[int, float]
+    cut: Cut
+    rows: tuple[int, ...]
+    learning_rate: float
+    history: dict[str, list[Any]]
+    epochs: list[int]
+    training: dict[str, Any]
+    counters: dict[str, int]
+    stopped: bool
+
+    def values(self) -> dict[str, Any]:
+        """Return it as ``packing`` takes it."""
+        return vars(self) | {"cut": self.cut.values(), "rule": self.cut.rule}
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Saved:
+        """Return that of which these are the values."""
+        cut = replace(Cut.of(values["cut"]), rule=values.pop("rule"))
+        return cls(**values | {"cut": cut, "rows": tuple(values["rows"])})
+
+    def why_not(self, settings: dict[str, Any]) -> str | None:
+        """Say why a run with these settings cannot go on from here, nothing if it can."""
+        for name, mine in settings.items():
+            theirs = self.settings[name]
+            if name in ("model", "optimizer") and theirs != mine:
+                return f"the variables of its {name} are others"
+            if theirs != mine and not (name == "seed" and mine is None):
+                return f"it is of a run with {name}={theirs!r} instead of {mine!r}"
+        return None
 
 
 class Checkpoints:
@@ -56,7 +105,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         try:
             self._look()
-        except OSError as error:
+        except Exception as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
         if fresh and self._names:
             raise ConfigError(
@@ -82,11 +131,11 @@ class Checkpoints:
 
     # Going on.
 
-    def newest(self, why_not: Callable[[Any], str | None]) -> Any:
-        """Return the newest record that can be used, None where there are no checkpoints.
+    def newest(self, settings: dict[str, Any]) -> Saved | None:
+        """Return the newest checkpoint that can be used, None where there are none.
 
         Args:
-            why_not: says of a record why this run cannot go on from it, nothing if it can.
+            settings: those of the run that is to go on from it.
 
         Raises:
             ConfigError: there are checkpoints, and none can be used.
@@ -95,13 +144,13 @@ class Checkpoints:
         for number in sorted(self._names, reverse=True):
             name = self._names[number]
             try:
-                record = _read(self._path(name), self.context)
-                problem = why_not(record)
+                saved = _read(self._path(name), self.context)
+                problem = saved.why_not(settings)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problem = f"it is torn, or no checkpoint ({error})"
             if problem is None:
                 logger.info("The run goes on from %s.", self._path(name))
-                return record
+                return saved
             reasons.append(f"{name}: {problem}")
             logger.warning("%s is not used: %s.", self._path(name), problem)
         if reasons:
@@ -131,12 +180,11 @@ class Checkpoints:
             return self._noted or time.monotonic() >= self._time + self.config.seconds
         return ends
 
-    def save(self, cut: Cut, record: dict[str, Any], value: Any = None, *, wait: bool) -> None:
+    def save(self, saved: Saved, value: Any = None, *, wait: bool) -> None:
         """Hand a checkpoint over to the thread that writes it.
 
         Args:
-            cut: the cut, which is in the record.
-            record: what is to be written.
+            saved: what it is made of.
             value: what the best ones are chosen by.
             wait: whether to wait while the one before is being written; else this one is left out then.
         """
@@ -146,8 +194,17 @@ class Checkpoints:
             self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
             self._thread.start()
         ranked = isinstance(value, int | float) and isfinite(value)
-        self._queue.put((packing.parts(record), float(value) if ranked else None))
-        self.start_from(cut)
+        try:
+            self._queue.put((packing.parts(saved.values()), float(value) if ranked else None))
+        except TypeError as error:  # what a callback put into the results
+            self._fail(error)
+        self.start_from(saved.cut)
+
+    def _fail(self, error: Exception) -> None:
+        self.failed += 1
+        logger.warning(
+            "A checkpoint could not be written to %s; training goes on: %s", self.config.uri, error
+        )
 
     def start_from(self, cut: Cut) -> None:
         """Count from a cut: one that is kept, or where the run begins."""
@@ -165,10 +222,7 @@ class Checkpoints:
             try:
                 self._write(*item)
             except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
-                self.failed += 1
-                logger.warning(
-                    "A checkpoint could not be written to %s; training goes on: %s", self.config.uri, error
-                )
+                self._fail(error)
 
     def _write(self, parts: list[Any], value: float | None) -> None:
         number = max(self._names, default=0) + 1
@@ -208,8 +262,8 @@ def _write_to(file: Any, parts: list[Any]) -> None:
     file.write(digest.digest())
 
 
-def _read(path: str, context: Any) -> Any:
-    """Return a record, whose arrays are views of the file.
+def _read(path: str, context: Any) -> Saved:
+    """Return a checkpoint, whose arrays are views of the file.
 
     Raises:
         ValueError: it is not whole, or not a checkpoint.
@@ -224,4 +278,4 @@ def _read(path: str, context: Any) -> Any:
         raise ValueError("it does not begin like one")
     if hashlib.blake2b(data[begin:], digest_size=DIGEST_BYTES).digest() != data[len(MAGIC) : begin]:
         raise ValueError("its digest is another")
-    return packing.unpack(data[begin:])
+    return Saved.of(packing.unpack(data[begin:]))

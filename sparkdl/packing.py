@@ -1,8 +1,8 @@
 """Values as bytes, arrays and all, without pickle: what comes from an endpoint in worker 0, and checkpoints.
 
 A record is eight bytes of the length of a JSON text (little-endian), the text, and what JSON has no words
-for. An array or bytes are ``{"kind": of numpy, or "bytes", "shape": […], "at": place behind the text}`` in
-the text, and lie there once, however often they are in the value.
+for. An array or bytes are ``{"<aside>": [kind, shape, place]}`` in the text: the name of NumPy's type, or
+"bytes", and where behind the text they lie; once, however often they are in the value.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.wire import as_bytes
-
-ASIDE = {"kind", "shape", "at"}
+ASIDE = "<aside>"
 
 
 def parts(value: Any) -> list[Any]:
@@ -28,7 +26,7 @@ def parts(value: Any) -> list[Any]:
     Raises:
         TypeError: there is something else in it.
     """
-    held: dict[int, tuple[Any, int]] = {}  # the first keeps what an id is of
+    held: dict[int, tuple[Any, Any, int]] = {}  # the first keeps what an id is of
     end = 0
 
     def aside(part: Any) -> Any:
@@ -36,22 +34,16 @@ def parts(value: Any) -> list[Any]:
         if isinstance(part, np.generic):
             return part.item()
         array = isinstance(part, np.ndarray)
-        if (
-            not array
-            and not isinstance(part, bytes | bytearray | memoryview)
-            and not hasattr(part, "madvise")
-        ):
-            raise TypeError(f"{type(part).__name__} has no place in a record")
         if id(part) not in held:
-            held[id(part)] = part, end
-            end += part.nbytes if array else len(part)
-        kind, shape = (part.dtype.name, part.shape) if array else ("bytes", (len(part),))
-        return {"kind": kind, "shape": shape, "at": held[id(part)][1]}
+            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8) if array else memoryview(part)
+            held[id(part)] = part, data, end
+            end += len(data)
+        _, data, place = held[id(part)]
+        kind, shape = (part.dtype.name, part.shape) if array else ("bytes", (len(data),))
+        return {ASIDE: [kind, shape, place]}
 
     text = json.dumps(value, default=aside).encode()
-    asides = [np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p for p, _ in held.values()]
-    buffers = [as_bytes(p) for p in asides if (p.size if isinstance(p, np.ndarray) else len(p))]
-    return [len(text).to_bytes(8, "little"), text, *buffers]
+    return [len(text).to_bytes(8, "little"), text, *(data for _, data, _ in held.values())]
 
 
 def pack(value: Any) -> bytes:
@@ -71,9 +63,10 @@ def unpack(data: Any) -> Any:
     end = 8 + int.from_bytes(data[:8], "little")
 
     def whole(fields: dict[str, Any]) -> Any:
-        if fields.keys() != ASIDE:
+        if fields.keys() != {ASIDE}:
             return fields
-        kind, shape, start = fields["kind"], fields["shape"], end + fields["at"]
+        kind, shape, place = fields[ASIDE]
+        start = end + place
         size = prod(shape) * (1 if kind == "bytes" else np.dtype(kind).itemsize)
         part = data[start : start + size]
         return part if kind == "bytes" else np.frombuffer(part, kind).reshape(shape)
@@ -82,15 +75,15 @@ def unpack(data: Any) -> Any:
 
 
 def like(template: Any, value: Any) -> Any:
-    """Return an unpacked value with the tuples, named ones too, of what a value like it was made of.
+    """Return an unpacked value with the tuples and the keys of what a value like it was made of.
 
     Raises:
         ValueError: it has another structure.
     """
     if isinstance(template, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != template.keys():
+        if not isinstance(value, Mapping) or value.keys() != set(map(str, template)):
             raise ValueError(f"a dict of {', '.join(map(str, template))} was expected")
-        return {name: like(template[name], part) for name, part in value.items()}
+        return {name: like(part, value[str(name)]) for name, part in template.items()}
     if isinstance(template, list | tuple):
         if not isinstance(value, list) or len(value) != len(template):
             raise ValueError(f"{len(template)} parts were expected")

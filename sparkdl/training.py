@@ -21,7 +21,7 @@ from sparkdl import launch, models, optimizers, packing, preflight
 from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
-from sparkdl.checkpoint import Checkpoints
+from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
@@ -108,21 +108,21 @@ class Run:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
         self.settings = {
-            "variables": self.driver.layouts.trainable.digest.hex(),
+            "model": self.driver.layouts.trainable.digest.hex(),
             "optimizer": self.driver.layouts.optimizer.digest.hex(), "mode": config.mode.value,
             "frequency": config.frequency, "merge": None if self.joint else self.rule.name,
             "num_workers": num_workers, "batch_size": batch_size, "shuffle": fit.shuffle,
-            "steps_per_epoch": fit.steps_per_epoch, "seed": fit.seed,
+            "steps_per_epoch": fit.steps_per_epoch, "validation_split": fit.validation_split,
+            "preserve_partitions": fit.preserve_partitions, "seed": fit.seed,
         }  # fmt: skip
         self.checkpoints, self.resumed = self._look_for_checkpoints()
-        seed = secrets.randbits(31) if fit.seed is None else fit.seed
-        self.seed = self.settings["seed"] = self.resumed["settings"]["seed"] if self.resumed else seed
-        self.first_epoch, self.first_step = fit.initial_epoch, optimizers.batches_seen(request.model)
+        self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
+        self.first = fit.initial_epoch, float(optimizers.batches_seen(request.model))
         if self.resumed:
-            self.first_epoch, self.first_step = self.resumed["first"]
-            self.resumed["cut"] = Cut.of(self.resumed["cut"])
+            self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
+        self.settings["seed"] = self.seed
         self.plan = Plan(
-            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, self.first_epoch,
+            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, self.first[0],
             fit.steps_per_epoch,
         )  # fmt: skip
         self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
@@ -196,15 +196,16 @@ class Run:
 
     def _end(self, store: Store, logs: dict[str, Any]) -> None:
         """Let callbacks end, and keep what they made of the model, or that training was stopped."""
-        model = self.request.model
-        before = models.digests(model.weights) if self.checkpoints else []
+        model, checkpoints = self.request.model, self.checkpoints
+        before = models.digests(model.weights) if checkpoints else []
         self.callbacks.end(logs)
-        if self.checkpoints is None:
+        if checkpoints is None or not isinstance(store, ParameterStore):
             return
         if model.stop_training or before != models.digests(model.weights):
             cut = replace(store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics())
-            self._save(cut, store, logs)
-        self.checkpoints.close()
+            self._save(checkpoints, store, cut, logs)
+        checkpoints.close()
+        self.training["checkpoints_failed"] = checkpoints.failed
 
     def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
@@ -258,7 +259,7 @@ class Run:
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
-            first_step=float(self.first_step),
+            first_step=self.first[1],
             scaled=self.joint and optimizers.scales_loss(self.request.model),
             factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
             cuts=tuple(
@@ -274,12 +275,8 @@ class Run:
             store = ParameterStore(
                 shape, make_merging(terms, *start, decays), None if self.resumed else self.request.carried
             )
-            if self.resumed:
-                rule = packing.like(store.merging.state, self.resumed["rule"])
-                store.counters.update(self.resumed["counters"])
-                store.take_up(replace(self.resumed["cut"], rule=rule), tuple(self.resumed["rows"]))
             if self.checkpoints is not None:
-                self.checkpoints.start_from(store.cut)
+                self._ready_checkpoints(self.checkpoints, store)
             return store
         rate = None if self.request.asks else optimizers.learning_rate(self.request.model)
         terms = replace(terms, rule=Average())  # the rule travels with what is code
@@ -393,7 +390,7 @@ class Run:
         self._keep(store, logs)
         return logs
 
-    def _look_for_checkpoints(self) -> tuple[Checkpoints | None, Any]:
+    def _look_for_checkpoints(self) -> tuple[Checkpoints | None, Saved | None]:
         """Return where checkpoints are kept, and the one to go on from, if there are."""
         fit = self.request.fit
         if fit.checkpoint is None:
@@ -403,52 +400,58 @@ class Run:
                 'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
             )
         checkpoints = Checkpoints(fit.checkpoint, launch.active_context(), fresh=not fit.resume)
-        return checkpoints, checkpoints.newest(self._why_not)
+        return checkpoints, checkpoints.newest(self.settings)
 
-    def _why_not(self, record: Any) -> str | None:
-        """Say why this run cannot go on from a checkpoint, nothing if it can."""
-        for name, mine in self.settings.items():
-            theirs = record["settings"][name]
-            if theirs != mine and not (name == "seed" and mine is None):
-                return f"it is of a run with {name}={theirs!r} instead of {mine!r}"
-        return None
+    def _ready_checkpoints(self, checkpoints: Checkpoints, store: ParameterStore) -> None:
+        """Bring a store to where the checkpoint is that the run goes on from, if there is one.
 
-    def _resume(self, record: Any) -> int:
+        Raises:
+            ConfigError: the rule's state is nothing that can be kept.
+        """
+        state = store.merging.state
+        try:
+            packing.parts(state)
+            if self.resumed:
+                rule = packing.like(state, self.resumed.cut.rule)
+                store.counters.update(self.resumed.counters)
+                store.take_up(replace(self.resumed.cut, rule=rule), self.resumed.rows)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
+                "be made of dicts, lists, tuples, numbers, text and arrays."
+            ) from None
+        checkpoints.start_from(store.cut)
+
+    def _resume(self, saved: Saved) -> int:
         """Bring model and history to where a checkpoint has them; return the epoch that is to come."""
         request = self.request
-        self.driver.load(record["cut"], record["rows"])
-        optimizers.set_learning_rate(request.model, record["learning_rate"])
-        request.history.history, request.history.epoch = record["history"], record["epochs"]
-        self.training.update(record["training"], resumed=record["training"].get("resumed", 0) + 1)
-        epoch: int = record["cut"].epoch
-        return request.fit.epochs if record["stopped"] else epoch
+        self.driver.load(saved.cut, saved.rows)
+        optimizers.set_learning_rate(request.model, saved.learning_rate)
+        request.history.history, request.history.epoch = saved.history, saved.epochs
+        self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
+        return request.fit.epochs if saved.stopped else saved.cut.epoch
 
     def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
         """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
         checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, ParameterStore):
+        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans:
             return
         if checkpoints.asks() or logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
             store.note()
         cut = store.noted
         if checkpoints.is_due(cut, ends=logs is not None):
-            self._save(cut, store, logs)
+            self._save(checkpoints, store, cut, logs)
 
-    def _save(self, cut: Cut, store: Store, logs: dict[str, Any] | None) -> None:
-        request = self.request
-        assert self.checkpoints is not None  # noqa: S101 - who calls sees to it
-        value = None
-        if logs is not None and self.checkpoints.config.keep_best:
-            value = logs.get(self.checkpoints.config.monitor)
-        record = {
-            "settings": self.settings, "first": [self.first_epoch, float(self.first_step)],
-            "cut": cut.values(), "rule": cut.rule, "rows": self._rows(store),
-            "learning_rate": optimizers.learning_rate(request.model),
-            "history": request.history.history, "epochs": request.history.epoch, "training": self.training,
-            "counters": store.counters if isinstance(store, ParameterStore) else {},
-            "stopped": request.model.stop_training,
-        }  # fmt: skip
-        self.checkpoints.save(cut, record, value, wait=logs is not None)
+    def _save(
+        self, checkpoints: Checkpoints, store: ParameterStore, cut: Cut, logs: dict[str, Any] | None
+    ) -> None:
+        model, history = self.request.model, self.request.history
+        saved = Saved(
+            self.settings, self.first, cut, self._rows(store), optimizers.learning_rate(model),
+            history.history, history.epoch, self.training, store.counters, model.stop_training,
+        )  # fmt: skip
+        value = None if logs is None else logs.get(checkpoints.config.monitor)
+        checkpoints.save(saved, value, wait=logs is not None)
 
     def _load(self, cut: Cut, store: Store) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""

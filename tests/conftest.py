@@ -36,6 +36,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
+    config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
@@ -65,11 +66,19 @@ def pytest_collection_modifyitems(config, items):
     places = {}
     for item in items:  # what shares a Spark application, and else a file, stays in one process
         item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
-    if config.getoption("--all"):
-        return
+    whole, left_out = config.getoption("--all"), []
     for item in items:
-        if item.get_closest_marker("whole") or not has_its_turn(item, places):
-            item.add_marker(pytest.mark.skip(reason="part of the whole product; --all runs it"))
+        in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
+        if not in_turn or not is_of_this_backend(item):
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def is_of_this_backend(item):
+    """Say whether a test is of the backend that Keras runs on."""
+    mark = item.get_closest_marker("backend")
+    return mark is None or mark.args == (os.environ.get("KERAS_BACKEND", "tensorflow"),)
 
 
 def application_of(item):
@@ -101,7 +110,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if not name:
         return
     counts = [f"{len(terminalreporter.getreports(kind))} {kind}" for kind in ("passed", "failed", "error")]
-    counts.append(f"{len(terminalreporter.getreports('skipped'))} skipped")
+    counts += [f"{len(terminalreporter.getreports(kind))} {kind}" for kind in ("skipped", "deselected")]
     names = ("pyspark", "keras", "tensorflow-cpu", "jax", "torch", "numpy")
     versions = [f"{each} {version(each)}" for each in names if importlib.util.find_spec(each.split("-")[0])]
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

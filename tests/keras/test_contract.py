@@ -427,7 +427,7 @@ def test_a_moving_variance_is_never_negative(mode, window):
     assert all((variance > 0).all() for variance in variances)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution spreads a model on JAX only")
+@pytest.mark.backend("jax")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_worker_may_spread_a_model_over_its_devices(mode):
     """Data-parallel over four devices of one process: the answer is that of one device."""
@@ -450,7 +450,7 @@ def wide():
     )
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution spreads a model on JAX only")
+@pytest.mark.backend("jax")
 def test_a_worker_may_divide_a_layer_among_its_devices():
     """Model-parallel, by a layout that the user passes: the answer is that of one device."""
     seen = []

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import keras
@@ -14,8 +15,9 @@ import pytest
 import sparkdl
 from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.rules import Rule
 
-SCRIPT = Path(__file__).parents[1] / "cluster" / "resumed.py"
+SCRIPT = Path(__file__).parent / "resumed.py"
 SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
 
 
@@ -174,3 +176,44 @@ def test_other_rows_are_refused(spark, problem, tmp_path):
         SparkModel(problem.model(), num_workers=2).fit(
             problem.x[:200], problem.y[:200], resume=True, **options
         )
+
+
+class Remembering(Rule):
+    """A rule whose state is nothing that JSON or arrays hold."""
+
+    name = "remembering"
+
+    def init(self, center):
+        return {1, 2}
+
+    def update(self, delta, state, merge):
+        return delta, state
+
+
+def test_a_rule_whose_state_cannot_be_kept_is_refused(spark, problem, tmp_path, jobs):
+    """Before training, and not each time that a checkpoint is due."""
+    before = jobs()
+    spark_model = SparkModel(problem.model(), mode="asynchronous", merge=Remembering(), num_workers=2)
+
+    with pytest.raises(ConfigError, match="state of the rule 'remembering' cannot be kept in a checkpoint"):
+        spark_model.fit(problem.x, problem.y, checkpoint=str(tmp_path / "folder"), **SETTINGS)
+    assert before == jobs()
+
+
+def test_checkpoints_are_kept_after_a_time_too(spark, problem, tmp_path):
+    """In the middle of an epoch: the run is asked for a cut."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(len(list((tmp_path / "folder").glob("checkpoint-*"))))
+
+    config = CheckpointConfig(str(tmp_path / "folder"), every=timedelta(milliseconds=20), keep=1000)
+    settings = {**SETTINGS, "batch_size": 1, "epochs": 3}
+    history = SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, checkpoint=config, callbacks=[Look()], **settings
+    )
+
+    assert seen[0] == 0
+    assert seen[2] > 2  # more than epochs had ended
+    assert history.training["checkpoints_failed"] == 0

@@ -1,6 +1,5 @@
 """TFRecord files are DataFrames, both ways, and TensorFlow reads and writes the same."""
 
-import keras
 import pytest
 from pyspark.sql import types
 
@@ -77,7 +76,7 @@ def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
     assert [(1, 2.0, [1.0], b"x", 5), (2, 2.5, [1.0, 2.0], b"y", None)] == rows
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow is the other side here")
+@pytest.mark.backend("tensorflow")
 def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
     """Its own records, and its own Example."""
     import tensorflow

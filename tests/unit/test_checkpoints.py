@@ -1,6 +1,7 @@
 """Which checkpoints are kept, and which are used: without Spark or Keras."""
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.books import Book, Cut
-from sparkdl.checkpoint import Checkpoints
+from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.errors import ConfigError
 
@@ -19,42 +20,49 @@ def cut_at(version, epoch=0):
     return Cut(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
 
 
+def saved(cut, run="this"):
+    return Saved({"run": run, "seed": 3}, (0, 1.0), cut, (2, 3), 0.1, {"loss": [0.5]}, [0], {}, {}, False)
+
+
 def open_(folder, *, fresh=False, **settings):
     return Checkpoints(CheckpointConfig(str(folder), **settings), None, fresh=fresh)
 
 
-def save(checkpoints, *versions, values=()):
+def save(checkpoints, *versions, values=(), run="this"):
     for version, value in zip(versions, values or [None] * len(versions), strict=True):
-        cut = cut_at(version)
-        checkpoints.save(cut, {"cut": cut.values(), "run": "this"}, value, wait=True)
+        checkpoints.save(saved(cut_at(version), run), value, wait=True)
     checkpoints.close()
+
+
+def newest(folder, run="this"):
+    """Return the newest checkpoint that a run which names no seed can go on from."""
+    return open_(folder).newest({"run": run, "seed": None})
 
 
 def versions_in(folder):
-    return [record_of(path)["version"] for path in sorted(folder.iterdir())]
+    return [version_of(path) for path in sorted(folder.iterdir())]
 
 
-def record_of(path):
+def version_of(path):
     alone = path.parent.parent / f"alone-{path.name}"
     alone.mkdir(exist_ok=True)
     (alone / path.name).write_bytes(path.read_bytes())
-    return open_(alone).newest(lambda _: None)["cut"]
-
-
-def foreign(record):
-    return None if record["run"] == "this" else "it is of another run"
+    return newest(alone).cut.version
 
 
 def test_a_checkpoint_is_what_was_saved(tmp_path):
-    """The cut with states, metrics, ledger and reports by worker."""
+    """The cut with states, metrics, ledger and reports by worker, and the rule's state."""
     books = {2: Book(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
-    cut = Cut(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, None, 3, {0: b"m"}, [0.1], {0: 4}, books)
+    cut = Cut(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, books)
     checkpoints = open_(tmp_path / "new" / "folder", fresh=True)
-    checkpoints.save(cut, {"cut": cut.values()}, wait=True)
+    checkpoints.save(saved(cut), wait=True)
     checkpoints.close()
 
-    found = Cut.of(open_(tmp_path / "new" / "folder").newest(lambda _: None)["cut"])
+    whole = newest(tmp_path / "new" / "folder")
+    found = whole.cut
 
+    assert replace(saved(cut), cut=None) == replace(whole, cut=None, first=tuple(whole.first))
+    np.testing.assert_array_equal(VECTOR, found.rule[0], strict=True)
     for name in ("parameters", "statistics"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(found, name), strict=True)
     for name in ("epoch", "version", "progress", "states", "place", "metrics", "losses", "ledger", "books"):
@@ -93,22 +101,20 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
     first, second = sorted(tmp_path.iterdir())
     spoil(second, how)
 
-    assert open_(tmp_path).newest(foreign)["cut"]["version"] == 1
+    assert newest(tmp_path).cut.version == 1
     assert any(second.name in line and "torn, or no checkpoint" in line for line in caplog.messages)
     spoil(first, how)
     with pytest.raises(ConfigError, match=r"None of the checkpoints in .* can be used\. checkpoint-00000002"):
-        open_(tmp_path).newest(foreign)
+        newest(tmp_path)
 
 
 def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, caplog):
     """As what is torn."""
     save(open_(tmp_path), 1)
-    other = open_(tmp_path)
-    other.save(cut_at(2), {"cut": cut_at(2).values(), "run": "that"}, wait=True)
-    other.close()
+    save(open_(tmp_path), 2, run="that")
 
-    assert open_(tmp_path).newest(foreign)["cut"]["version"] == 1
-    assert any("it is of another run" in line for line in caplog.messages)
+    assert newest(tmp_path).cut.version == 1
+    assert any("it is of a run with run='that' instead of 'this'" in line for line in caplog.messages)
 
 
 def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
@@ -123,7 +129,7 @@ def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="Checkpoints cannot be kept in"):
         open_(tmp_path / "file", fresh=True)
-    assert open_(tmp_path / "empty").newest(foreign) is None
+    assert newest(tmp_path / "empty") is None
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
@@ -132,10 +138,12 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
     Path(tmp_path / "folder").rmdir()
 
     save(checkpoints, 1)
+    checkpoints.save(replace(saved(cut_at(2)), history={"loss": [1j]}), wait=True)  # by some callback
+    checkpoints.close()
 
-    assert checkpoints.failed == 1
-    assert any("could not be written" in line for line in caplog.messages)
-    assert caplog.records[-1].levelno == logging.WARNING
+    assert checkpoints.failed == 2
+    assert ["could not be written" in line for line in caplog.messages] == [True, True]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
 def test_when_checkpoints_are_due(tmp_path):

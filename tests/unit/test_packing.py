@@ -50,11 +50,7 @@ def same(one, other):
     return one == other
 
 
-@given(
-    st.recursive(
-        LEAVES, lambda of: st.lists(of) | st.tuples(of, of) | st.dictionaries(st.text(min_size=6), of)
-    )
-)
+@given(st.recursive(LEAVES, lambda of: st.lists(of) | st.tuples(of, of) | st.dictionaries(st.text(), of)))
 def test_any_record_comes_out_as_it_went_in(value):
     """A tuple as a list, and as a tuple again where it is said what it was like."""
     found = unpack(pack(value))
@@ -72,12 +68,12 @@ def test_a_record_is_written_without_being_copied():
     *_, first, second = parts([array, mapped])
 
     assert np.shares_memory(np.frombuffer(first, np.uint8), array)
-    assert second.obj is mapped
+    assert np.shares_memory(np.frombuffer(second, np.uint8), np.frombuffer(mapped, np.uint8))
 
 
 def test_what_has_no_place_in_a_record_is_refused():
     """By the name of its type."""
-    with pytest.raises(TypeError, match="complex has no place in a record"):
+    with pytest.raises(TypeError, match="not 'complex'"):
         pack({"a": [1, 2j]})
 
 
@@ -85,13 +81,13 @@ Pair = namedtuple("Pair", "first second")
 
 
 def test_tuples_are_what_they_were():
-    """Named ones too; another structure is refused."""
-    value = {"a": Pair(1, (2, [3])), "b": None}
+    """Named ones too, and keys; another structure is refused."""
+    value = {"a": Pair(1, (2, [3])), 7: None}
 
     found = like(value, unpack(pack(value)))
 
     assert value == found
     assert isinstance(found["a"], Pair)
-    for other in ({"a": [1, 2]}, {"a": [1], "b": None}, [1]):
+    for other in ({"a": [1, 2]}, {"a": [1], "7": None}, [1]):
         with pytest.raises(ValueError, match="expected"):
             like(value, other)
