@@ -1,15 +1,15 @@
-"""Images per second on a GPU, without Spark: one process with the endpoint, and worker processes beside it.
+"""Rows per second on a GPU, without Spark: one process with the endpoint, and worker processes beside it.
 
 Plain ``model.fit`` and 1, 2 and 4 workers train the same model on the same made-up rows, on whatever
-backend KERAS_BACKEND names, each setting in processes of its own, in interleaved rounds. The workers share
-the GPU. *Exchange* is what a step takes longer with an exchange per batch than with one per epoch; *idle*
-is the share of the time in which nvidia-smi sees no kernel run. Without a GPU all run on the CPU.
+backend KERAS_BACKEND names, in interleaved rounds. The processes are kept, as Spark keeps its own: what
+trains in a round finds Keras imported and the GPU at hand. The workers share the GPU. *Exchange* is what
+a step takes longer with an exchange per batch than with one per epoch; *idle* is the share of the time in
+which nvidia-smi sees no kernel run. Without a GPU all run on the CPU.
 
     KERAS_BACKEND=torch python benchmarks/gpu.py --models cnn transformer --results benchmarks/RESULTS.md
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -18,13 +18,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import harness
 import numpy as np
 
 SETTINGS = [("plain", "", 1), *[("sparkdl", f, k) for k in (1, 2, 4) for f in ("batch", "epoch")]]
-EPOCHS = 4  # the first compiles, and is not counted
+EPOCHS = 6  # the first compiles, and is not counted
 
 
 def build(name, size):
@@ -65,52 +66,55 @@ def rows_for(name, count):
     return random.integers(0, 1000, (count, 32)).astype("int32"), labels
 
 
-class Idle:
-    """The share of the time in which the GPU runs nothing, by nvidia-smi; nan where there is none."""
+class Watch:
+    """Seconds of the epochs after the first, and the share of that time in which the GPU runs nothing."""
 
-    def __enter__(self):
-        self.samples, self.done = [], threading.Event()
-        self.thread = threading.Thread(target=self._sample)
-        if shutil.which("nvidia-smi"):
+    def __init__(self):
+        self.ends, self.samples, self.done = [], [], threading.Event()
+        self.thread = threading.Thread(target=self._sample, daemon=True)
+
+    def end_epoch(self):
+        """Note that an epoch has ended."""
+        self.ends.append(time.perf_counter())
+        if len(self.ends) == 1 and shutil.which("nvidia-smi"):
             self.thread.start()
-        return self
 
     def _sample(self):
         query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         while not self.done.wait(0.2):
             found = subprocess.run(query, capture_output=True, text=True)
-            if found.returncode == 0:
+            if found.returncode == 0 and not self.done.is_set():
                 self.samples.append(float(found.stdout.split()[0]))
 
-    def __exit__(self, *exception):
+    def answer(self):
+        """Return seconds per epoch, and the share; nan where there is no nvidia-smi."""
         self.done.set()
-        if self.thread.is_alive():
-            self.thread.join()
-
-    @property
-    def share(self):
-        busy = self.samples[len(self.samples) // EPOCHS :]
-        return 1 - statistics.fmean(busy) / 100 if busy else float("nan")
+        idle = 1 - statistics.fmean(self.samples) / 100 if self.samples else float("nan")
+        return {"seconds": statistics.median(np.diff(self.ends)), "idle": idle}
 
 
-def plain(name, size, count, batch_size):
-    """Return seconds per epoch of model.fit."""
-    import keras
-
-    ends = []
-    x, y = rows_for(name, count)
-    mark = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
-    build(name, size).fit(x, y, batch_size, EPOCHS, verbose=0, callbacks=[mark])
-    return statistics.median(np.diff(ends))
-
-
-def work(worker, num_workers, endpoint, job, name, count, visible):
-    """Train as one worker, in a process of its own that sees the GPU."""
+def see(visible):
+    """Let this process compute on the GPU, which the one with the endpoint does not."""
     if visible is None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def plain(name, size, count, batch_size):
+    """Measure model.fit."""
+    import keras
+
+    watch = Watch()
+    x, y = rows_for(name, count)
+    mark = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: watch.end_epoch())
+    build(name, size).fit(x, y, batch_size, EPOCHS, verbose=0, callbacks=[mark])
+    return watch.answer()
+
+
+def work(worker, num_workers, endpoint, job, name, count):
+    """Train as one worker."""
     from sparkdl.batches import even_split, ranks
     from sparkdl.exchange import Endpoint
     from sparkdl.feed import TRAINING, Block
@@ -122,8 +126,8 @@ def work(worker, num_workers, endpoint, job, name, count, visible):
     train_task(job, Task(worker, 1, os.cpu_count(), 1, Endpoint(*endpoint)), [block], Code({}))
 
 
-def gang(name, size, count, batch_size, frequency, num_workers, visible):
-    """Return seconds per epoch of workers around an endpoint in this process."""
+def gang(pool, name, size, count, batch_size, frequency, num_workers):
+    """Measure workers around an endpoint in this process."""
     import keras
 
     from sparkdl import models
@@ -154,66 +158,37 @@ def gang(name, size, count, batch_size, frequency, num_workers, visible):
     schema = Sample.of((x[0], y[0]), (1, 1)).schema(keras.config.floatx())
     settings = TrainSettings(plan, EPOCHS, True, batch_size, rule, power)
     job = TrainJob(spec, settings, schema, layouts.trainable.digest)
-    ends, context = [], multiprocessing.get_context("spawn")
+    watch = Watch()
     with serve(make_app(store, "token", Traffic()), "127.0.0.1", 0, num_workers) as port:
         endpoint = "127.0.0.1", port, "token", b"r" * 16
-        arguments = [(k, num_workers, endpoint, job, name, count, visible) for k in range(num_workers)]
-        workers = [context.Process(target=work, args=each) for each in arguments]
-        for worker in workers:
-            worker.start()
+        workers = [pool.submit(work, k, num_workers, endpoint, job, name, count) for k in range(num_workers)]
         for epoch in range(EPOCHS):
             store.release(epoch, float("nan"))
             while (result := store.wait_epoch(epoch, 0.1)) is None:
                 if store.failure is not None:
                     raise store.failure
-            ends.append(time.perf_counter())
+                for worker in workers:
+                    if worker.done():
+                        worker.result()  # raises what ended it
+            watch.end_epoch()
             store.commit(result.cut)
         store.stop()
         for worker in workers:
-            worker.join()
-    return statistics.median(np.diff(ends))
+            worker.result()
+    return watch.answer()
 
 
-def measure(options, name, setting, visible):
-    """Return what one setting measures, run in a process of its own."""
-    command = [sys.executable, __file__, "--one", json.dumps([name, *setting])]
-    command += [
-        "--rows",
-        str(options.rows),
-        "--batch-size",
-        str(options.batch_size),
-        "--size",
-        str(options.size),
-    ]
-    variables = dict(os.environ, PYTHONPATH=str(harness.REPOSITORY), TF_CPP_MIN_LOG_LEVEL="3")
-    if setting[0] != "plain":
-        variables.update(CUDA_VISIBLE_DEVICES="-1", GPU_VISIBLE=json.dumps(visible))
-    with Idle() as idle:
-        run = subprocess.run(command, capture_output=True, text=True, env=variables)
-    if run.returncode:
-        raise SystemExit(run.stderr[-3000:])
-    return {"seconds": float(run.stdout.splitlines()[-1]), "idle": idle.share}
-
-
-def one(options):
-    """Run one setting in this process and print its seconds per epoch."""
-    name, who, frequency, workers = json.loads(options.one)
+def measure(options, pool, name, setting):
+    """Return what one setting measures."""
+    who, frequency, workers = setting
     common = name, options.size, options.rows, options.batch_size
     if who == "plain":
-        print(plain(*common))
-    else:
-        print(gang(*common, frequency, workers, json.loads(os.environ["GPU_VISIBLE"])))
+        return pool.submit(plain, *common).result()
+    return gang(pool, *common, frequency, workers)
 
 
-def section(options, name, visible):
+def section(options, name, found):
     """Return the table of one model."""
-    settings = [each for each in SETTINGS if each[2] <= options.workers]
-    found = {setting: [] for setting in settings}
-    for round_ in range(options.rounds):
-        for index in range(len(settings)):
-            setting = settings[(index + round_) % len(settings)]
-            found[setting].append(measure(options, name, setting, visible))
-            print(f"# round {round_} {name} {setting}: {found[setting][-1]}", flush=True)
     base = statistics.median(each["seconds"] for each in found["plain", "", 1])
     rows = []
     for (who, frequency, workers), answers in found.items():
@@ -239,18 +214,33 @@ def main():
     parser.add_argument("--size", type=int, default=32, help="channels of the first block")
     parser.add_argument("--workers", type=int, default=4, help="no more than so many")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
-    parser.add_argument("--one", help="run one setting here; for the script itself")
     options = parser.parse_args()
-    if options.one:
-        one(options)
-        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(harness.REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    sys.path.insert(0, str(harness.REPOSITORY))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    parts = [section(options, name, visible) for name in options.models]
+    settings = [each for each in SETTINGS if each[2] <= options.workers]
+    found = {name: {setting: [] for setting in settings} for name in options.models}
+    began, context = time.monotonic(), multiprocessing.get_context("spawn")
+    rounds = 0
+    with ProcessPoolExecutor(options.workers, context, see, (visible,)) as pool:
+        while rounds < options.rounds and time.monotonic() - began < 60 * options.minutes:
+            for name in options.models:
+                for index in range(len(settings)):
+                    setting = settings[(index + rounds) % len(settings)]
+                    answer = measure(options, pool, name, setting)
+                    found[name][setting].append(answer)
+                    print(f"# round {rounds} {name} {setting}: {answer}", flush=True)
+            rounds += 1
+    parts = [section(options, name, found[name]) for name in options.models]
     words = (
-        f"Keras on {backend}, {options.rows:,} rows, batch {options.batch_size}, {options.rounds} "
-        f"interleaved rounds; medians [min..max]. {gpu_name()} " + harness.machine({backend: sys.executable})
+        f"Keras on {backend}, {options.rows:,} rows, batch {options.batch_size}, interleaved "
+        f"rounds: {rounds}; medians [min..max], each of {EPOCHS - 1} epochs. {gpu_name()} "
+        + harness.machine({backend: sys.executable})
     )
     harness.report(f"GPU: {backend}", "\n\n".join([words, *parts]), options.results)
 

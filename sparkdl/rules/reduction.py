@@ -38,7 +38,11 @@ class Total(Reduction):
         return self._total
 
     def _plus(self, vector: Vector, scale: np.float32 | None = None) -> None:
-        """Add in place, but to the first one, which is somebody else's; in parts, for want of memory."""
+        """Add in place, but to the first one, which is somebody else's; in parts, for want of memory.
+
+        Gradients of a scaled loss overflow now and then, in both directions, and their NaN tells the
+        optimizer so: nothing to warn of.
+        """
         self._count += 1
         if self._count == 1:
             self._total = vector
@@ -46,10 +50,11 @@ class Total(Reduction):
         before = self._total
         if self._count == 2:
             self._total = np.empty_like(before)
-        for start in range(0, len(before), PART):
-            part = slice(start, start + PART)
-            scaled = vector[part] if scale is None else vector[part] * scale
-            np.add(before[part], scaled, out=self._total[part])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(before), PART):
+                part = slice(start, start + PART)
+                scaled = vector[part] if scale is None else vector[part] * scale
+                np.add(before[part], scaled, out=self._total[part])
 
 
 class Mean(Total):

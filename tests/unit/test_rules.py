@@ -148,6 +148,21 @@ def test_a_vector_of_several_parts_is_added_whole(monkeypatch, kind, length):
         reduced(kind(), [np.zeros(7, np.float32), np.zeros(5, np.float32)], weights)
 
 
+@pytest.mark.parametrize("kind", [Mean, Total])
+def test_overflows_of_a_scaled_loss_are_added_in_silence(kind):
+    """Infinite gradients, of both signs, are how float16 tells its optimizer to scale less."""
+    huge = np.float32(3e38)
+    vectors = [
+        np.array([1, 1, huge], np.float32),
+        *np.array([[np.inf, 1, huge], [-np.inf, 1, huge]], np.float32),
+    ]
+
+    total = reduced(kind(), vectors)
+
+    assert [False, True, False] == np.isfinite(total).tolist()
+    assert np.isnan(total[0])
+
+
 @pytest.mark.parametrize("kind", [Mean, Total, AdaptiveSum])
 @given(vectors=gangs)
 def test_a_reduction_changes_nothing_that_it_is_given(kind, vectors):
