@@ -344,6 +344,20 @@ def test_a_stream_ends_where_an_update_is_refused(port, store, bad):
     assert 1 == store.merging.version
 
 
+@pytest.mark.parametrize("end", [2, 40, -30, -2, "no chunk"])
+def test_a_stream_that_breaks_off_changes_nothing(port, store, caplog, end):
+    """In the middle of a head, an update or its sections; nobody has made a mistake that is to be logged."""
+    update = chunk(message(update_of(store, 0, np.ones(5))))
+    before = state_of(store)
+    with talk(port, *STREAM) as (sock, stream):
+        sock.sendall(b"zz\r\n" if end == "no chunk" else update[:end])
+        sock.shutdown(socket.SHUT_WR)
+        assert b"HTTP/1.1 400" == stream.read(12)
+
+    assert before == state_of(store)
+    assert [] == caplog.records
+
+
 def test_a_connection_is_kept_for_the_next_request(port):
     """A worker connects once."""
     lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret"
