@@ -422,10 +422,9 @@ class Locked(Merging):
         self.rule = self.rule.bound(working)
 
     def enter(self, worker: int) -> None:
-        """Let a worker begin, or begin again, beside the slowest of the others."""
+        """Let a worker begin, or begin again once it has left, beside the slowest of the others."""
         with self.changed:
-            self.clocks.pop(worker, None)
-            self.clocks[worker] = min(self.clocks.values(), default=0)
+            self.clocks.setdefault(worker, min(self.clocks.values(), default=0))
 
     def leave(self, worker: int) -> None:
         """Let nobody wait for a worker any more."""

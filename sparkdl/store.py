@@ -124,7 +124,8 @@ class ParameterStore:
                 self.counters["superseded"] += 1
                 self._part(worker)
                 self._refuse_return(worker)
-            self.members[worker] = Member(attempt, host, pid, self.clock())
+            if known is None or known.attempt < attempt:  # else it says so again
+                self.members[worker] = Member(attempt, host, pid, self.clock())
             self.changed.notify_all()
             return True
 
@@ -142,10 +143,11 @@ class ParameterStore:
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
             member = self._member(worker, generation, attempt)
+            begins = member.rows is None
             member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
             if not self.plans and self._all_ready():
                 self._make_plans()
-            if self._next_epoch(worker) < self.shape.epochs:
+            if begins and self._next_epoch(worker) < self.shape.epochs:
                 self._take_up(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
@@ -392,8 +394,8 @@ class ParameterStore:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
             self._check_open(update.generation)
-            self._part(update.worker)
-            if not update.flags & Flag.AWAIT:
+            if not update.flags & Flag.AWAIT and self._next_epoch(update.worker) <= update.epoch:
+                self._part(update.worker)
                 self._book_report(update)
             return self._gate(update)
 
@@ -412,8 +414,6 @@ class ParameterStore:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
-        if update.epoch < self.cut.epoch:
-            return  # It comes again, and its epoch is complete.
         book = self.books.setdefault(update.epoch, Book())
         book.take(update)
         if len(book.metrics) == self.shape.num_workers and book.cut is None:
@@ -484,7 +484,8 @@ class ParameterStore:
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
-        if reply.evaluate < 0 and not last and not self.stopping:
+        goes_on = reply.evaluate < 0 and not last and not self.stopping
+        if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
             self._take_up(update.worker)
         if reply.evaluate < 0 and waits and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()

@@ -24,6 +24,7 @@ from stores import (
 
 from sparkdl.batches import Plan
 from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.exchange import awaiting
 from sparkdl.merging import Hybrid, Rounds
 from sparkdl.wire import Answer, Flag, Kind
 
@@ -700,6 +701,32 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
     assert [] == list(tmp_path.iterdir())
 
 
+def test_what_comes_again_late_moves_nobody():
+    """A network may deliver twice: no worker is taken for one that begins, waits or has said nothing yet."""
+    store = begun(store_of("asynchronous", workers=2, staleness=9, epochs=2))
+    clocks, report = store.merging.clocks, report_of(store, 0, epoch=0, sequence=1)
+
+    def come_again():
+        store.join(0, 1, 1, "host", 1)
+        store.ready(0, 1, 1, 10, 0, {})
+
+    with impatient():
+        push(store, 0, np.ones(5))
+        come_again()
+        assert {0: 1, 1: 0} == clocks
+
+        give(store, report)
+        push(store, 0, np.ones(5), epoch=1, sequence=2)
+        for late in (report, awaiting(report)):
+            give(store, late)
+            assert {0: 1, 1: 0} == clocks
+
+        give(store, report_of(store, 0, epoch=1, sequence=3))
+        give(store, report)
+        come_again()
+        assert {1: 0} == clocks
+
+
 # -- the laws, under whatever happens -------------------------------------------------------------
 
 
@@ -731,11 +758,11 @@ class Book(RuleBasedStateMachine):
     def join_all(self):
         self.store.release(self.store.cut.epoch, NEVER)
         for _ in range(2):  # the first ones are told to ask again
-            for worker in range(self.workers):
-                self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
-                self.store.members[worker].rows = 10
-        for worker in range(self.workers):
-            assert self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {}) is not None
+            with impatient():
+                for worker in range(self.workers):
+                    self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
+                    begin = self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {})
+        assert begin is not None
 
     def update(self, worker, value, sequence, **fields):
         stamp = {"attempt": self.attempts[worker], "generation": self.generation} | fields
