@@ -1,0 +1,124 @@
+"""A relay before an endpoint that loses requests and answers, and sends requests a second time."""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+
+RESET = struct.pack("ii", 1, 0)  # to linger no second: the other side is told of a reset
+END = b"\r\n\r\n"
+
+
+class Relay:
+    """Hands on what comes to its port, but for what it loses; a ``with`` block is its life.
+
+    Args:
+        port: the endpoint's port on this machine.
+        seed: decides what is lost.
+        share: of the requests as many get lost, of the answers as many, and as many come twice.
+
+    Attributes:
+        port: its own port.
+        done: how many "requests" and "answers" it lost, and what it "repeated".
+    """
+
+    def __init__(self, port, seed, share=0.1):
+        self.upstream, self.share, self.random = ("127.0.0.1", port), share, random.Random(seed)
+        self.done, self.lock, self.threads, self.sockets = Counter(), threading.Lock(), [], []
+
+    def __enter__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *exception):
+        with self.lock:
+            self.listener.shutdown(socket.SHUT_RDWR)
+            self.listener.close()
+            for each in self.sockets:
+                end(each)
+        for thread in self.threads:
+            thread.join(30)
+
+    def _start(self, target, *arguments):
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(self.upstream)
+                with self.lock:
+                    self.sockets += [client, server]
+                said = Said()
+                self._start(self._hand_on, client, server, "requests", said)
+                self._start(self._hand_on, server, client, "answers", said)
+
+    def _hand_on(self, source, target, kind, said):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                lost, twice = self._falls(kind), kind == "answers" and self._falls("repeated")
+                if twice:
+                    self._start(self._repeat, said.request())
+                said.add(data) if kind == "requests" else said.answered()
+                if lost:
+                    target.sendall(data[: self._below(len(data))])
+                    break
+                target.sendall(data)
+        for each in (source, target):
+            if self._below(2):
+                with contextlib.suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            end(each)
+
+    def _repeat(self, request):
+        """Send a request again, now or later, on a connection of its own; its answer interests nobody."""
+        time.sleep(self._below(300) / 1000)
+        with contextlib.suppress(OSError), socket.create_connection(self.upstream) as again:
+            again.settimeout(1)
+            again.sendall(request)
+            again.recv(1 << 16)
+
+    def _falls(self, kind):
+        with self.lock:
+            falls = self.random.random() < self.share
+            self.done[kind] += falls
+            return falls
+
+    def _below(self, number):
+        with self.lock:
+            return self.random.randrange(number)
+
+
+class Said:
+    """What a client has said on a connection since it was answered last."""
+
+    def __init__(self):
+        self.head, self.last = b"", b""
+
+    def add(self, data):
+        """Take in what came; a stream's head serves all its updates."""
+        self.last += data
+        if not self.head and END in self.last:
+            self.head = self.last[: self.last.index(END) + len(END)]
+
+    def answered(self):
+        """Begin the next request."""
+        self.last = b""
+
+    def request(self):
+        """Return the request, whole."""
+        return self.last if self.last.startswith(b"POST") else self.head + self.last
+
+
+def end(connection):
+    """Close a connection, and wake who waits for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
