@@ -184,6 +184,11 @@ class Book:
         fields = {name: value if name == "rows" else dict(value) for name, value in values.items()}
         return cls(**fields)  # type: ignore[arg-type]
 
+    def noted(self) -> Book:
+        """Return what workers have reported by now, without what comes of it."""
+        states, losses = dict(self.states), dict(self.first_losses)
+        return Book(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
+
     def take(self, update: Update) -> None:
         """Take in what a worker said; it may say it again."""
         if update.worker not in self.metrics:

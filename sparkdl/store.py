@@ -92,7 +92,7 @@ class ParameterStore:
             self._go_on(cut)
             if isinstance(self.merging, Locked):
                 self.merging.last = dict(cut.ledger)
-            self.books = dict(cut.books)
+            self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
             for epoch, book in self.books.items():
                 if len(book.metrics) == self.shape.num_workers:
                     book.cut = self._cut_of(book, epoch + 1)
@@ -627,7 +627,7 @@ class ParameterStore:
                 self.cut, parameters=kept(parameters), statistics=statistics, version=version,
                 progress=self.progress, rule=merging.state, losses=list(merging.losses),
                 ledger=dict(merging.last),
-                books={epoch: replace(book, cut=None) for epoch, book in self.books.items()},
+                books={epoch: book.noted() for epoch, book in self.books.items()},
             )  # fmt: skip
 
     def stop(self) -> None:

@@ -660,6 +660,25 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     assert 2.0 < store.merging.parameters[0]
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_what_is_noted_stays_as_it_was(mode):
+    """A report that comes later is not in it: what its worker sent before is not in it either."""
+    store = begun(store_of(mode, workers=2, size=1))
+    with impatient():
+        give(store, report_of(store, 0))
+        store.note()
+        cut = store.noted
+        push(store, 1, [2.0])
+        give(store, report_of(store, 1))
+    assert ([0], 10) == (list(cut.books[0].metrics), cut.books[0].rows)
+
+    other = store_of(mode, workers=2, size=1)
+    other.take_up(cut, (10, 10))
+    with impatient():
+        give(begun(other), report_of(other, 1))
+    assert [0] == list(cut.books[0].metrics)
+
+
 @pytest.mark.parametrize("generators", [0, 1])
 def test_every_replica_gets_the_common_optimizer_state_back(generators):
     """Worker 0 alone tells it, and each keeps its own random generators, where there are any."""
