@@ -586,7 +586,7 @@ class ParameterStore:
         self.looked = now
         for worker, member in self.members.items():
             if absent > ABSENCE:
-                member.heard += absent
+                member.heard = min(now, member.heard + absent)
             quiet = now - member.heard
             if quiet > self.shape.stall and self.failure is None:
                 self.failure = WorkerLostError(

@@ -170,6 +170,23 @@ def test_a_driver_that_was_away_calls_nobody_silent():
     assert store.failure is not None
 
 
+def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_longer():
+    """It is as silent as it is since then."""
+    store = begun(store_of("asynchronous", stall=10.0))
+    at = moved(store)
+    store.wait_epoch(0, 0)
+    at(3600)
+    store.heartbeat(0, 1, 1, 0, 0, [])
+    for second in (3600, 3604, 3608, 3611):
+        assert store.failure is None
+        at(second)
+        store.wait_epoch(0, 0)
+        for worker in (1, 2):
+            store.heartbeat(worker, 1, 1, 0, 0, [])
+
+    assert "Worker 0" in str(store.failure)
+
+
 def moved(store):
     """Give a store a clock that is at 0, with every worker just heard; return a function that sets it."""
     now = [0.0]
