@@ -451,6 +451,8 @@ class ParameterStore:
                     self._cut_of(standing, update.epoch), place=merging.round % self.plans[0].windows,
                     metrics=standing.metrics, losses=list(merging.losses),
                 )  # fmt: skip
+                if isinstance(merging, GradientRounds):
+                    merging.parameters = self.cut.parameters  # which the replicas have reached
                 self._expect(merging, None)
             return self._control()
 

@@ -622,6 +622,16 @@ def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     assert (b"b", 2) == (restored.metrics, store.merging.next_sequence(1))
 
 
+def test_a_cut_of_replicas_is_what_the_first_of_them_was():
+    """In the middle of an epoch, too; what was the center before is let go."""
+    store = begun(store_of(workers=1, size=1, cuts=(1,)))
+    push(store, 0, [1.0])
+    give(store, cut_of(store, 0, 1, parameters=vector(7.0)))
+
+    assert 1 == store.cut.place
+    assert store.cut.parameters is store.merging.parameters
+
+
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     """The round before it, and the one after it until it is made, take in all of them."""
     store = begun(store_of(joint=False, workers=2, size=1, cuts=(2,), hybrid=Hybrid(1)))
