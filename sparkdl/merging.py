@@ -446,6 +446,9 @@ class Locked(Merging):
 
     has_taken = counted
 
+    def settle(self) -> None:
+        """Let all that is counted be in the center while the caller, who has the lock, keeps it."""
+
     def board(self, update: Update) -> None:
         """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
         with self.changed:
@@ -535,15 +538,22 @@ class Striped(Locked):
     ) -> None:  # fmt: skip
         super().__init__(parameters.copy(), statistics, num_workers, rule, decays, bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
+        self.adding = 0  # updates that are counted, and not in the center yet
+        self.settling = 0  # who waits until there are none, and lets no other begin meanwhile
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Merge an update stripe by stripe and answer what the center then looks like."""
         update = read()
         with self.changed:
+            self.changed.wait_for(lambda: not self.settling)
             _check_generation(self, update)
             merge, flags = self._book(update)
+            self.adding += merge is not None
         if merge is not None:
-            self._add(update, merge)
+            try:
+                self._add(update, merge)
+            finally:
+                self._added()
         update = without_body(update)
         reply = self._words(update, control, counts=merge is not None)
         if reply.flags & Flag.AGAIN:
@@ -557,6 +567,20 @@ class Striped(Locked):
         """Return a copy of the center, the statistics, and their version."""
         parameters, statistics, version = super().snapshot()
         return parameters.copy(), statistics, version
+
+    def settle(self) -> None:
+        """Wait until additions have ended; none begins before the caller gives back the lock."""
+        with self.changed:
+            self.settling += 1
+            self.changed.wait_for(lambda: not self.adding)
+            self.settling -= 1
+            self.changed.notify_all()
+
+    def _added(self) -> None:
+        with self.changed:
+            self.adding -= 1
+            if self.settling:
+                self.changed.notify_all()
 
     def _add(self, update: Update, merge: Merge) -> None:
         for index, lock in enumerate(self.stripes):

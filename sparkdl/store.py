@@ -624,6 +624,7 @@ class ParameterStore:
                 self.wanted = merging.whole = bool(self.plans)
                 return
             assert isinstance(merging, Locked)  # noqa: S101 - the other kind
+            merging.settle()
             parameters, statistics, version = merging.snapshot()
             self.noted = replace(
                 self.cut, parameters=kept(parameters), statistics=statistics, version=version,

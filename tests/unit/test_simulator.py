@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Condition, DeadlockError, World
-from stores import store_of
+from stores import begun, push, store_of
 
 from sparkdl import merging
 from sparkdl.batches import Plan
@@ -179,6 +179,34 @@ def test_a_bound_holds_at_256_workers():
 
     assert trace.ahead <= 4
     assert trace.ends[0][-1] > 4.0 * (BATCHES - 5)
+
+
+def test_a_cut_without_a_lock_has_in_it_what_it_counts():
+    """A run that goes on from it loses nothing, though additions were under way when it was asked for."""
+    store, world = begun(store_of("hogwild", workers=2, size=1, merge="sum")), World()
+    world.live_in(store)
+
+    class Stripe:
+        """A lock for which an addition waits a second."""
+
+        def __enter__(self):
+            world.sleep(1.0)
+
+        def __exit__(self, *exception):
+            return None
+
+    def after(seconds, call):
+        world.sleep(seconds)
+        call()
+
+    store.merging.stripes = [Stripe()]
+    world.spawn(after, 0.0, lambda: push(store, 0, [3.0]))
+    world.spawn(after, 0.5, store.note)
+    world.spawn(after, 0.7, lambda: push(store, 1, [4.0]))
+    world.run()
+
+    assert ([3.0], {0: 0}) == (store.noted.parameters.tolist(), store.noted.ledger)
+    assert [7.0] == store.merging.parameters.tolist()
 
 
 # -- rounds that close without everybody ----------------------------------------------------------
