@@ -480,6 +480,8 @@ class ParameterStore:
                 or self.stopping
             )
 
+        if not open_():
+            self._part(update.worker)
         opened = self.changed.wait_for(open_, PATIENCE)
         self._check_open(update.generation)
         reply = self._control()

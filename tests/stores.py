@@ -5,11 +5,13 @@ import threading
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from sparkdl import merging
 from sparkdl import store as store_module
 from sparkdl.batches import Plan
 from sparkdl.books import RunShape
+from sparkdl.errors import RefusedError
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.store import ParameterStore
@@ -26,7 +28,7 @@ def vector(*values):
 
 
 def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, staleness=None,
-    hybrid=None, center=None, decays=None, **shape,
+    hybrid=None, center=None, decays=None, kind=ParameterStore, **shape,
 ):  # fmt: skip
     """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
@@ -37,7 +39,7 @@ def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, s
     rule = choose(merge, mode=mode, window=None).rule
     parameters = np.zeros(size, np.float32) if center is None else vector(*center)
     terms = Terms(mode, joint, workers, rule, staleness, hybrid)
-    return ParameterStore(run, make_merging(terms, parameters, np.zeros(statistics, np.float32), decays))
+    return kind(run, make_merging(terms, parameters, np.zeros(statistics, np.float32), decays))
 
 
 def begun(store, rows=10, attempt=1):
@@ -62,6 +64,11 @@ def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fiel
     return Update(**values | fields)
 
 
+def report_of(store, worker, epoch=0, **fields):
+    """Return what a worker says at the end of an epoch."""
+    return update_of(store, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
+
+
 def give(store, update):
     """Hand an update to a store as its server does; return the reply."""
     store.admit(update, lengths_of(update))
@@ -71,6 +78,13 @@ def give(store, update):
 def push(store, worker, parameters=EMPTY, **fields):
     """Hand an update to a store; return the reply."""
     return give(store, update_of(store, worker, parameters, **fields))
+
+
+def status_of(call):
+    """Return the status with which a call is refused."""
+    with pytest.raises(RefusedError) as error:
+        call()
+    return error.value.status
 
 
 def together(*calls):

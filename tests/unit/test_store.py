@@ -1,13 +1,9 @@
 """The book of a run: who takes part, what was counted, how far the epochs are."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from stores import (
     EMPTY,
     NEVER,
@@ -15,7 +11,9 @@ from stores import (
     give,
     impatient,
     push,
+    report_of,
     state_of,
+    status_of,
     store_of,
     together,
     update_of,
@@ -25,14 +23,10 @@ from stores import (
 from sparkdl.batches import Plan
 from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
-from sparkdl.merging import Hybrid, Rounds
+from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
 
 LOCAL = Plan((), 0, 4, 1, False, False, 0)
-
-
-def report_of(store, worker, epoch=0, **fields):
-    return update_of(store, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
 
 
 def finish_epoch(store, epoch=0, **fields):
@@ -44,12 +38,6 @@ def finish_epoch(store, epoch=0, **fields):
     store.commit(result.cut)
     store.release(epoch + 1, NEVER)
     return result
-
-
-def status_of(call):
-    with pytest.raises(RefusedError) as error:
-        call()
-    return error.value.status
 
 
 def round_of(store, sequence):
@@ -771,323 +759,3 @@ def test_what_comes_again_late_moves_nobody():
         give(store, report)
         come_again()
         assert {1: 0} == clocks
-
-
-# -- the laws, under whatever happens -------------------------------------------------------------
-
-
-class Book(RuleBasedStateMachine):
-    """Workers that join, push, repeat themselves, get lost; and what must hold of the store meanwhile."""
-
-    mode, workers, terms = "asynchronous", 3, {}
-
-    def __init__(self):
-        super().__init__()
-        self.patience = impatient()
-        self.patience.__enter__()
-
-    def teardown(self):
-        self.patience.__exit__(None, None, None)
-
-    @initialize()
-    def begin(self):
-        plan = replace(LOCAL, batch_size=5)
-        self.store = store_of(
-            self.mode, joint=False, merge="sum", workers=self.workers, size=2, plan=plan, epochs=10**6,
-            **self.terms,
-        )  # fmt: skip
-        self.attempts = [1] * self.workers
-        self.sent = [None] * self.workers  # the last update of each worker
-        self.generation, self.version = 1, 0
-        self.join_all()
-
-    def join_all(self):
-        self.store.release(self.store.cut.epoch, NEVER)
-        for _ in range(2):  # the first ones are told to ask again
-            with impatient():
-                for worker in range(self.workers):
-                    self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
-                    begin = self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {})
-        assert begin is not None
-
-    def update(self, worker, value, sequence, **fields):
-        stamp = {"attempt": self.attempts[worker], "generation": self.generation} | fields
-        return update_of(self.store, worker, [value, -value], sequence=sequence, **stamp)
-
-    def refused(self, update):
-        before = state_of(self.store)
-        assert 409 == status_of(lambda: give(self.store, update))
-        assert before == state_of(self.store)
-
-    workers_ = st.integers(0, 2)
-    values = st.integers(-1000, 1000)
-
-    @rule(worker=workers_, value=values, age=st.integers(1, 3))
-    def push_of_an_old_generation(self, worker, value, age):
-        """A zombie's update changes nothing."""
-        sequence = self.store.merging.next_sequence(worker)
-        if self.generation > age:
-            self.refused(self.update(worker, value, sequence, generation=self.generation - age))
-
-    @rule(worker=workers_, value=values)
-    def push_of_an_old_attempt(self, worker, value):
-        """A superseded attempt's update changes nothing."""
-        sequence = self.store.merging.next_sequence(worker)
-        self.refused(self.update(worker, value, sequence, attempt=self.attempts[worker] - 1))
-
-    @rule()
-    def restart(self):
-        """The driver starts the gang again."""
-        self.generation = self.store.restart()
-        self.rolled_back()
-        self.sent = [None] * self.workers
-        self.join_all()
-
-    def rolled_back(self):
-        """Note what a restart takes back."""
-
-    @invariant()
-    def versions_only_grow(self):
-        """Within a generation no version comes again."""
-        assert self.version <= self.store.merging.version
-        self.version = self.store.merging.version
-
-    @invariant()
-    def nothing_is_lost_and_nothing_counted_twice(self):
-        """The center is the sum of what was counted."""
-        expected = self.total()
-        assert [expected, -expected] == self.store.merging.parameters.tolist()
-
-
-class OneByOne(Book):
-    """Updates are merged as they come; nothing is ever taken back."""
-
-    def begin(self):
-        super().begin()
-        self.counted = {}
-
-    begin = initialize()(begin)
-
-    def total(self):
-        return sum(self.counted.values())
-
-    @rule(worker=Book.workers_, value=Book.values, skip=st.integers(0, 2))
-    def push(self, worker, value, skip):
-        """Workers with fewer batches skip sequences at an epoch's end."""
-        sequence = self.store.merging.next_sequence(worker) + skip
-        self.sent[worker] = self.update(worker, value, sequence, base_version=self.version)
-        reply = give(self.store, self.sent[worker])
-        assert (worker, sequence) not in self.counted
-        self.counted[worker, sequence] = value
-        assert not reply.flags
-        assert self.total() == reply.parameters[0]
-
-    @rule(worker=Book.workers_)
-    def repeat(self, worker):
-        """The answer was lost, and the worker sends again."""
-        if self.sent[worker] is not None:
-            reply = give(self.store, self.sent[worker])
-            assert Flag.DUPLICATE == reply.flags
-            assert self.total() == reply.parameters[0]
-
-    @rule(worker=Book.workers_, known=st.booleans())
-    def pull(self, worker, known):
-        """A worker asks for the center of this moment, which it may have."""
-        version = self.store.merging.version if known else 0
-        asked = update_of(
-            self.store, worker, kind=Kind.CENTER, base_version=version, attempt=self.attempts[worker]
-        )  # fmt: skip
-        reply = give(self.store, asked)
-        assert self.store.merging.version == reply.version
-        assert (version == reply.version) == (reply.kind is Answer.NOTHING)
-        assert reply.kind is Answer.NOTHING or self.total() == reply.parameters[0]
-
-    @rule(worker=Book.workers_)
-    def lose(self, worker):
-        """A worker dies, and its task runs again."""
-        self.attempts[worker] += 1
-        self.store.join(worker, self.generation, self.attempts[worker], "host", 1)
-        begin = self.store.ready(worker, self.generation, self.attempts[worker], 10, 0, {})
-        done = [sequence for k, sequence in self.counted if k == worker]
-        assert max(done, default=-1) + 1 == begin["sequence"]
-        self.sent[worker] = None
-
-
-class Hogwild(OneByOne):
-    """The same laws without the lock."""
-
-    mode = "hogwild"
-
-
-class Bounded(OneByOne):
-    """Nobody goes on who is further ahead of the slowest than the bound."""
-
-    terms = {"staleness": 1}
-
-    def begin(self):
-        super().begin()
-        self.clocks = [0] * self.workers
-
-    begin = initialize()(begin)
-
-    def waits(self, worker):
-        return self.clocks[worker] - min(self.clocks) > 1
-
-    def rolled_back(self):
-        self.clocks = [0] * self.workers
-
-    @rule(worker=Book.workers_, value=Book.values, skip=st.integers(0, 2))
-    def push(self, worker, value, skip):
-        """A worker that waits sends nothing; any other is merged at once, whether it then waits or not."""
-        if self.waits(worker):
-            return
-        sequence = self.store.merging.next_sequence(worker) + skip
-        self.sent[worker] = self.update(worker, value, sequence, base_version=self.version)
-        reply = give(self.store, self.sent[worker])
-        self.counted[worker, sequence] = value
-        self.clocks[worker] += 1
-        assert (Flag.AGAIN if self.waits(worker) else Flag.NONE) == reply.flags
-
-    @rule(worker=Book.workers_)
-    def repeat(self, worker):
-        """A worker that waited goes on when it is near enough."""
-        if self.sent[worker] is not None:
-            reply = give(self.store, self.sent[worker])
-            assert (Flag.AGAIN if self.waits(worker) else Flag.DUPLICATE) == reply.flags
-
-    @rule(worker=Book.workers_)
-    def lose(self, worker):
-        """One that returns begins beside the slowest of the others."""
-        super().lose(worker)
-        self.clocks[worker] = min(clock for k, clock in enumerate(self.clocks) if k != worker)
-
-    @invariant()
-    def nobody_is_too_far(self):
-        """The store's clocks are these."""
-        assert dict(enumerate(self.clocks)) == self.store.merging.clocks
-        assert max(self.clocks) - min(self.clocks) <= 2
-
-
-class Quorum(Book):
-    """Two of three workers are enough for a round."""
-
-    mode, terms = "synchronous", {"hybrid": Hybrid(2)}
-
-    def begin(self):
-        super().begin()
-        self.dropped = 0
-        self.rolled_back()
-
-    begin = initialize()(begin)
-
-    def rolled_back(self):
-        self.closed, self.open, self.at, self.version = [], {}, [0] * self.workers, 0
-
-    def total(self):
-        return sum(self.closed)
-
-    @rule(worker=Book.workers_, value=Book.values)
-    def push(self, worker, value):
-        """One that is in waits; one that is late learns where the others are, and its update is dropped."""
-        late = self.at[worker] < len(self.closed)
-        known = worker in self.open and not late
-        update = self.update(worker, value, self.at[worker])
-        reply = give(self.store, update)
-        if late and self.sent[worker] is None:
-            self.dropped += 1
-        elif not known and not late:
-            self.open[worker], self.sent[worker] = value, update
-        if len(self.open) == 2:
-            self.closed.append(sum(self.open.values()))
-            self.open = {}
-        self.goes_on(worker, reply)
-
-    def goes_on(self, worker, reply):
-        """Check a reply: it holds the center of this moment as soon as the worker's round has closed."""
-        if self.at[worker] == len(self.closed):
-            assert Flag.AGAIN == reply.flags
-            return
-        assert len(self.closed) == reply.round
-        assert self.total() == reply.parameters[0]
-        self.at[worker], self.sent[worker] = reply.round, None
-
-    @rule(worker=Book.workers_)
-    def ask_again(self, worker):
-        """A worker that is in asks whether its round has closed."""
-        if (sent := self.sent[worker]) is not None:
-            header = replace(sent, flags=Flag.AWAIT, rows=0, parameters=EMPTY, base_version=0)
-            reply = give(self.store, header)
-            self.goes_on(worker, replace(reply, flags=reply.flags & ~Flag.DUPLICATE))
-
-    @invariant()
-    def what_was_dropped_is_known(self):
-        """Late updates are counted."""
-        assert self.dropped == self.store.merging.dropped.total()
-
-
-class InRounds(Book):
-    """Rounds of all workers, rolled back to the last cut when one is lost."""
-
-    mode = "synchronous"
-
-    def begin(self):
-        super().begin()
-        self.closed, self.open, self.at_cut = [], {}, 0
-
-    begin = initialize()(begin)
-
-    def total(self):
-        return sum(map(sum, self.closed))
-
-    def rolled_back(self):
-        self.closed, self.open = self.closed[: self.at_cut], {}
-        self.version = 0
-
-    @precondition(lambda self: len(self.closed) < 2 * (self.store.cut.epoch + 1))
-    @rule(worker=Book.workers_, value=Book.values)
-    def push(self, worker, value):
-        """A worker sends its part of the open round; one that has is told to wait, whatever it sends."""
-        known = worker in self.open
-        self.open.setdefault(worker, value)
-        self.sent[worker] = self.update(worker, value, len(self.closed))
-        self.answered(give(self.store, self.sent[worker]), duplicate=known)
-
-    def answered(self, reply, *, duplicate):
-        if len(self.open) < self.workers:
-            assert Flag.AGAIN == reply.flags
-            return
-        self.closed.append(list(self.open.values()))
-        self.open = {}
-        assert not duplicate
-        assert self.total() == reply.parameters[0]
-
-    @rule(worker=Book.workers_)
-    def ask_again(self, worker):
-        """A worker asks for the reply of what it sent, of the open round or the one before."""
-        sent = self.sent[worker]
-        if sent is None or sent.sequence < len(self.closed) - 1:
-            return
-        reply = give(self.store, replace(sent, flags=Flag.AWAIT, rows=0, parameters=EMPTY, base_version=0))
-        waits = sent.sequence == len(self.closed)
-        assert (Flag.AGAIN if waits else Flag.DUPLICATE) == reply.flags
-        assert waits or self.total() == reply.parameters[0]
-
-    @precondition(lambda self: len(self.closed) == 2 * (self.store.cut.epoch + 1))
-    @rule()
-    def end_epoch(self):
-        """Everybody reports, and the driver makes the cut."""
-        epoch = self.store.cut.epoch
-        for worker in range(self.workers):
-            give(self.store, report_of(self.store, worker, epoch, attempt=self.attempts[worker]))
-        self.store.commit(self.store.wait_epoch(epoch, 0).cut)
-        self.store.release(epoch + 1, NEVER)
-        self.at_cut = len(self.closed)
-        assert isinstance(self.store.merging, Rounds)
-        assert math.isclose(self.store.progress, self.store.plans[0].steps * (epoch + 1))
-
-
-TestOneByOne, TestHogwild, TestInRounds = OneByOne.TestCase, Hogwild.TestCase, InRounds.TestCase
-TestBounded, TestQuorum = Bounded.TestCase, Quorum.TestCase
-TestOneByOne.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-TestHogwild.settings = TestInRounds.settings = TestOneByOne.settings
-TestBounded.settings = TestQuorum.settings = TestOneByOne.settings

@@ -1,0 +1,735 @@
+"""The laws of a store, under whatever happens: versions only grow, a sequence counts once, nothing is lost.
+
+Workers make one step at a time, in one thread and by a clock of the test's; none waits, each is told to ask
+again. Every update has a whole number in it, so that the center is the exact sum of those that count.
+"""
+
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from math import inf
+from unittest import mock
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of, store_of, update_of
+
+from sparkdl import merging, packing
+from sparkdl.batches import Plan
+from sparkdl.checkpoint import Saved
+from sparkdl.errors import RefusedError, WorkerLostError
+from sparkdl.exchange import awaiting
+from sparkdl.merging import Hybrid, Locked
+from sparkdl.store import ParameterStore
+from sparkdl.wire import Answer, Flag, Kind
+
+WORKERS, ROWS, WINDOWS = 3, 10, 4  # rows of each worker, exchanges of each in an epoch
+SILENCE = 3.0
+DEPTH = 2  # by how many rounds a replica may be late
+EVERY = 3  # updates, or rounds of an epoch, between cuts
+workers_ = st.integers(0, WORKERS - 1)
+settled = precondition(lambda self: self.heard_since > 5)  # what begins anew again and again gets nowhere
+values_ = st.integers(-1000, 1000).map(lambda value: 60 * value)  # whose mean is whole for up to 6 of them
+
+
+class Machine(RuleBasedStateMachine):
+    """Workers that join, push, repeat themselves, fall silent; a driver that makes cuts, and begins anew.
+
+    Attributes:
+        kind: the class of the store.
+        ledger: what the store must know by now.
+        noted: what its newest cut must know.
+        kept: a checkpoint, and what it must know.
+        sent: the last update of each worker.
+        heard_since: how often workers have been heard since the gang began.
+    """
+
+    mode, joint, terms, kind = "asynchronous", False, {}, ParameterStore
+
+    def __init__(self):
+        super().__init__()
+        self.patience = impatient()
+        self.patience.__enter__()
+
+    def teardown(self):
+        self.patience.__exit__(None, None, None)
+
+    @initialize()
+    def begin(self):
+        self.now, self.run, self.attempts, self.heard = 0.0, 1, [1] * WORKERS, [0.0] * WORKERS
+        self.ledger, self.kept = self.law(), None
+        self.noted = deepcopy(self.ledger)
+        self.heard_since = 0
+        self.open_store()
+        self.join_all()
+
+    def open_store(self):
+        batch = WORKERS * ROWS // WINDOWS + 1 if self.joint else ROWS // WINDOWS + 1
+        self.store = store_of(
+            self.mode, joint=self.joint, merge="sum", workers=WORKERS, size=2, kind=self.kind,
+            plan=Plan((), 0, batch, 1, self.joint, False, 0), epochs=10**6, cuts=(EVERY,), silence=SILENCE,
+            run=bytes([self.run % 256]) * 16, metrics=1, **self.terms,
+        )  # fmt: skip
+        self.store.clock = self.store.merging.clock = lambda: self.now
+        self.generation, self.version = 1, 0
+
+    def join_all(self):
+        """Let the gang form; whoever is early is told to ask again."""
+        self.sent = [None] * WORKERS
+        self.store.release(self.store.cut.epoch, NEVER)
+        for worker in range(WORKERS):
+            self.join(worker)
+        assert [None] * (WORKERS - 1) == [self.ready(worker) for worker in range(WORKERS)][:-1]
+        for worker in range(WORKERS):
+            self.goes_on(worker, self.ready(worker))
+        self.heard_since = 0
+
+    def join(self, worker):
+        """Let a newer attempt of a worker say that it is there; return whether it may begin."""
+        joined = self.store.join(worker, self.generation, self.attempts[worker] + 1, "host", 1)
+        self.attempts[worker] += joined
+        return joined
+
+    def ready(self, worker):
+        self.heard[worker] = self.now
+        return self.store.ready(worker, self.generation, self.attempts[worker], ROWS, 0, {})
+
+    def stamp(self, worker, **fields):
+        names = {"attempt": self.attempts[worker], "generation": self.generation}
+        return names | {"run": self.store.shape.run} | fields
+
+    def update(self, worker, value, sequence, **fields):
+        """Return a worker's update with a value in it, or with nothing, where it had no rows for it."""
+        body = EMPTY if value is None else [value, -value]
+        return update_of(self.store, worker, body, sequence=sequence, **self.stamp(worker, **fields))
+
+    def say(self, worker, kind, **fields):
+        """Return a worker's message of another kind."""
+        return update_of(self.store, worker, kind=kind, **self.stamp(worker, **fields))
+
+    def give(self, update):
+        self.heard[update.worker] = self.now
+        self.heard_since += 1
+        reply = give(self.store, update)
+        self.store.sent(update)
+        return reply
+
+    def restored(self, worker):
+        """Return the center that a worker begins with, which is that of this moment."""
+        reply = self.give(self.say(worker, Kind.RESTORE))
+        assert [self.center(), self.ledger.version] == [reply.parameters[0], reply.version]
+        return reply.parameters[0]
+
+    # Who is not of the run any more.
+
+    @rule(worker=workers_, value=values_, what=st.sampled_from(["generation", "attempt"]))
+    def push_of_the_past(self, worker, value, what):
+        """The update of an old generation, or of a superseded attempt, changes nothing."""
+        past = {what: self.stamp(worker)[what] - 1}
+        self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), **past))
+
+    @rule(worker=workers_, value=values_)
+    def push_of_another_run(self, worker, value):
+        """Neither does that of a worker whose driver has died."""
+        other = bytes([(self.run - 1) % 256]) * 16
+        self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), run=other))
+
+    def refuse(self, update):
+        before = state_of(self.store)
+        assert 409 == status_of(lambda: give(self.store, update))
+        assert before == state_of(self.store)
+
+    # What becomes of workers and of the driver.
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0]))
+    def pass_time(self, seconds):
+        """Nobody says anything for a while, and the driver is there to hear it."""
+        self.now += seconds
+        self.store.looked = self.now
+
+    @settled
+    @rule(worker=workers_, seconds=st.sampled_from([0.0, SILENCE]))
+    def supersede(self, worker, seconds):
+        """A newer attempt takes the place of one that is silent, and not of one that is at work."""
+        self.pass_time(seconds)
+        if self.now - self.heard[worker] < SILENCE:
+            assert not self.join(worker)
+        else:
+            self.replace_worker(worker)
+
+    @settled
+    @rule(early=st.integers(0, WORKERS))
+    def restart(self, early):
+        """The driver starts the gang again; and once more, when some of it have joined."""
+        if early:
+            self.generation = self.store.restart()
+            for worker in range(early):
+                self.join(worker)
+        self.generation = self.store.restart()
+        self.version = 0
+        self.roll_back()
+        self.join_all()
+
+    @rule()
+    def keep(self):
+        """The driver writes the newest cut into a checkpoint."""
+        store = self.store
+        saved = Saved({}, (0, 0.0), store.noted, store.plans[0].rows, 0.1, {}, [], {}, store.counters, False)
+        self.kept = packing.pack(saved.values()), deepcopy(self.noted)
+
+    @settled
+    @precondition(lambda self: self.kept is not None)
+    @rule()
+    def resume(self):
+        """The driver dies, and another one goes on from the checkpoint."""
+        data, ledger = self.kept
+        saved = Saved.of(packing.unpack(memoryview(data)))
+        self.run += 1
+        self.open_store()
+        state = packing.like(self.store.merging.state, saved.cut.rule)
+        self.store.take_up(replace(saved.cut, rule=state), saved.rows)
+        self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
+        self.join_all()
+
+    def end_epoch(self, epoch):
+        """The driver takes what all workers have reported, once each."""
+        result = self.store.wait_epoch(epoch, 0)
+        assert WORKERS * ROWS == result.rows
+        self.ledger.handed += len(result.losses)
+        self.store.commit(result.cut)
+        self.store.release(epoch + 1, NEVER)
+
+    # The laws.
+
+    @invariant()
+    def versions_only_grow(self):
+        """Within a generation no version comes again; there is one for each update, or round, that counts."""
+        assert self.version <= self.store.merging.version == self.ledger.version
+        self.version = self.store.merging.version
+
+    @invariant()
+    def nothing_is_lost_and_nothing_counted_twice(self):
+        """The center is the sum of what counts."""
+        assert [self.center(), -self.center()] == self.store.merging.parameters.tolist()
+
+    @invariant()
+    def the_driver_learns_each_loss_once(self):
+        """They are with the driver, or wait for it."""
+        assert self.ledger.version == self.ledger.handed + len(self.store.merging.losses)
+
+
+# -- without rounds -------------------------------------------------------------------------------
+
+
+@dataclass
+class OneByOneLaw:
+    """Every update counts as it comes.
+
+    Attributes:
+        counted: the value of each update, by worker and sequence.
+        epochs: the epoch that each worker is in.
+        handed: how many losses the driver has.
+    """
+
+    counted: dict = field(default_factory=dict)
+    epochs: list = field(default_factory=lambda: [0] * WORKERS)
+    handed: int = 0
+
+    @property
+    def version(self):
+        return len(self.counted)
+
+    def next_sequence(self, worker):
+        return max((sequence + 1 for k, sequence in self.counted if k == worker), default=0)
+
+
+class OneByOne(Machine):
+    """Updates are merged as they come; only another driver takes anything back."""
+
+    law = OneByOneLaw
+
+    def center(self):
+        return sum(self.ledger.counted.values())
+
+    def roll_back(self):
+        """A restart takes nothing back."""
+
+    def goes_on(self, worker, begin):
+        """A worker begins after its last update that counts, in the epoch that it has not reported."""
+        assert self.ledger.next_sequence(worker) == begin["sequence"]
+        assert self.ledger.epochs[worker] == begin["epoch"]
+        self.restored(worker)
+        self.sent[worker] = None
+        self.leave(worker)
+        self.enter(worker)
+        if begin["epoch"]:
+            self.stand_at_the_gate(worker)
+
+    def replace_worker(self, worker):
+        assert self.join(worker)
+        self.goes_on(worker, self.ready(worker))
+
+    def enter(self, worker):
+        """Note that a worker is training."""
+
+    def leave(self, worker):
+        """Note that nobody waits for a worker any more."""
+
+    def may_train(self, worker):
+        """Return whether a worker is let into its epoch: it is at most one ahead."""
+        return self.ledger.epochs[worker] <= self.store.released
+
+    def may_push(self, worker):
+        return self.may_train(worker)
+
+    def flag(self, worker):
+        """Return what a worker is told with the center after its update."""
+        return Flag.NONE
+
+    @rule(pushes=st.lists(st.tuples(workers_, values_, st.integers(0, 2)), min_size=1, max_size=6))
+    def push_many(self, pushes):
+        """Workers send what they have; those with fewer batches skip sequences at an epoch's end."""
+        for push in pushes:
+            self.push(*push)
+
+    def push(self, worker, value, skip):
+        if not self.may_push(worker):
+            return
+        sequence = self.ledger.next_sequence(worker) + skip
+        update = self.update(
+            worker, value, sequence, base_version=self.version, epoch=self.ledger.epochs[worker]
+        )  # fmt: skip
+        reply = self.give(update)
+        self.sent[worker], self.ledger.counted[worker, sequence] = update, value
+        self.count(worker)
+        if not self.ledger.version % EVERY:
+            self.noted = deepcopy(self.ledger)
+        self.answered(reply, self.flag(worker))
+
+    def count(self, worker):
+        """Note that a worker has made an exchange."""
+
+    def answered(self, reply, flag):
+        assert flag == reply.flags
+        assert flag & Flag.AGAIN or self.center() == reply.parameters[0]
+
+    @rule(worker=workers_, again=st.booleans())
+    def repeat(self, worker, again):
+        """The answer was lost, and the worker sends the update again, or asks for the answer."""
+        if (sent := self.sent[worker]) is not None:
+            flag = self.flag(worker)
+            reply = self.give(awaiting(sent) if again else sent)
+            self.answered(reply, flag if flag & Flag.AGAIN else flag | Flag.DUPLICATE)
+
+    @rule(worker=workers_, known=st.booleans())
+    def pull(self, worker, known):
+        """A worker asks for the center of this moment, which it may have."""
+        version = self.store.merging.version if known else 0
+        reply = self.give(self.say(worker, Kind.CENTER, base_version=version))
+        assert self.store.merging.version == reply.version
+        assert (version == reply.version) == (reply.kind is Answer.NOTHING)
+        assert reply.kind is Answer.NOTHING or self.center() == reply.parameters[0]
+
+    @rule(reports=st.lists(st.tuples(workers_, st.booleans()), min_size=1, max_size=4))
+    def report_many(self, reports):
+        """Workers come to the end of an epoch."""
+        for report in reports:
+            self.report(*report)
+
+    def report(self, worker, twice):
+        """A worker ends its epoch, or asks whether it may go on to the next one."""
+        if self.may_push(worker):
+            report = report_of(
+                self.store, worker, self.ledger.epochs[worker], metrics=b"m", **self.stamp(worker)
+            )  # fmt: skip
+            for _ in range(1 + twice):
+                self.give(report)
+            self.ledger.epochs[worker] += 1
+            self.sent[worker] = None
+            self.leave(worker)
+        if self.ledger.epochs[worker]:
+            self.stand_at_the_gate(worker)
+
+    def stand_at_the_gate(self, worker):
+        if not self.may_train(worker):
+            self.leave(worker)
+        epoch = self.ledger.epochs[worker] - 1
+        reply = self.give(self.say(worker, Kind.REPORT, flags=Flag.AWAIT, epoch=epoch))
+        assert (Flag.NONE if self.may_train(worker) else Flag.AGAIN) == reply.flags
+        if self.may_train(worker):
+            self.enter(worker)
+
+    @rule()
+    def note(self):
+        """The driver asks for a cut, and has taken the epoch's end before where there is one."""
+        if min(self.ledger.epochs) > self.store.cut.epoch:
+            self.end_epoch(self.store.cut.epoch)
+        self.store.note()
+        self.noted = deepcopy(self.ledger)
+
+    @invariant()
+    def nobody_takes_room(self):
+        """All replies have gone."""
+        assert 0 == self.store.merging.flights
+
+
+class Hogwild(OneByOne):
+    """The same laws without the lock."""
+
+    mode = "hogwild"
+
+
+class Bounded(OneByOne):
+    """Nobody goes on who is further ahead of the slowest than the bound."""
+
+    terms = {"staleness": 1}
+
+    def join_all(self):
+        self.clocks = {worker: 0 for worker in range(WORKERS)}  # noqa: C420 - all begin side by side
+        super().join_all()
+
+    def enter(self, worker):
+        self.clocks.setdefault(worker, min(self.clocks.values(), default=0))
+
+    def leave(self, worker):
+        self.clocks.pop(worker, None)
+
+    def count(self, worker):
+        self.clocks[worker] += 1
+
+    def flag(self, worker):
+        ahead = self.clocks.get(worker, 0) - min(self.clocks.values(), default=0)
+        return Flag.AGAIN if ahead > 1 else Flag.NONE
+
+    def may_push(self, worker):
+        return self.may_train(worker) and worker in self.clocks and not self.flag(worker)
+
+    @invariant()
+    def nobody_is_too_far(self):
+        """The store's clocks are these."""
+        assert self.clocks == self.store.merging.clocks
+        assert max(self.clocks.values(), default=0) - min(self.clocks.values(), default=0) <= 2
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class RoundsLaw:
+    """What rounds have come to.
+
+    Attributes:
+        closed: by how much each of them moved the center.
+        handed: how many losses the driver has.
+    """
+
+    closed: list = field(default_factory=list)
+    handed: int = 0
+
+    @property
+    def version(self):
+        return len(self.closed)
+
+
+class InRounds(Machine):
+    """Rounds of all workers, or of some of them, rolled back to the last cut when one is lost.
+
+    Attributes:
+        at: the round for which each worker sends its next update.
+        missed: up to which round each worker takes up the means of those that closed without it.
+        open: the values in the open round, by worker; ``late``: those of the updates that are late.
+        waiting: the update of each worker that has no answer yet.
+        standing: the workers that were told to stand for a cut, and have not said what they are.
+        reported: the workers that have ended the epoch.
+        replicas: where each worker's replica is, where gradients are exchanged.
+    """
+
+    mode, law, hybrid = "synchronous", RoundsLaw, None
+
+    def __init_subclass__(cls):
+        cls.terms = {"hybrid": cls.hybrid}
+
+    def join_all(self):
+        self.at, self.missed, self.replicas = [0] * WORKERS, [0] * WORKERS, [0] * WORKERS
+        self.waiting, self.standing, self.reported = [None] * WORKERS, set(), set()
+        self.dropped = self.store.merging.dropped.total()
+        self.open_round()
+        super().join_all()
+
+    def open_round(self):
+        self.open, self.late, self.deadline = {}, [], inf
+
+    def goes_on(self, worker, begin):
+        """A worker begins after the cut."""
+        assert self.ledger.version == begin["sequence"]
+        assert self.ledger.version // WINDOWS == begin["epoch"]
+        self.at[worker], self.replicas[worker] = begin["sequence"], self.restored(worker)
+
+    def roll_back(self):
+        self.ledger = deepcopy(self.noted)
+
+    def replace_worker(self, worker):
+        """One that comes back has lost its replica: all go on from the cut."""
+        assert 409 == status_of(lambda: self.join(worker))
+        assert isinstance(self.store.failure, WorkerLostError)
+        self.restart(0)
+
+    def center(self):
+        """Return the center, which is that of the cut where workers have replicas of their own."""
+        return sum((self.noted if self.joint else self.ledger).closed)
+
+    @property
+    def end(self):
+        return WINDOWS * (self.store.cut.epoch + 1)
+
+    @rule(steps=st.lists(st.tuples(workers_, st.none() | values_, st.booleans()), min_size=1, max_size=6))
+    def step_some(self, steps):
+        """Workers go on, some faster than others."""
+        for step in steps:
+            self.step(*step)
+
+    def step(self, worker, value, twice):
+        """A worker does what comes next: stands, asks again, reports or pushes; it may say so twice."""
+        if worker in self.standing:
+            self.stand(worker, twice)
+        elif self.waiting[worker] is not None:
+            self.hand_in(worker, self.waiting[worker] if twice else awaiting(self.waiting[worker]))
+        elif self.at[worker] == self.end:
+            self.report(worker, twice)
+        else:
+            catches_up = self.at[worker] < self.missed[worker]
+            self.push(worker, self.update(worker, None if catches_up else value, self.at[worker]))
+
+    @rule(order=st.permutations(range(WORKERS)), values=st.lists(values_, min_size=1, max_size=8))
+    def step_together(self, order, values):
+        """Every worker does what comes next, again and again, and the driver after them."""
+        for value in values:
+            for worker in order:
+                self.step(worker, value, False)
+            self.end_epoch(self.store.cut.epoch)
+
+    def push(self, worker, update):
+        value = float(update.parameters[0]) if update.rows else None
+        self.waiting[worker] = self.sent[worker] = update
+        if update.sequence == self.ledger.version:
+            self.open[worker] = value
+            if value is not None and self.hybrid:
+                self.deadline = min(self.deadline, self.now + (self.hybrid.timeout or inf))
+        elif value is not None and self.hybrid.merge_late:
+            self.late.append(value)
+        else:
+            self.dropped += value is not None
+        self.hand_in(worker, update)
+
+    def hand_in(self, worker, update):
+        """Give an update to the store, which closes the round if that may be."""
+        closes = update.sequence == self.ledger.version and self.may_close()
+        rounds = self.ledger.version + closes
+        if closes:
+            self.close()
+        reply = self.give(update)
+        if update.sequence == rounds:
+            assert Flag.AGAIN == reply.flags
+            return
+        assert rounds == reply.round
+        self.waiting[worker] = None
+        self.missed[worker] = rounds if self.joint else 0
+        self.at[worker] = update.sequence + 1 if self.joint else rounds
+        self.take(worker, reply)
+        if reply.flags & Flag.CUT:
+            self.standing.add(worker)
+
+    def take(self, worker, reply):
+        """Check that a reply brings the center of this moment, or the replica to where that round was."""
+        if not self.joint:
+            assert self.center() == reply.parameters[0]
+            return
+        self.replicas[worker] += reply.parameters[0] if len(reply.parameters) else 0
+        assert sum(self.ledger.closed[: self.at[worker]]) == self.replicas[worker]
+
+    def may_close(self):
+        """Return whether the open round has all of its workers, or enough, and lets none be too late."""
+        if self.hybrid is None or self.store.merging.whole or len(self.open) == WORKERS:
+            return len(self.open) == WORKERS
+        with_rows = sum(value is not None for value in self.open.values())
+        enough = with_rows >= self.hybrid.quorum or with_rows and self.now >= self.deadline
+        return enough and (not self.joint or min(self.at) > self.ledger.version - DEPTH)
+
+    def close(self):
+        values = [value for value in self.open.values() if value is not None] + self.late
+        self.ledger.closed.append(sum(values) / (len(values) or 1) if self.joint else sum(values))
+        self.open_round()
+
+    def stand(self, worker, twice):
+        """A worker says what it is; that of all is a cut."""
+        self.standing.discard(worker)
+        for _ in range(1 + twice):
+            self.give(self.standing_as(worker, Kind.CUT, sequence=self.at[worker]))
+        if self.store.noted.place and self.store.noted.version == self.ledger.version:
+            self.noted = deepcopy(self.ledger)
+
+    def standing_as(self, worker, kind, **fields):
+        replica = [self.replicas[worker], -self.replicas[worker]] if self.joint and not worker else EMPTY
+        said = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.cut.epoch}
+        return self.say(worker, kind, **said | fields)
+
+    def report(self, worker, twice):
+        """A worker ends its epoch; the last one of all lets the driver go on."""
+        for _ in range(1 + twice):
+            reply = self.give(self.standing_as(worker, Kind.REPORT))
+            assert Flag.AGAIN == reply.flags
+        self.reported.add(worker)
+
+    def end_epoch(self, epoch):
+        if len(self.reported) < WORKERS:
+            assert self.store.wait_epoch(epoch, 0) is None
+            return
+        super().end_epoch(epoch)
+        self.reported = set()
+        self.noted = deepcopy(self.ledger)
+        steps = self.store.plans[0].steps
+        assert self.store.progress == pytest.approx(steps * (epoch + 1))
+
+    @rule(worker=workers_)
+    def repeat(self, worker):
+        """An update comes again, long after its answer: it changes nothing."""
+        sent = self.sent[worker]
+        if sent is None or self.waiting[worker] is not None:
+            return
+        before = state_of(self.store)
+        with suppress(RefusedError):  # its round closed long ago
+            assert self.give(sent).flags & Flag.DUPLICATE
+        assert before == state_of(self.store)
+
+    @rule()
+    def note(self):
+        """The driver asks for a cut as soon as rounds allow."""
+        self.store.note()
+
+    @invariant()
+    def what_was_dropped_is_known(self):
+        """Late updates are counted."""
+        assert self.dropped == self.store.merging.dropped.total()
+
+
+class Gradients(InRounds):
+    """The mean of a round goes to every worker's replica."""
+
+    joint = True
+
+
+class Quorum(InRounds):
+    """Two of three workers are enough for a round, or one when its time is up."""
+
+    hybrid = Hybrid(2, 1.5)
+
+
+class LateMerged(InRounds):
+    """Rounds wait for all workers, but not for long; who is late is in the next one."""
+
+    hybrid = Hybrid(WORKERS, 1.5, merge_late=True)
+
+
+class GradientsOfSome(InRounds):
+    """Replicas that are late take up the means that they missed."""
+
+    joint, hybrid = True, Hybrid(1, 1.5)
+
+    def __init__(self):
+        super().__init__()
+        self.few = mock.patch.multiple(merging, KEPT_BYTES=0, LEAST_KEPT=DEPTH)
+        self.few.__enter__()
+
+    def teardown(self):
+        self.few.__exit__(None, None, None)
+        super().teardown()
+
+
+MACHINES = [OneByOne, Hogwild, Bounded, InRounds, Gradients, Quorum, LateMerged, GradientsOfSome]
+each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
+
+
+@each_machine
+def test_the_laws_hold(machine):
+    """Whatever happens."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40))
+
+
+@pytest.mark.whole
+@each_machine
+def test_the_laws_hold_for_long(machine):
+    """In much more that may happen."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=1000, stateful_step_count=60))
+
+
+class CountsTwice(ParameterStore):
+    """A store that takes an update again when it comes again."""
+
+    def exchange(self, update, read):
+        merging = self.merging
+        taken = merging.last if isinstance(merging, Locked) else merging.taken
+        if taken.get(update.worker) == update.sequence and update.rows:
+            taken[update.worker] -= 1
+        return super().exchange(update, read)
+
+
+class ForgetsTheLedger(ParameterStore):
+    """A store that goes on from a checkpoint as if nobody had sent anything."""
+
+    def take_up(self, cut, rows):
+        super().take_up(replace(cut, ledger={}), rows)
+
+
+class ForgetsTheLosses(ParameterStore):
+    """A store that goes on from a checkpoint with an epoch that has no losses yet."""
+
+    def take_up(self, cut, rows):
+        super().take_up(replace(cut, losses=[]), rows)
+
+
+class LosesTheRounds(ParameterStore):
+    """A store that goes on from its cut at the round that was open."""
+
+    def restart(self):
+        merging, version = self.merging, self.merging.version
+        generation = super().restart()
+        merging.version = version
+        return generation
+
+
+class NotesWhatIsToCome(ParameterStore):
+    """A store whose cut goes on to take in what workers report."""
+
+    def note(self):
+        super().note()
+        if isinstance(self.merging, Locked):
+            self.noted = replace(self.noted, books=self.books)
+
+
+@pytest.mark.parametrize(
+    ("machine", "mistake"),
+    [
+        (OneByOne, CountsTwice), (Hogwild, CountsTwice), (Bounded, CountsTwice), (Quorum, CountsTwice),
+        (OneByOne, ForgetsTheLedger), (Hogwild, ForgetsTheLedger), (Bounded, ForgetsTheLedger),
+        (OneByOne, ForgetsTheLosses), (InRounds, ForgetsTheLosses), (Gradients, LosesTheRounds),
+        (OneByOne, NotesWhatIsToCome),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_found(machine, mistake):
+    """The laws are such that a store which does not keep them is seen to."""
+    mistaken = type(mistake.__name__, (machine,), {"kind": mistake})
+    found = settings(
+        max_examples=100, stateful_step_count=50, derandomize=True, database=None, phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )  # fmt: skip
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(mistaken, settings=found)
