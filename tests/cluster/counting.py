@@ -1,13 +1,17 @@
 """A job whose every update adds exactly 1 to its one weight; run in a process of its own.
 
 Prints one line of JSON: the weight, how many updates there should be, and the counters of the run. Its one
-worker is slow in Spark's first attempt, so that speculation starts another beside it.
+worker is slow in Spark's first attempt, so that speculation starts another beside it. The run's token is
+told, and whether it is seen on a command line or in an environment variable of this machine meanwhile.
 """
 
 import json
 import os
+import secrets
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -35,6 +39,17 @@ def counting(y_true, y_pred):
     return tf.ensure_shape(tf.numpy_function(pause, [], tf.float32), []) - tf.reduce_mean(y_pred)
 
 
+def shown(text):
+    """Return the processes whose command line or environment has a text in it."""
+    found = []
+    for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+        with suppress(OSError):
+            found += [str(file)] * (text.encode() in file.read_bytes())
+    return found
+
+
+token, seen = secrets.token_urlsafe(32), []
+secrets.token_urlsafe = lambda size: token
 builder = SparkSession.builder.master(sys.argv[1])
 for setting in sys.argv[3:]:
     builder = builder.config(*setting.split("=", 1))
@@ -46,9 +61,12 @@ model = keras.Sequential([keras.Input((1,)), one])
 model.compile(keras.optimizers.SGD(1.0), counting)
 x = np.ones((ROWS, 1), np.float32)
 spark_model = SparkModel(model, mode=sys.argv[2], merge="sum", num_workers=1)
-history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.extend(shown(token)))
+history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[look])
 report = {
     "weight": float(model.get_weights()[0][0, 0]),
+    "token": token,
+    "token_seen": seen,
     "updates": EPOCHS * ROWS // BATCH,
     **{name: history.training[name] for name in ("version", "superseded", "duplicates", "restarts")},
 }

@@ -91,6 +91,8 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(standalone, tmp_
 
     (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
     events = map(json.loads, log.read_text().splitlines())
+    assert report["token"] not in log.read_text()
+    assert [] == report["token_seen"]
     started = [event["Task Info"] for event in events if event["Event"] == "SparkListenerTaskStart"]
     assert any(task["Speculative"] for task in started)
     assert report["updates"] == report["weight"] == report["version"]
