@@ -143,6 +143,8 @@ class ParameterStore:
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
             member = self._member(worker, generation, attempt)
+            if self.plans:
+                self._refuse_other_rows(worker, rows)
             begins = member.rows is None
             member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
             if not self.plans and self._all_ready():

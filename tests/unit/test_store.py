@@ -223,7 +223,7 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
     with pytest.raises(RefusedError, match="came back with 9 rows instead of 10") as error:
         store.ready(0, 1, 2, 9, 0, {})
 
-    assert 422 == error.value.status
+    assert (422, None) == (error.value.status, store.members[0].rows)
 
 
 # -- what is refused ------------------------------------------------------------------------------
