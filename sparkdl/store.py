@@ -227,6 +227,8 @@ class ParameterStore:
             raise RefusedError(422, "The update is of a model with another layout of variables.")
         sizes = len(self.merging.parameters), len(self.merging.statistics)
         check_sections(update, lengths, self.shape, *sizes)
+        if update.kind is Kind.REPORT and update.epoch >= self.shape.epochs:
+            raise RefusedError(400, f"Epoch {update.epoch + 1} is none of the run's {self.shape.epochs}.")
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
             self._admit_move(update, lengths)
 

@@ -228,6 +228,16 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
 
 # -- what is refused ------------------------------------------------------------------------------
 
+
+def test_a_report_of_an_epoch_that_there_is_not_is_refused():
+    """It would be kept for good."""
+    store = begun(store_of("asynchronous"))
+    with pytest.raises(RefusedError, match="Epoch 3 is none of the run's 2.") as error:
+        push(store, 0, kind=Kind.REPORT, epoch=2)
+
+    assert (400, []) == (error.value.status, sorted(store.books))
+
+
 OTHERS = [
     ({"run": b"x" * 16}, 409),
     ({"generation": 0}, 409),
