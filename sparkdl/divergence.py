@@ -18,6 +18,7 @@ RISE = 10.0  # by how many times itself the loss has to rise before a run has di
 WIDER = 1.5  # and to how many times itself the norm of the center,
 GROWTH = 50.0  # and both to this product
 THROWS = 3  # epochs in a row after which a center that workers have to mend in each has diverged too
+ENDLESS = 1e300  # a loss that far is taken for Inf: the mean of some could come to it
 AWAY = 1.0  # by how many times itself the loss, over windows or at their start, has to rise in an epoch,
 LOST = 5  # and over how many epochs its median to be above that of the start, for a run to be lost
 
@@ -87,7 +88,7 @@ class Watch:
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
-        known = [loss for loss in losses if isfinite(loss)]
+        known = _finite(losses)
         if not self.merged or not known:
             return
         loss, reached = fmean(known), norm(center)
@@ -95,7 +96,7 @@ class Watch:
             self._loss = fmean(known[: self.first])
         self._norm = self._norm or reached  # a center that begins with 0 says nothing yet
         wider = reached / self._norm if self._norm else 0.0
-        first = [loss for loss in first_losses if isfinite(loss)]
+        first = _finite(first_losses)
         rise = self._rise(loss)
         self._latest.append(loss)
         self._away = self._away or max(rise, self._rise(fmean(first)) if first else 0.0) >= AWAY
@@ -153,6 +154,10 @@ class Watch:
             self._kinds.clear()
             self._thrown, self._away = 0, False
             self._latest.clear()
+
+
+def _finite(losses: Iterable[float]) -> list[float]:
+    return [loss for loss in losses if abs(loss) < ENDLESS]
 
 
 def diverged(why: str) -> DivergedError:

@@ -69,6 +69,12 @@ def test_a_first_epoch_without_a_finite_loss_says_nothing():
     assert has_diverged(([inf], 1.0), FIRST, ([60.0], 2.0))
 
 
+def test_losses_whose_mean_would_be_infinite_are_taken_for_infinite_ones():
+    """They come to a mean as little as those, and the endpoint does not fail on them."""
+    assert not has_diverged(([1.7e308, 1.7e308], 1.0), FIRST)
+    assert has_diverged(FIRST, ([60.0, 1.7e308, 1.7e308], 2.0, [1.7e308, 1.7e308]))
+
+
 def test_a_center_that_begins_with_zeros_is_compared_with_that_of_the_first_epoch():
     """As of a linear model."""
     assert not has_diverged(([1.0, 60.0], 5.0), start=0.0)
