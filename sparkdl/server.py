@@ -182,7 +182,10 @@ def _json(**fields: type) -> dict[str, Any]:
         raise RefusedError(411, "The request does not say how long it is.")
     if length > JSON_BYTES:
         raise RefusedError(413, f"A JSON body has at most {JSON_BYTES} bytes; this one has {length}.")
-    body = flask.request.get_json(force=True, silent=True)
+    try:
+        body = flask.request.get_json(force=True, silent=True)
+    except RecursionError:
+        raise RefusedError(400, "The JSON is nested too deeply.") from None
     if not isinstance(body, dict) or body.keys() != fields.keys():
         raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
     for name, kind in fields.items():

@@ -214,6 +214,7 @@ REQUESTS = {
     "a field of another type": ("POST", "/v1/join", joining(pid="1"), 400),
     "a truth for a number": ("POST", "/v1/join", joining(pid=True), 400),
     "a worker that there is not": ("POST", "/v1/join", joining(worker=9), 400),
+    "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
     "a long JSON": ("POST", "/v1/join", b" " * (server.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
