@@ -162,7 +162,10 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
         length = flask.request.content_length
         if length != steward.weight_bytes:
             raise RefusedError(413, f"{length} bytes of weights; this model has {steward.weight_bytes}.")
-        steward.replace(flask.request.environ["wsgi.input"].read(length))
+        weights = flask.request.environ["wsgi.input"].read(length)
+        if len(weights) != length:
+            raise RefusedError(400, f"The weights broke off after {len(weights)} of {length} bytes.")
+        steward.replace(weights)
         return {}
 
     @app.post("/v1/leave")

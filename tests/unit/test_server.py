@@ -271,6 +271,19 @@ def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body,
     assert status == FlaskClient(app, None).request("POST", f"/v1/{path}", body, headers)[0]
 
 
+def test_weights_that_broke_off_are_not_taken(app, port):
+    """Half of a center is none."""
+    taken = []
+    add_steward(app, SimpleNamespace(weight_bytes=8, replace=taken.append))
+    lines = "POST /v1/replace HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 8"
+    with talk(port, *lines) as (sock, stream):
+        sock.sendall(b"1234")
+        sock.shutdown(socket.SHUT_WR)
+        answer = stream.read()
+
+    assert (b"HTTP/1.1 400", []) == (answer[:12], taken)
+
+
 @contextmanager
 def talk(port, *lines):
     """Send the head of a request as it is; yields the socket and its answer's status."""
