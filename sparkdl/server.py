@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import hmac
 import io
+import re
 import selectors
 import socket
 import struct
@@ -60,6 +61,9 @@ from sparkdl.wire import Reply, Sections, Update
 
 BINARY = "application/octet-stream"
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
+CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # the line before a chunk: its length
+LENGTH_DIGITS = 16  # fewer make a length
+CHUNK_LINE = 256  # the longest such line
 LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
 STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
 IDLE_SECONDS = 60  # how long a connection may say nothing
@@ -297,6 +301,48 @@ class _Writer:
         self.write = sock.sendall
 
 
+class _Chunks:
+    """A body in chunks, of which no more is read than is asked for; cheroot reads a chunk of any size whole.
+
+    Args:
+        stream: what the chunks are read from.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._left, self._ended = stream, 0, False
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes, or those up to the end of the body.
+
+        Raises:
+            WireError: these are not chunks.
+        """
+        parts = []
+        while size and (self._left or self._next()):
+            parts.append(self._exactly(min(size, self._left)))
+            size -= len(parts[-1])
+            self._left -= len(parts[-1])
+            if not self._left and self._exactly(2) != b"\r\n":
+                raise WireError("A chunk of the body is not as long as it says.")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _next(self) -> bool:
+        """Begin the next chunk, if there is one."""
+        if not self._ended:
+            line = CHUNK.fullmatch(self._stream.readline(CHUNK_LINE))
+            if line is None:
+                raise WireError("A chunk of the body does not say how long it is.")
+            self._left = int(line[1], 16)
+            self._ended = not self._left
+        return not self._ended
+
+    def _exactly(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if len(data) < size:
+            raise WireError("The body broke off.")
+        return data
+
+
 class _Request(cheroot.server.HTTPRequest):
     """A request whose connection ends where the app says so, and whose answer is not copied again."""
 
@@ -319,6 +365,8 @@ class _Gateway(cheroot.wsgi.Gateway_10):
 
     def respond(self) -> None:
         """Send the pieces of the answer, none of which is empty."""
+        if self.req.chunked_read:
+            self.env["wsgi.input"] = _Chunks(self.req.conn.rfile)
         with closing(self.req.server.wsgi_app(self.env, self.start_response)) as answer:
             for piece in answer:
                 self.write(piece)

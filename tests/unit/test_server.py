@@ -344,6 +344,33 @@ def test_updates_follow_each_other_in_one_request(port, store):
         assert b"" == answer.read()
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"x\r\n", b"-1\r\n", b"\r\n", b"4\r\n1234xx", b"f" * 20 + b"\r\n", b"1" * 1000, b"7fffffffffff\r\n1"],
+)
+def test_what_is_not_in_chunks_is_refused(port, store, sent):
+    """Whatever length a chunk says it has, no memory is taken for it."""
+    before = state_of(store)
+    with talk(port, *STREAM) as (sock, stream):
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        answer = stream.read()
+
+    assert b"HTTP/1.1 400" == answer[:12]
+    assert before == state_of(store)
+
+
+def test_an_update_may_come_in_any_chunks(port, store):
+    """The message is what is in them."""
+    body = message(update_of(store, 0, np.ones(5)))
+    with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
+        for start in range(0, len(body), 50):
+            sock.sendall(chunk(body[start : start + 50]))
+        sock.sendall(b"0;the=end\r\n\r\n")
+        answer.begin()
+        assert (200, wire.REPLY.size + 20) == (answer.status, len(answer.read()))
+
+
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])
 def test_a_stream_ends_where_an_update_is_refused(port, store, bad):
     """What was answered counts; the worker learns why when it asks again."""
