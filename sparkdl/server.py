@@ -346,9 +346,31 @@ class _Chunks:
 class _Request(cheroot.server.HTTPRequest):
     """A request whose connection ends where the app says so, and whose answer is not copied again."""
 
+    def read_request_line(self) -> bool:
+        """Read the first line, and refuse a path that is taken for a host, and is none."""
+        try:
+            return bool(super().read_request_line())  # type: ignore[no-untyped-call]
+        except ValueError:
+            return self._malformed("Request-URI")
+
+    def read_request_headers(self) -> bool:
+        """Read the head, and refuse what cheroot would fail on: a first line that goes on, another length."""
+        try:
+            whole = bool(super().read_request_headers())  # type: ignore[no-untyped-call]
+        except UnboundLocalError:
+            whole = self._malformed("continuation line")
+        length = self.inheaders.get(b"Content-Length", b"0")
+        if whole and not (length.isdigit() and len(length) < LENGTH_DIGITS):
+            whole = self._malformed("Content-Length")
+        return whole
+
+    def _malformed(self, what: str) -> bool:
+        self.simple_response("400 Bad Request", f"Malformed {what}.")
+        return False
+
     def send_headers(self) -> None:
-        """Send the head; cheroot would first read the body of a request that was refused."""
-        if (b"Connection", b"close") in self.outheaders:
+        """Send the head; cheroot would first read what the app has left of the body, however long it is."""
+        if (b"Connection", b"close") in self.outheaders or getattr(self.rfile, "remaining", False):
             self.close_connection = True
         super().send_headers()
 

@@ -324,6 +324,36 @@ def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
     assert b"HTTP/1.1 409" == answer[:12]
 
 
+@pytest.mark.parametrize("length", ["-1", "+1", "1_0", "9" * 30, "x"])
+def test_a_length_that_is_none_is_refused(port, length):
+    """A negative one would be read as far as it comes."""
+    lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {length}"
+    with talk(port, *lines) as (_, stream):
+        assert b"HTTP/1.1 400" == stream.readline()[:12]
+
+
+@pytest.mark.parametrize("path", ["//[", "//[]", "//[x]/v1/ping"])
+def test_a_path_that_looks_like_a_host_is_refused(port, path):
+    """And is none."""
+    with talk(port, f"GET {path} HTTP/1.1", "Authorization: Bearer secret") as (_, stream):
+        assert b"HTTP/1.1 400" == stream.readline()[:12]
+
+
+def test_a_head_that_begins_with_a_continuation_is_refused(port):
+    """There is nothing that it goes on with."""
+    with talk(port, "GET /v1/ping HTTP/1.1", " secret") as (_, stream):
+        assert b"HTTP/1.1 400" == stream.readline()[:12]
+
+
+def test_a_body_that_nobody_asked_for_is_not_read(port):
+    """The answer comes before it, and then the end of the connection."""
+    lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**9}"
+    with talk(port, *lines) as (_, stream):
+        answer = stream.read()
+
+    assert b"HTTP/1.1 204" == answer[:12]
+
+
 STREAM = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Transfer-Encoding: chunked"
 
 
