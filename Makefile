@@ -66,12 +66,15 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 # Two at a time: those of one kind of Spark cluster in one process, the others by their files.
 abreast = -n 2 --dist loadgroup
 
-.PHONY: test test-fast examples test-lowest test-highest test-backends test-all
+.PHONY: test test-fast fuzz examples test-lowest test-highest test-backends test-all
 test: .venv/.made ## the tests
 	@$(call spark,.venv) .venv/bin/python -m pytest $(abreast) $(call whole,installed) $(ARGS)
 
 test-fast: .venv/.made ## only the tests that need no JVM
 	.venv/bin/python -m pytest $(abreast) -m "not spark and not cluster" $(ARGS)
+
+fuzz: .venv/.made ## a million inputs each for the wire and for the endpoint; ARGS="--inputs N" for others
+	@for target in wire http; do .venv/bin/python -W error tests/fuzz.py $$target $(ARGS) || exit 1; done
 
 examples: .venv/.made ## run every example
 	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_examples.py --all $(ARGS)

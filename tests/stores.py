@@ -1,7 +1,10 @@
 """Stores of small runs, without Keras, and workers in threads that wait for each other."""
 
 import contextlib
+import mmap
 import threading
+from collections import deque
+from dataclasses import asdict
 from unittest import mock
 
 import numpy as np
@@ -121,3 +124,24 @@ def state_of(store):
         parameters.tolist(), statistics.tolist(), version, store.generation, store.progress, members,
         sequences, sorted(store.books), store.cut.epoch, store.failure, list(store.merging.losses),
     )  # fmt: skip
+
+
+# Refusals are counted, whoever is refused was heard, and has begun to send if it broke off after a header.
+UNSEEN = {"counters", "heard", "looked", "clock", "here", "deadline"}
+
+
+def all_of(value):
+    """Return all that a store, or a part of it, holds, so that two of them can be compared."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, mmap.mmap):
+        return bytes(value)
+    if isinstance(value, dict):
+        return [(key, all_of(part)) for key, part in value.items() if key not in UNSEEN]
+    if isinstance(value, list | tuple | set | deque):
+        return [all_of(part) for part in value]
+    if isinstance(value, Exception):
+        return repr(value)
+    if type(value).__module__.startswith("sparkdl."):
+        return all_of(vars(value) if hasattr(value, "__dict__") else asdict(value))
+    return value

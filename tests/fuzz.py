@@ -1,0 +1,371 @@
+"""Fuzzing of the wire format and of the endpoint: inputs that are almost right, and what has to hold for all.
+
+``tests/unit/test_fuzz.py`` tries some thousands of them; ``python tests/fuzz.py --inputs 1000000`` as many as
+that, guided by coverage where atheris is installed. ``tests/corpus`` keeps an input for each way in which one
+was refused; ``--keep`` adds those that are new.
+"""
+
+import argparse
+import json
+import random
+import re
+import socket
+import sys
+import time
+import traceback
+import tracemalloc
+from contextlib import ExitStack, nullcontext
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from mutator import LONGEST, mutate
+
+try:
+    import atheris
+except ImportError:
+    atheris = None
+
+with nullcontext() if atheris is None else atheris.instrument_imports(include=["sparkdl"]):
+    from stores import all_of, impatient, store_of, update_of
+
+    from sparkdl import server, wire
+    from sparkdl.errors import RefusedError, WireError, WorkerLostError
+    from sparkdl.merging import Hybrid
+    from sparkdl.server import Traffic, add_steward, make_app
+    from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+
+CORPUS = Path(__file__).parent / "corpus"
+MEMORY = 8 << 20  # bytes that one input may take: JSON of the longest body that is read, and its values
+NUMBERS = re.compile(r"-?\b(0x)?\d[\d.e+]*\b|\b(nan|inf)\b")
+
+
+class Wire:
+    """Messages: whatever is decoded comes to the same bytes again, and all else is refused."""
+
+    name = "wire"
+    codecs = (
+        (wire.UPDATE.size, wire.decode_update, wire.encode_update),
+        (wire.REPLY.size, wire.decode_reply, wire.encode_reply),
+    )
+
+    def seeds(self):
+        sections = {"parameters": np.ones(3, np.float32), "metrics": b"metrics", "state": b"state"}
+        updates = [Update(kind, flags=flag, **sections) for kind in Kind for flag in (Flag.NONE, Flag.STOP)]
+        replies = [Reply(kind, flag, **sections) for kind in Answer for flag in (Flag.CUT, Flag.AGAIN)]
+        return [
+            *(wire.encode_update(update) + b"".join(wire.sections(update)) for update in updates),
+            *(wire.encode_reply(reply) + b"".join(wire.sections(reply)) for reply in replies),
+        ]
+
+    mutate = staticmethod(mutate)
+
+    def __call__(self, data):
+        """Return what becomes of an input, of which the promise holds."""
+        return " ".join(self._outcome(data, *codec) for codec in self.codecs)
+
+    @staticmethod
+    def _outcome(data, size, decode, encode):
+        try:
+            message = wire.fill(*decode(data[:size]), data[size:])
+        except WireError as error:
+            return _words(str(error))
+        assert data == encode(message) + b"".join(wire.sections(message))
+        return f"{message.kind.name}."
+
+    def close(self):
+        pass
+
+
+class Http:
+    """What comes over a connection: never a 5xx, and what is refused changes nothing.
+
+    The first byte of an input says which store is behind the endpoint. The rest goes through cheroot's
+    connection, its parser and the app as if it had come from a network, in this thread.
+    """
+
+    name = "http"
+    stores = (
+        {"mode": "asynchronous"}, {"mode": "synchronous"},
+        {"mode": "synchronous", "joint": False, "hybrid": Hybrid(1, merge_late=True), "cuts": (1,)},
+        {"mode": "hogwild", "staleness": 1}, {"mode": "asynchronous", "begun": False},
+    )  # fmt: skip
+
+    def __init__(self):
+        self.mistakes = []
+        self._resources = ExitStack()
+        self._resources.enter_context(impatient())
+        self._server = server._listen(self._watched, "127.0.0.1", 0, 1)
+        self._resources.callback(self._server.stop)
+        self._server.error_log = lambda *given, **options: self.mistakes.append(traceback.format_exc())
+        self._behind = _Behind(self._exchanged)
+        self._app = make_app(self._behind, "secret", Traffic())
+        self._app.config["PROPAGATE_EXCEPTIONS"] = True  # so that cheroot logs them
+        add_steward(self._app, _steward(self._behind))
+        self._fresh = {}
+
+    def close(self):
+        self._resources.close()
+
+    def seeds(self):
+        indices = range(len(self.stores))
+        return [bytes([index]) + request for index in indices for request in self._valid(index)]
+
+    @staticmethod
+    def mutate(random, data, other):
+        """Return an input in which the head, the body or all has changed; its length is told mostly."""
+        head, blank, body = data.partition(b"\r\n\r\n")
+        what = random.random()
+        if what < 0.6:
+            body = mutate(random, body, other.partition(b"\r\n\r\n")[2])
+        elif what < 0.9:
+            head = mutate(random, head, other.partition(b"\r\n\r\n")[0])
+        else:
+            return mutate(random, data, other)
+        if random.random() < 0.8:
+            head = re.sub(rb"(?<=Content-Length: )\d+", b"%d" % len(body), head)
+        return head + blank + body
+
+    def __call__(self, data):
+        """Return what becomes of an input, of which the promise holds."""
+        self.mistakes.clear()
+        self._make(data[0] % len(self.stores) if data else 0)
+        answer = self._sent(data[1:])
+        statuses = re.findall(rb"HTTP/1.1 (\d{3}) ", answer)
+
+        assert not self.mistakes, "".join(self.mistakes)
+        assert all(status < b"500" or status in (b"501", b"505") for status in statuses), answer
+        assert not getattr(self._store.merging, "flights", 0)
+        return f"{statuses[-1].decode()} {_error(answer)}" if statuses else "nothing"
+
+    def _make(self, index):
+        if index in self._fresh:  # the last input of it changed nothing
+            self._store, self._before = self._fresh.pop(index)
+        else:
+            self._store = _store(**self.stores[index])
+            self._before = all_of(self._store)
+        self._behind.store = self._store
+        self._index, self._changed = index, False
+
+    def _sent(self, data):
+        """Return what the endpoint answers to all that a connection sends."""
+        here, there = socket.socketpair()
+        with here:
+            here.sendall(data)
+            here.shutdown(socket.SHUT_WR)
+            connection = server._Connection(self._server, there)
+            while connection.communicate():
+                pass
+            while there.recv(1 << 16):
+                pass
+            connection.close()
+            if not self._changed:
+                self._fresh[self._index] = self._store, self._before
+            with here.makefile("rb") as stream:
+                return stream.read()
+
+    def _watched(self, environ, start_response):
+        """Answer a request, after which the store is as it was if the request is refused."""
+        before = self._known()
+        statuses = []
+
+        def start(status, *rest):
+            statuses.append(status)
+            return start_response(status, *rest)
+
+        answer = self._app(environ, start)
+        if statuses[0] < "400":
+            self._changed = True
+        elif isinstance(self._store.failure, WorkerLostError):
+            self._changed = True  # who comes back to rounds ends them
+        else:
+            assert before == all_of(self._store)
+        return answer
+
+    def _exchanged(self, update, read):
+        """Answer an update, one of a stream too, after which the store is as it was if it is refused."""
+        before = self._known()
+        self._changed = True
+        try:
+            return self._store.exchange(update, read)
+        except (RefusedError, WireError, ValueError):
+            assert before == all_of(self._store)
+            raise
+
+    def _known(self):
+        return all_of(self._store) if self._changed else self._before
+
+    def _valid(self, index):
+        """Return requests of all kinds that a store takes, or would at another time."""
+        store = _store(**self.stores[index])
+        who = {"worker": 0, "generation": 1, "attempt": 1}
+        failure = {"kind": "data", "generation": 1, "worker": 0, "host": "h", "message": "m", "traceback": ""}
+        asked = {
+            "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
+            "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}},
+            "heartbeat": who | {"epoch": 0, "rows": 1, "log": [{"name": "n", "level": 20, "message": "m"}]},
+            "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False},
+        }  # fmt: skip
+        move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))
+        said = {"metrics": b"metr", "state": b"stat"}
+        updates = [
+            move, update_of(store, 1, flags=Flag.AWAIT),
+            *(update_of(store, worker, kind=Kind.REPORT, **said) for worker in (0, 1)),
+            update_of(store, 0, kind=Kind.REPORT, flags=Flag.STOP, **said),
+            update_of(store, 0, kind=Kind.VALIDATION, metrics=b"metr"),
+            update_of(store, 0, kind=Kind.CUT, **said),
+            *(update_of(store, 0, kind=kind) for kind in (Kind.PULL, Kind.RESTORE, Kind.CENTER, Kind.ARRAYS)),
+        ]  # fmt: skip
+        messages = [wire.encode_update(update) + b"".join(wire.sections(update)) for update in updates]
+        return [
+            _request("GET", "ping"), _request("GET", "status"), _request("GET", "ping", token=b"wrong"),
+            *(_request("POST", name, json.dumps(body).encode()) for name, body in asked.items()),
+            *(_request("POST", "exchange", message) for message in messages),
+            _request("POST", "replace", np.ones(7, np.float32).tobytes()),
+            _request("POST", "exchange", _chunks(messages[0], messages[2]), chunked=True),
+            _request("POST", "exchange", messages[2]) + _request("POST", "exchange", messages[3]),
+        ]  # fmt: skip
+
+
+class _Behind:
+    """The store that is behind the app at the time, whose exchanges are watched."""
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def _store(mode, *, begun=True, **options):
+    """Return the store of two workers, both of which are ready if it has begun."""
+    store = store_of(
+        mode, workers=2, statistics=2, metrics=4, generators=4, optimizer=4, evaluated=frozenset([0]),
+        **options,
+    )  # fmt: skip
+    for worker in (0, 1):
+        store.join(worker, 1, 1, "host", 1)
+    store.release(0, 0.5)
+    for worker in (0, 1) if begun else ():
+        store.ready(worker, 1, 1, 10, 0, {})
+    return store
+
+
+def _steward(store):
+    """Return what stands for the driver's half of a run, without Keras."""
+    return SimpleNamespace(
+        weight_bytes=28, drive=lambda **body: store.release(body["released"], 0.5) or b"record",
+        replace=lambda weights: store.replace(*np.split(np.frombuffer(weights, np.float32), [5])),
+        leave=lambda worker: None,
+    )  # fmt: skip
+
+
+def _request(method, path, body=b"", *, token=b"secret", chunked=False):
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+    return b"%b /v1/%b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\n%b\r\n\r\n%b" % (
+        method.encode(), path.encode(), token, length, body,
+    )  # fmt: skip
+
+
+def _chunks(*messages):
+    parts = [part for each in messages for part in (each[: wire.UPDATE.size], each[wire.UPDATE.size :])]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def _error(answer):
+    """Return what the last answer says is wrong, if it does."""
+    body = answer.rpartition(b"\r\n\r\n")[2]
+    try:
+        return _words(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return "without JSON"
+
+
+def _words(message):
+    """Return a message without what differs between inputs."""
+    return NUMBERS.sub("N", re.sub(r"(got b|expected: ).*", r"\1...", message, flags=re.DOTALL))[:100]
+
+
+def kept(target):
+    """Return the inputs of a target's corpus."""
+    return [path.read_bytes() for path in sorted((CORPUS / target.name).iterdir())]
+
+
+def replay(target, data):
+    """Return what becomes of an input; an error shows it. While tracemalloc traces, memory is bounded too."""
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        outcome = target(data)
+        assert tracemalloc.get_traced_memory()[1] - before < MEMORY
+    except Exception as error:
+        error.add_note(f"The input of {target.name} was {data!r}.")
+        raise
+    return outcome
+
+
+def search(target, number, source):
+    """Try so many inputs, of which those with a new outcome are changed further; return one by outcome."""
+    pool = [*target.seeds(), *kept(target)]
+    found = {replay(target, data): data for data in pool}
+    for _ in range(number):
+        data = target.mutate(source, source.choice(pool), source.choice(pool))
+        outcome = replay(target, data)
+        if outcome not in found:
+            found[outcome] = data
+            pool.append(data)
+    return found
+
+
+def keep(target, found):
+    """Write the corpus anew: the shortest known input of each outcome."""
+    for data in kept(target):
+        outcome = replay(target, data)
+        found[outcome] = min(data, found.get(outcome, data), key=len)
+    folder = CORPUS / target.name
+    for path in folder.iterdir():
+        path.unlink()
+    for outcome, data in found.items():
+        (folder / blake2b(outcome.encode(), digest_size=6).hexdigest()).write_bytes(data)
+
+
+def guide(target, number, source):
+    """Try so many inputs, of which atheris changes those further that reach other code; does not return."""
+    pool = [*target.seeds(), *kept(target)]
+
+    def changed(data, most, seed):
+        source.seed(seed)
+        return target.mutate(source, data, source.choice(pool))[:most]
+
+    seeds = Path("build/fuzz", target.name)
+    seeds.mkdir(parents=True, exist_ok=True)
+    for data in pool:
+        (seeds / blake2b(data, digest_size=8).hexdigest()).write_bytes(data)
+    options = f"-atheris_runs={number}", f"-max_len={LONGEST}", f"-artifact_prefix={seeds}-", str(seeds)
+    atheris.Setup([sys.argv[0], *options], lambda data: replay(target, data) and None, custom_mutator=changed)
+    atheris.Fuzz()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", choices=("wire", "http"))
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="how many")
+    parser.add_argument("--seed", type=int, help="what they are drawn from (default: the time)")
+    parser.add_argument("--keep", action="store_true", help="add to tests/corpus, without guidance")
+    given = parser.parse_args()
+    target = {"wire": Wire, "http": Http}[given.target]()
+    seed = time.time_ns() if given.seed is None else given.seed
+    print(f"Fuzzing {target.name} with {given.inputs} inputs and seed {seed}")
+    start = time.monotonic()
+    if atheris is not None and not given.keep:
+        guide(target, given.inputs, random.Random(seed))
+    found = search(target, given.inputs, random.Random(seed))
+    print(f"{len(found)} outcomes, {given.inputs / (time.monotonic() - start):.0f} inputs a second")
+    if given.keep:
+        keep(target, found)
+    target.close()
+
+
+if __name__ == "__main__":
+    main()
