@@ -225,7 +225,7 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
 
     Who sends a list of them empties it, so that nothing keeps a reply until the next one.
     """
-    while header := _read(stream, wire.UPDATE.size):
+    while header := stream.read(wire.UPDATE.size):
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
         parts = _buffers(store.exchange(update, partial(_fill, update, lengths, stream)))
@@ -242,15 +242,7 @@ def _buffers(reply: Reply) -> list[Any]:
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
     """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
-    return wire.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
-
-
-def _read(stream: Any, count: int) -> Any:
-    """Return what a stream has next; cheroot's error says that a chunk broke off, or is none."""
-    try:
-        return stream.read(count)
-    except ValueError as error:
-        raise RefusedError(400, f"The request broke off: {error}.") from None
+    return wire.fill(replace(update), lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
 
 
 def _until_refused(first: list[Any], replies: Iterator[list[Any]]) -> Iterator[list[Any]]:
