@@ -81,6 +81,7 @@ class Member:
     notes: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
     seen_rows: int = 0
+    retries: int = 0
 
 
 class Carried(NamedTuple):

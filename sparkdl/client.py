@@ -38,10 +38,13 @@ class Connection:
     Args:
         endpoint: where it is.
         retries: how often a request that got no answer is sent again, with growing pauses.
+
+    Attributes:
+        retried: how often one was.
     """
 
     def __init__(self, endpoint: Endpoint, retries: int = RETRIES) -> None:
-        self.endpoint, self.retries = endpoint, retries
+        self.endpoint, self.retries, self.retried = endpoint, retries, 0
         self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TIMEOUT)
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._answer: http.client.HTTPResponse | None = None
@@ -125,6 +128,7 @@ class Connection:
         problem: Exception | None = None
         for number in range(self.retries + 1):
             if number:
+                self.retried += 1
                 time.sleep(min(4.0, 0.1 * 2**number) * random.uniform(0.5, 1.0))
             if sent or self.attempt(send):
                 try:
@@ -169,6 +173,11 @@ class HttpExchange(Exchange):
         self.layout, self.endpoint = layout, endpoint
         self._connection = Connection(endpoint)
         self._sent = False
+
+    @property
+    def retried(self) -> int:
+        """How often this worker has sent again what got no answer."""
+        return self._connection.retried
 
     def join(self, host: str, pid: int) -> None:
         """Take part in the run, once no older attempt of this worker is at work."""
@@ -267,7 +276,7 @@ class Heartbeat:
     """
 
     def __init__(self, exchange: HttpExchange, log: LogBuffer) -> None:
-        self._identity, self._log = exchange.identity, log
+        self._exchange, self._log = exchange, log
         self._loop: Loop | None = None
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
@@ -296,8 +305,9 @@ class Heartbeat:
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         try:
             _, answer = self._connection.call(
-                "/v1/heartbeat", **self._identity, epoch=epoch, rows=rows, log=self._log.take()
-            )
+                "/v1/heartbeat", **self._exchange.identity, epoch=epoch, rows=rows,
+                retries=self._exchange.retried, log=self._log.take(),
+            )  # fmt: skip
         except TransportError:
             return True  # The exchange's own retries say so if it lasts.
         except RefusedError:

@@ -100,9 +100,8 @@ class Gang:
     def _relay_logs(self) -> None:
         while self.store.log:
             entry = self.store.log.popleft()
-            logging.getLogger(f"sparkdl.workers.{entry.get('name', '')}").log(
-                int(entry.get("level", logging.INFO)), "%s", entry.get("message", "")
-            )
+            workers = logging.getLogger(f"sparkdl.workers.{entry['name']}")
+            workers.log(entry["level"], "%s", entry["message"])
 
     def _ended(self, job: Job) -> None:
         time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.

@@ -99,7 +99,13 @@ class Steward:
         self.store.replace(vector[:count].copy(), vector[count:].copy())
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has ended, and asks for nothing any more."""
+        """Note that a worker has ended, and asks for nothing any more.
+
+        Raises:
+            RefusedError: there is no such worker, besides the one that the endpoint is in.
+        """
+        if not 0 < worker < self.store.shape.num_workers:
+            raise RefusedError(400, f"Worker {worker} is none that the endpoint waits for.")
         with self.store.changed:
             self._left.add(worker)
             self.store.changed.notify_all()

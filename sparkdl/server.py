@@ -128,9 +128,10 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
 
     @app.post("/v1/heartbeat")
     def heartbeat() -> Any:
-        return store.heartbeat(
-            **_json(worker=int, generation=int, attempt=int, epoch=int, rows=int, log=list)
-        )
+        body = _json(worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list)
+        for entry in body["log"]:
+            _check(entry, {"name": str, "level": int, "message": str})
+        return store.heartbeat(**body)
 
     @app.post("/v1/failure")
     def failure() -> Any:
@@ -145,9 +146,8 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     @app.get("/v1/status")
     def status() -> Any:
         return {
-            "generation": store.generation, "version": store.merging.version,
-            "workers": len(store.members), "bytes_received": traffic.received,
-            "bytes_sent": traffic.sent, **store.counters,
+            "generation": store.generation, "workers": len(store.members),
+            "bytes_received": traffic.received, "bytes_sent": traffic.sent, **store.summary(),
         }  # fmt: skip
 
     return app
@@ -193,12 +193,17 @@ def _json(**fields: type) -> dict[str, Any]:
         body = flask.request.get_json(force=True, silent=True)
     except RecursionError:
         raise RefusedError(400, "The JSON is nested too deeply.") from None
-    if not isinstance(body, dict) or body.keys() != fields.keys():
+    return _check(body, fields)
+
+
+def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
+    """Return a JSON object that has these fields, each of its type."""
+    if not isinstance(value, dict) or value.keys() != fields.keys():
         raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
     for name, kind in fields.items():
-        if type(body[name]) is not kind:
+        if type(value[name]) is not kind:
             raise RefusedError(400, f"Expected {name} to be of type {kind.__name__}.")
-    return body
+    return value
 
 
 def _failure(body: dict[str, Any]) -> SparkDLError:

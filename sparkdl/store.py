@@ -33,6 +33,7 @@ from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
+COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 
 
@@ -65,7 +66,7 @@ class ParameterStore:
         self.standing: Book | None = None  # what is known of a cut that is being made
         self.wanted = False  # whether there is to be one as soon as rounds allow
         self.expected: tuple[int, ...] = ()  # the rows of each worker, where they are known before
-        self.counters = dict.fromkeys(("exchanges", "duplicates", "refused", "superseded", "not_finite"), 0)
+        self.counters = dict.fromkeys(COUNTED, 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
         together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
         begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
@@ -284,12 +285,14 @@ class ParameterStore:
         return answer[update.kind](update, read)
 
     def heartbeat(
-        self, worker: int, generation: int, attempt: int, epoch: int, rows: int, log: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Note how far a worker is and what it logged; answer whether it is to stop."""
+        self, worker: int, generation: int, attempt: int, epoch: int, rows: int, retries: int,
+        log: list[dict[str, Any]],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
         with self.changed:
             member = self._member(worker, generation, attempt)
-            member.epoch, member.seen_rows = epoch, rows
+            self.counters["retries"] += max(0, retries - member.retries)
+            member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
             self.log.extend(log)
             return {"stop": self.stopping}
 
@@ -708,11 +711,12 @@ class ParameterStore:
 
     def summary(self) -> dict[str, Any]:
         """Return counts of the run; of updates that were dropped, by worker too."""
-        dropped = self.merging.dropped
-        return {
-            "version": self.merging.version, "late_dropped": dropped.total() + self.merging.late,
-            "late_merged": self.merging.merged_late, "dropped": dict(dropped), **self.counters,
-        }  # fmt: skip
+        with self.changed:
+            dropped = self.merging.dropped
+            return {
+                "version": self.merging.version, "late_dropped": dropped.total() + self.merging.late,
+                "late_merged": self.merging.merged_late, "dropped": dict(dropped), **self.counters,
+            }  # fmt: skip
 
     def missing(self) -> list[int]:
         """Return the workers that have not joined."""

@@ -204,7 +204,8 @@ class Http:
         asked = {
             "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
             "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}},
-            "heartbeat": who | {"epoch": 0, "rows": 1, "log": [{"name": "n", "level": 20, "message": "m"}]},
+            "heartbeat": who
+            | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}]},
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False},
         }  # fmt: skip
         move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))

@@ -133,14 +133,32 @@ def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
     assert (200, [10, 10]) == (status, json.loads(body)["rows"])
 
 
+LOGGED = {"name": "n", "level": 20, "message": "hello"}
+
+
+def beat(*log, **fields):
+    """Return the body of a heartbeat of worker 0."""
+    return json.dumps({**WHO, "epoch": 1, "rows": 7, "retries": 0, "log": log, **fields}).encode()
+
+
 def test_a_heartbeat_is_noted(endpoint, store):
-    """The driver knows how far a worker is, and what it logged."""
-    beat = {**WHO, "epoch": 1, "rows": 7, "log": [{"message": "hello"}]}
-    status, _, body = endpoint.request("POST", "/v1/heartbeat", json.dumps(beat).encode())
+    """The driver knows how far a worker is, what it sent again, and what it logged."""
+    status, _, body = endpoint.request("POST", "/v1/heartbeat", beat(LOGGED))
 
     assert (200, {"stop": False}) == (status, json.loads(body))
     assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
-    assert [{"message": "hello"}] == list(store.log)
+    assert [LOGGED] == list(store.log)
+
+
+def test_what_was_sent_again_is_counted_once(endpoint, store):
+    """A heartbeat that comes again, or late, counts nothing twice; an attempt begins at none."""
+    for retries in (2, 2, 5, 2):
+        endpoint.request("POST", "/v1/heartbeat", beat(retries=retries))
+    store.restart()
+    begun(store)
+    endpoint.request("POST", "/v1/heartbeat", beat(retries=1, generation=2))
+
+    assert 6 == json.loads(endpoint.request("GET", "/v1/status")[2])["retries"]
 
 
 FAILURE = {"generation": 1, "worker": 1, "host": "h", "message": "broken", "traceback": "line 1"}
@@ -214,6 +232,9 @@ REQUESTS = {
     "a field of another type": ("POST", "/v1/join", joining(pid="1"), 400),
     "a truth for a number": ("POST", "/v1/join", joining(pid=True), 400),
     "a worker that there is not": ("POST", "/v1/join", joining(worker=9), 400),
+    "a log of something else": ("POST", "/v1/heartbeat", beat(1), 400),
+    "a log without a name": ("POST", "/v1/heartbeat", beat({"level": 20, "message": "m"}), 400),
+    "a log of no level": ("POST", "/v1/heartbeat", beat(LOGGED | {"level": "high"}), 400),
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
     "a long JSON": ("POST", "/v1/join", b" " * (server.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),

@@ -107,7 +107,7 @@ def test_a_newer_attempt_takes_the_older_ones_place():
     before = state_of(store)
 
     assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
-    assert 409 == status_of(lambda: store.heartbeat(0, 1, 1, 0, 0, []))
+    assert 409 == status_of(lambda: store.heartbeat(0, 1, 1, 0, 0, 0, []))
     assert 409 == status_of(lambda: store.join(0, 1, 1, "host", 1))
     assert before == state_of(store)
     assert 1 == store.counters["superseded"]
@@ -134,7 +134,7 @@ def test_a_worker_that_says_nothing_for_too_long_is_lost():
     at = moved(store)
     for second in range(1, 13):
         at(second)
-        store.heartbeat(0, 1, 1, 0, 0, [])
+        store.heartbeat(0, 1, 1, 0, 0, 0, [])
         store.wait_epoch(0, 0)
         assert (store.failure is not None) == (second > 10)
     assert isinstance(store.failure, WorkerLostError)
@@ -164,13 +164,13 @@ def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_lon
     at = moved(store)
     store.wait_epoch(0, 0)
     at(3600)
-    store.heartbeat(0, 1, 1, 0, 0, [])
+    store.heartbeat(0, 1, 1, 0, 0, 0, [])
     for second in (3600, 3604, 3608, 3611):
         assert store.failure is None
         at(second)
         store.wait_epoch(0, 0)
         for worker in (1, 2):
-            store.heartbeat(worker, 1, 1, 0, 0, [])
+            store.heartbeat(worker, 1, 1, 0, 0, 0, [])
 
     assert "Worker 0" in str(store.failure)
 
@@ -297,7 +297,7 @@ def test_a_request_that_carries_no_weights_may_bring_none(kind):
     [
         lambda store: store.join(0, 1, 1, "host", 1),
         lambda store: store.ready(0, 1, 1, 10, 0, {}),
-        lambda store: store.heartbeat(0, 1, 1, 0, 0, []),
+        lambda store: store.heartbeat(0, 1, 1, 0, 0, 0, []),
         lambda store: push(store, 0, np.ones(5)),
         lambda store: give(store, report_of(store, 0)),
     ],
@@ -520,7 +520,7 @@ def test_a_stop_reaches_a_worker_with_its_next_reply():
     store.stop()
 
     assert push(store, 0, [1.0]).flags & Flag.STOP
-    assert {"stop": True} == store.heartbeat(0, 1, 1, 0, 5, [{"message": "hello"}])
+    assert {"stop": True} == store.heartbeat(0, 1, 1, 0, 5, 0, [{"message": "hello"}])
     assert 5 == store.members[0].seen_rows
     assert {"message": "hello"} == store.log.pop()
 

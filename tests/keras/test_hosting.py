@@ -1,0 +1,22 @@
+"""What does the driver's half of a run in worker 0."""
+
+from functools import partial
+
+import pytest
+from stores import store_of
+
+from sparkdl.hosting import Steward
+from sparkdl.server import Traffic, add_steward, make_app
+
+
+@pytest.mark.parametrize("worker", [-1, 0, 2])
+def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
+    """Others would let worker 0 end before those that are still at work."""
+    store, traffic = store_of(workers=2), Traffic()
+    app = make_app(store, "secret", traffic)
+    add_steward(app, Steward(store, traffic, None))
+    headers = {"Authorization": "Bearer secret"}
+    leave = partial(app.test_client().post, "/v1/leave", headers=headers)
+
+    assert 400 == leave(json={"worker": worker}).status_code
+    assert 200 == leave(json={"worker": 1}).status_code
