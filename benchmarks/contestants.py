@@ -91,7 +91,7 @@ def make_model(spec: Spec):
     optimizer = {
         "sgd": keras.optimizers.SGD(0.1 * spec.rate), "adam": keras.optimizers.Adam(1e-3 * spec.rate)
     }  # fmt: skip
-    hidden = {"mlp": mlp, "cnn": cnn}[spec.model](keras.layers)
+    hidden = {"mlp": mlp, "cnn": cnn, "convnet": convnet}[spec.model](keras.layers)
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10, activation="softmax")])
     model.compile(optimizer[spec.optimizer], "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -114,6 +114,14 @@ def cnn(layers) -> list:
         found += [layers.Conv2D(filters, 3, strides=2, use_bias=False), layers.BatchNormalization()]
         found.append(layers.Activation("relu"))
     return [*found, layers.Flatten()]
+
+
+def convnet(layers) -> list:
+    """Return the convolutions of the convnet for MNIST among Keras's own examples."""
+    found = [layers.Reshape((28, 28, 1))]
+    for filters in (32, 64):
+        found += [layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D()]
+    return [*found, layers.Flatten(), layers.Dropout(0.5)]
 
 
 def lowest_variance(model) -> dict:

@@ -17,7 +17,7 @@ from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.rules import Rule
 
-SCRIPT = Path(__file__).parent / "resumed.py"
+HERE = Path(__file__).parent
 SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
 
 
@@ -29,13 +29,13 @@ class Die(keras.callbacks.Callback):
             raise LookupError("the driver dies")
 
 
-def drive(folder, weights, mode, frequency):
+def drive(folder, weights, mode, frequency, script="resumed.py"):
     """Start a driver in a process of its own."""
     paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
     return subprocess.Popen(
-        [sys.executable, SCRIPT, folder, mode, frequency, weights], env=environment, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [sys.executable, HERE / script, folder, mode, frequency, weights], env=environment,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
@@ -64,8 +64,12 @@ def kill_after(process, folder, number, eventually):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("frequency", "moments"), [("1", [8]), pytest.param("2", [6, 12], marks=pytest.mark.whole)]
-)
+    ("frequency", "moments"),
+    [
+        ("1", [8]), pytest.param("2", [6, 12], marks=pytest.mark.whole),
+        pytest.param("1", range(3, 63, 3), marks=pytest.mark.whole),
+    ],
+)  # fmt: skip
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
     tmp_path, in_processes_apart, frequency, moments, eventually
 ):
@@ -85,6 +89,31 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
     assert resumed == kills >= 1
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("mode", "frequency", "moments"),
+    [
+        ("asynchronous", "1", [6]),
+        pytest.param("hogwild", "1", range(2, 22), marks=pytest.mark.whole),
+        pytest.param("asynchronous", "2", range(2, 10), marks=pytest.mark.whole),
+    ],
+)  # fmt: skip
+def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_checkpoint(
+    tmp_path, in_processes_apart, mode, frequency, moments, eventually
+):
+    """Without rounds: the weight is the number of steps, and few were taken twice."""
+    folder, weights, kills = tmp_path / "killed", tmp_path / "killed.npz", 0
+    for number in moments:
+        process = drive(folder, weights, mode, frequency, "resumed_counting.py")
+        kills += kill_after(process, folder, number, eventually)
+    (weight,), resumed = outcome_of(drive(folder, weights, mode, frequency, "resumed_counting.py"), weights)
+
+    steps, needed, every = (tmp_path / "steps").stat().st_size, 8 * 240 // 8, 20  # as in the script
+    assert resumed == kills >= 1
+    assert weight == needed
+    assert needed < steps <= needed + kills * 2 * every * int(frequency)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""A driver that goes on from its checkpoints, of a model whose every step adds exactly 1 to its one weight.
+
+Arguments: the folder of the checkpoints, mode, frequency, the file for the weight. Each step, of whatever
+process, leaves a byte in the file ``steps`` beside that folder.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from sparkdl import CheckpointConfig, SparkModel
+
+ROWS, BATCH, EPOCHS, EVERY = 240, 8, 8, 20
+folder, mode, frequency, weights = sys.argv[1:]
+steps = str(Path(folder).with_name("steps"))
+
+
+def count():
+    """Note a step of a worker, and let it take a while, so that a checkpoint is written in few of them."""
+    if TaskContext.get() is not None:
+        with open(steps, "ab") as file:
+            file.write(b".")
+        time.sleep(0.01)
+    return np.float32(0)
+
+
+def counting(y_true, y_pred):
+    """Return a loss whose gradient is -1 where inputs are 1."""
+    return tf.ensure_shape(tf.numpy_function(count, [], tf.float32), []) - tf.reduce_mean(y_pred)
+
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+model = keras.Sequential([keras.Input((1,)), one])
+model.compile(keras.optimizers.SGD(1.0), counting)
+x = np.ones((ROWS, 1), np.float32)
+history = SparkModel(model, mode=mode, frequency=int(frequency), merge="sum", num_workers=2).fit(
+    x, x, BATCH, EPOCHS, verbose=0, checkpoint=CheckpointConfig(folder, every=EVERY), resume=True
+)
+np.savez(weights, *model.get_weights(), np.array(history.training.get("resumed", 0)))
