@@ -611,6 +611,8 @@ class ParameterStore:
         with self.changed:
             self.cut = self.noted = cut
             self.wanted = False
+            if isinstance(self.merging, Rounds) and self.plans:
+                self._expect(self.merging, self.standing)
             if isinstance(self.merging, GradientRounds):
                 self.merging.parameters = cut.parameters  # which the replicas have reached
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:

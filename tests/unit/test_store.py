@@ -648,6 +648,20 @@ def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     assert (0, 2) == (store.cut.epoch, store.cut.place)
 
 
+def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
+    """It was asked for in the last round; the next one closes with those that are in."""
+    store = begun(store_of(joint=False, workers=2, size=1, hybrid=Hybrid(1)))
+    with impatient():
+        for sequence in range(3):
+            if sequence == 2:
+                store.note()
+            for worker in (0, 1):
+                push(store, worker, [1.0], sequence=sequence)
+        finish_epoch(store)
+
+        assert not push(store, 0, [1.0], sequence=3).flags & Flag.AGAIN
+
+
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """Who brings others is told what there were."""
     store = store_of(workers=2)
