@@ -1,6 +1,6 @@
 """A driver that goes on from its checkpoints, and leaves its weights in a file.
 
-Arguments: the folder of the checkpoints, mode, frequency, the file.
+Arguments: the folder of the checkpoints, mode, frequency, the file, how many epochs.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl import CheckpointConfig, SparkModel
 
-folder, mode, frequency, weights = sys.argv[1:]
+folder, mode, frequency, weights, epochs = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 keras.utils.set_random_seed(1)
 parts = [keras.Input((6,)), keras.layers.Dense(12, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
@@ -19,9 +19,9 @@ model = keras.Sequential(parts)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 x = np.random.default_rng(7).normal(size=(203, 6)).astype("float32")
 history = SparkModel(model, mode=mode, frequency=int(frequency), num_workers=2).fit(
-    x, (x[:, 0] > 0).astype("int64"), 16, 25, verbose=0, seed=3,
+    x, (x[:, 0] > 0).astype("int64"), 16, int(epochs), verbose=0, seed=3,
     checkpoint=CheckpointConfig(folder, every=5), resume=True,
 )  # fmt: skip
-assert len(history.history["loss"]) == 25
+assert len(history.history["loss"]) == int(epochs)
 resumed = history.training.get("resumed", 0)
 np.savez(weights, *model.get_weights(), np.array(history.history["loss"]), np.array(resumed))

@@ -1,7 +1,7 @@
 """A driver that goes on from its checkpoints, of a model whose every step adds exactly 1 to its one weight.
 
-Arguments: the folder of the checkpoints, mode, frequency, the file for the weight. Each step, of whatever
-process, leaves a byte in the file ``steps`` beside that folder.
+Arguments: the folder of the checkpoints, mode, frequency, the file for the weight, how many epochs. Each
+step, of whatever process, leaves a byte in the file ``steps`` beside that folder.
 """
 
 import sys
@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from sparkdl import CheckpointConfig, SparkModel
 
-ROWS, BATCH, EPOCHS, EVERY = 240, 8, 8, 20
-folder, mode, frequency, weights = sys.argv[1:]
+ROWS, BATCH, EVERY = 240, 8, 20
+folder, mode, frequency, weights, epochs = sys.argv[1:]
 steps = str(Path(folder).with_name("steps"))
 
 
@@ -41,6 +41,6 @@ model = keras.Sequential([keras.Input((1,)), one])
 model.compile(keras.optimizers.SGD(1.0), counting)
 x = np.ones((ROWS, 1), np.float32)
 history = SparkModel(model, mode=mode, frequency=int(frequency), merge="sum", num_workers=2).fit(
-    x, x, BATCH, EPOCHS, verbose=0, checkpoint=CheckpointConfig(folder, every=EVERY), resume=True
+    x, x, BATCH, int(epochs), verbose=0, checkpoint=CheckpointConfig(folder, every=EVERY), resume=True
 )
 np.savez(weights, *model.get_weights(), np.array(history.training.get("resumed", 0)))

@@ -30,12 +30,12 @@ class Die(keras.callbacks.Callback):
             raise LookupError("the driver dies")
 
 
-def drive(folder, weights, mode, frequency, script="resumed.py"):
+def drive(folder, weights, mode, frequency, epochs, script="resumed.py"):
     """Start a driver in a process of its own."""
     paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
     return subprocess.Popen(
-        [sys.executable, HERE / script, folder, mode, frequency, weights], env=environment,
+        [sys.executable, HERE / script, folder, mode, frequency, weights, str(epochs)], env=environment,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -66,54 +66,58 @@ def kill_after(process, folder, most, eventually):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("frequency", "moments"),
+    ("frequency", "epochs", "moments"),
     [
-        ("1", [8]), pytest.param("2", [6, 6], marks=pytest.mark.whole),
-        pytest.param("1", [3] * 20, marks=pytest.mark.whole),
+        ("1", 25, [8]), pytest.param("2", 25, [6, 6], marks=pytest.mark.whole),
+        pytest.param("1", 300, [3] * 20, marks=pytest.mark.whole),
     ],
 )  # fmt: skip
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
-    tmp_path, in_processes_apart, frequency, moments, eventually
+    tmp_path, in_processes_apart, frequency, epochs, moments, eventually
 ):
     """SIGKILL at random moments; weights and losses are those of an undisturbed run, bit for bit."""
-    whole = drive(tmp_path / "whole", tmp_path / "whole.npz", "synchronous", frequency)
+    whole = drive(tmp_path / "whole", tmp_path / "whole.npz", "synchronous", frequency, epochs)
     expected, resumed = outcome_of(whole, tmp_path / "whole.npz")
     assert resumed == 0
 
     folder, kills = tmp_path / "killed", 0
     for most in moments:
-        process = drive(folder, tmp_path / "killed.npz", "synchronous", frequency)
+        process = drive(folder, tmp_path / "killed.npz", "synchronous", frequency, epochs)
         kills += kill_after(process, folder, most, eventually)
     found, resumed = outcome_of(
-        drive(folder, tmp_path / "killed.npz", "synchronous", frequency), tmp_path / "killed.npz"
+        drive(folder, tmp_path / "killed.npz", "synchronous", frequency, epochs), tmp_path / "killed.npz"
     )
 
-    assert resumed == kills >= 1
+    assert kills >= 1
+    assert resumed == kills + (kills < len(moments))  # one may have ended before it was to be killed
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("mode", "frequency", "moments"),
+    ("mode", "frequency", "epochs", "moments"),
     [
-        ("asynchronous", "1", [6]),
-        pytest.param("hogwild", "1", [1] * 10, marks=pytest.mark.whole),
-        pytest.param("asynchronous", "2", [1] * 10, marks=pytest.mark.whole),
+        ("asynchronous", "1", 8, [6]),
+        pytest.param("hogwild", "1", 30, [1] * 20, marks=pytest.mark.whole),
+        pytest.param("asynchronous", "2", 20, [1] * 10, marks=pytest.mark.whole),
     ],
 )  # fmt: skip
 def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_checkpoint(
-    tmp_path, in_processes_apart, mode, frequency, moments, eventually
+    tmp_path, in_processes_apart, mode, frequency, epochs, moments, eventually
 ):
     """Without rounds: the weight is the number of steps, and few were taken twice."""
     folder, weights, kills = tmp_path / "killed", tmp_path / "killed.npz", 0
     for most in moments:
-        process = drive(folder, weights, mode, frequency, "resumed_counting.py")
+        process = drive(folder, weights, mode, frequency, epochs, "resumed_counting.py")
         kills += kill_after(process, folder, most, eventually)
-    (weight,), resumed = outcome_of(drive(folder, weights, mode, frequency, "resumed_counting.py"), weights)
+    (weight,), resumed = outcome_of(
+        drive(folder, weights, mode, frequency, epochs, "resumed_counting.py"), weights
+    )
 
-    steps, needed, every = (tmp_path / "steps").stat().st_size, 8 * 240 // 8, 20  # as in the script
-    assert resumed == kills >= 1
+    steps, needed, every = (tmp_path / "steps").stat().st_size, epochs * 240 // 8, 20  # as in the script
+    assert kills >= 1
+    assert resumed == kills + (kills < len(moments))  # one may have ended before it was to be killed
     assert weight == needed
     assert needed < steps <= needed + kills * 2 * every * int(frequency)
 
