@@ -1,4 +1,4 @@
-"""A relay before an endpoint that loses requests and answers, and sends requests a second time."""
+"""A relay before an endpoint that loses or delays requests and answers, and sends requests a second time."""
 
 import contextlib
 import random
@@ -16,21 +16,24 @@ class Relay:
     """Hands on what comes to its port, but for what it loses; a ``with`` block is its life.
 
     Args:
-        port: the endpoint's port on this machine.
+        port: the endpoint's port.
         seed: decides what is lost.
         share: of the requests as many get lost, of the answers as many, and as many come twice.
+        host: the endpoint's address, which is its own too.
+        delay: seconds that what it hands on takes at most.
 
     Attributes:
         port: its own port.
         done: how many "requests" and "answers" it lost, and what it "repeated".
     """
 
-    def __init__(self, port, seed, share=0.1):
-        self.upstream, self.share, self.random = ("127.0.0.1", port), share, random.Random(seed)
+    def __init__(self, port, seed, share=0.1, *, host="127.0.0.1", delay=0.0):
+        self.upstream, self.share, self.random = (host, port), share, random.Random(seed)
+        self.delay = delay
         self.done, self.lock, self.threads, self.sockets = Counter(), threading.Lock(), [], []
 
     def __enter__(self):
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server((self.upstream[0], 0))
         self.port = self.listener.getsockname()[1]
         self._start(self._accept)
         return self
@@ -63,6 +66,8 @@ class Relay:
     def _hand_on(self, source, target, kind, said):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                if self.delay:
+                    time.sleep(self.delay * self._below(1000) / 1000)
                 lost, twice = self._falls(kind), kind == "answers" and self._falls("repeated")
                 if twice:
                     self._start(self._repeat, said.request())

@@ -8,17 +8,15 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from counted import SIZE, Job, total, work
 from relay import Relay
-from stores import KINDS, LAYOUT, NEVER, RUN, store_of, together, vector
+from stores import KINDS, NEVER, store_of, together
 
 from sparkdl import client
-from sparkdl.client import HttpExchange
-from sparkdl.exchange import Endpoint
 from sparkdl.merging import Locked
 from sparkdl.server import Traffic, make_app, serve
-from sparkdl.wire import Update
 
-WORKERS, UPDATES, SIZE = 4, 25, 3
+WORKERS, UPDATES = 4, 25
 SETTINGS = {
     "gradients": {"joint": True},
     "deltas": {"joint": False, "merge": "sum"},
@@ -28,30 +26,7 @@ SETTINGS = {
 }
 
 
-def amount(worker, sequence):
-    """Return what an update adds, another number for each."""
-    return float(1 + worker * UPDATES + sequence)
-
-
-TOTAL = sum(amount(worker, sequence) for worker in range(WORKERS) for sequence in range(UPDATES))
-
-
-def work(endpoint, worker, kind):
-    """Send a worker's updates; return what its replies held."""
-    exchange = HttpExchange(endpoint, worker, 1, 1, LAYOUT)
-    exchange.join("host", 1)
-    exchange.ready(4 * UPDATES, 0, {})
-    replies, version = [], 0
-    for sequence in range(UPDATES):
-        parameters = vector(*[amount(worker, sequence)] * SIZE)
-        update = Update(
-            kind, sequence=sequence, rows=4, loss=1.0, steps=1, base_version=version, parameters=parameters
-        )
-        reply = exchange(update)
-        version = reply.version
-        replies.append(reply.parameters.tolist())
-    exchange.close()
-    return replies
+TOTAL = total(WORKERS, UPDATES)
 
 
 @pytest.fixture
@@ -69,9 +44,9 @@ def count(monkeypatch):
             port = stack.enter_context(serve(app, "127.0.0.1", 0, WORKERS))
             stack.callback(store.close)
             relay = stack.enter_context(Relay(port, seed))
-            endpoint = Endpoint("127.0.0.1", relay.port, "secret", RUN)
             kind = KINDS[store.shape.plan.joint]
-            replies = together(*(lambda k=k: work(endpoint, k, kind) for k in range(WORKERS)))
+            jobs = [Job("127.0.0.1", relay.port, k, kind, UPDATES) for k in range(WORKERS)]
+            replies = together(*(lambda job=job: work(job) for job in jobs))
         return store, replies, relay.done
 
     return run
