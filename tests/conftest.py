@@ -21,6 +21,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import network
 import pytest
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
@@ -36,10 +37,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
+    config.addinivalue_line("markers", "network: needs a user who may make network namespaces")
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
+
+
+def pytest_report_header(config):
+    return f"left out: tests between hosts (-m network): {why}" if (why := network.missing()) else None
 
 
 def pytest_generate_tests(metafunc):
@@ -69,7 +75,7 @@ def pytest_collection_modifyitems(config, items):
     whole, left_out = config.getoption("--all"), []
     for item in items:
         in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
-        if not in_turn or not is_of_this_backend(item):
+        if not (in_turn and is_of_this_backend(item) and has_its_networks(item)):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
@@ -79,6 +85,11 @@ def is_of_this_backend(item):
     """Say whether a test is of the backend that Keras runs on."""
     mark = item.get_closest_marker("backend")
     return mark is None or mark.args == (os.environ.get("KERAS_BACKEND", "tensorflow"),)
+
+
+def has_its_networks(item):
+    """Say whether a test needs no networks of its own, or can make them."""
+    return item.get_closest_marker("network") is None or not network.missing()
 
 
 def application_of(item):

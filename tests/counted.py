@@ -1,7 +1,7 @@
 """Workers whose every update adds an amount of its own, so that a sum says what was counted.
 
 As a program it is one of them, on whatever host it runs: it reads a line of JSON, ``Job``'s fields, and
-prints a line with what its replies held.
+prints a line with what its replies began with.
 """
 
 import json
@@ -30,6 +30,7 @@ class Job:
         kind: of its updates.
         updates: how many it sends, of four rows each.
         pause: seconds between two of them.
+        size: how many numbers an update has.
     """
 
     host: str
@@ -38,6 +39,7 @@ class Job:
     kind: int
     updates: int
     pause: float = 0.0
+    size: int = SIZE
 
     @property
     def endpoint(self):
@@ -60,7 +62,7 @@ def total(workers, updates):
 
 
 def work(job):
-    """Be a worker in this thread; return what its replies held."""
+    """Be a worker in this thread; return what its replies began with."""
     exchange = HttpExchange(job.endpoint, job.worker, 1, 1, LAYOUT)
     exchange.join("host", 1)
     try:
@@ -74,7 +76,7 @@ def send(job, exchange):
     exchange.ready(4 * job.updates, 0, {})
     replies, version = [], 0
     for sequence in range(job.updates):
-        values = np.full(SIZE, amount(job.worker, sequence, job.updates), np.float32)
+        values = np.full(job.size, amount(job.worker, sequence, job.updates), np.float32)
         reply = exchange(
             Update(
                 Kind(job.kind), sequence=sequence, rows=4, loss=1.0, steps=1, base_version=version,
@@ -82,7 +84,7 @@ def send(job, exchange):
             )
         )  # fmt: skip
         version = reply.version
-        replies.append(reply.parameters.tolist())
+        replies.append(reply.parameters[:SIZE].tolist())
         time.sleep(job.pause)
     return replies
 

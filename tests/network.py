@@ -1,0 +1,119 @@
+"""Hosts that are network namespaces of this machine, with links that can be cut and slowed down.
+
+Each worker's host has a link of its own to the driver's. ``ip`` and ``tc`` of iproute2 make them, which takes
+root's rights.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+FILES = Path("/run/netns")
+ADDRESS = "198.18.0.1"  # the driver's, of a range that is set aside for tests of networks
+
+
+@cache
+def missing():
+    """Return what keeps this user from making networks on this machine; empty if nothing does."""
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool} (iproute2)"
+    try:
+        with Network(1) as network:
+            network.slow(0, "100mbit")
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)} says {error.stderr.strip()}"
+    return ""
+
+
+class Network:
+    """A driver's host and those of some workers, whom it reaches over a link each.
+
+    In a ``with`` block the thread is on the driver's host, and so is what it starts.
+
+    Args:
+        workers: how many.
+    """
+
+    def __init__(self, workers):
+        self.driver = f"sparkdl-{os.getpid()}"
+        self.workers = [f"{self.driver}-{worker}" for worker in range(workers)]
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            for host in (self.driver, *self.workers):
+                call("ip", "netns", "add", host)
+                stack.callback(call, "ip", "netns", "delete", host)
+                call("ip", "-n", host, "link", "set", "lo", "up")
+            call("ip", "-n", self.driver, "address", "add", f"{ADDRESS}/32", "dev", "lo")
+            for worker in range(len(self.workers)):
+                self._link(worker)
+            stack.enter_context(on(self.driver))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception):
+        self._stack.close()
+
+    def _link(self, worker):
+        host, name = self.workers[worker], f"link{worker}"
+        pair = ["type", "veth", "peer", "name", name, "netns", host]
+        call("ip", "-n", self.driver, "link", "add", name, *pair)
+        for each, address in ((self.driver, self.gateway(worker)), (host, self.address(worker))):
+            call("ip", "-n", each, "address", "add", f"{address}/24", "dev", name)
+            self.mend(worker, each)
+
+    def gateway(self, worker):
+        """Return the driver's address on a worker's link."""
+        return f"198.18.{worker + 1}.1"
+
+    def address(self, worker):
+        """Return a worker's address."""
+        return f"198.18.{worker + 1}.2"
+
+    def command(self, worker, *command):
+        """Return the command that runs another on a worker's host."""
+        return ["ip", "netns", "exec", self.workers[worker], *command]
+
+    def cut(self, worker, host):
+        """Take a link down on one of its hosts; the other one is not told, and what it sends is lost."""
+        call("ip", "-n", host, "link", "set", f"link{worker}", "down")
+
+    def mend(self, worker, host):
+        """Take a link up again."""
+        call("ip", "-n", host, "link", "set", f"link{worker}", "up")
+        if host != self.driver:
+            call("ip", "-n", host, "route", "replace", "default", "via", self.gateway(worker))
+
+    def slow(self, worker, rate):
+        """Let no more than so much through a link, each way."""
+        for host in (self.driver, self.workers[worker]):
+            limit = ["root", "tbf", "rate", rate, "burst", "5kb", "latency", "50ms"]
+            call("tc", "-n", host, "qdisc", "replace", "dev", f"link{worker}", *limit)
+
+
+@contextlib.contextmanager
+def on(host):
+    """Let this thread be on a host in a ``with`` block."""
+    with open("/proc/thread-self/ns/net") as home, (FILES / host).open() as there:
+        enter(there)
+        try:
+            yield
+        finally:
+            enter(home)
+
+
+def enter(namespace):
+    """Let this thread be in a network namespace, whose file is open; Python has it from 3.12 on."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def call(*command):
+    """Run a command that has to succeed."""
+    subprocess.run(command, check=True, capture_output=True, text=True)

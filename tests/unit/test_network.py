@@ -1,0 +1,155 @@
+"""Workers on other hosts than the driver's, and what networks do: training goes on, and counts once.
+
+Hosts are network namespaces, workers processes on them. A link is taken down and up again, at the driver's
+end (the worker's packets vanish) or at the worker's (its kernel knows no way); links are slow; and a relay
+delays and resets what goes through it.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import counted
+import numpy as np
+import pytest
+from counted import SIZE, Job, total
+from network import ADDRESS, Network
+from relay import Relay
+from stores import KINDS, NEVER, store_of
+
+from sparkdl import server
+from sparkdl.config import TrainConfig
+from sparkdl.server import Traffic, make_app, serve
+
+pytestmark = pytest.mark.network
+
+WORKERS, UPDATES = 2, 100
+SETTINGS = {"gradients": {"joint": True}, "asynchronous": {"mode": "asynchronous", "merge": "sum"}}
+CUTS = [3, pytest.param(20, marks=pytest.mark.whole)]  # seconds
+STALL = TrainConfig().stall_timeout
+
+
+@pytest.fixture
+def network():
+    with Network(WORKERS) as network:
+        yield network
+
+
+class Run:
+    """A run whose workers are processes on hosts of their own.
+
+    Args:
+        setting: how it merges.
+        network: the hosts.
+        stack: what closes it.
+        updates: of each worker.
+        size: of an update.
+        relay: what its requests go through, as the arguments of a Relay.
+    """
+
+    def __init__(self, setting, network, stack, *, updates=UPDATES, size=SIZE, **relay):
+        self.updates = updates
+        self.store = store_of(workers=WORKERS, size=size, epochs=1, stall=STALL, **SETTINGS[setting])
+        self.store.release(0, NEVER)
+        app = make_app(self.store, "secret", Traffic())
+        port = stack.enter_context(serve(app, ADDRESS, 0, WORKERS))
+        stack.callback(self.store.close)
+        self.relay = stack.enter_context(Relay(port, 0, host=ADDRESS, **relay)) if relay else None
+        port = self.relay.port if relay else port
+        job = Job(ADDRESS, port, 0, KINDS[self.store.shape.plan.joint], updates, 0.01, size)
+        self.processes = [
+            stack.enter_context(worker_on(network, replace(job, worker=worker))) for worker in range(WORKERS)
+        ]
+
+    def drive(self, until):
+        """Be the driver until a condition holds, or the run has failed; return whether it holds."""
+        while not (reached := until()) and self.store.failure is None:
+            self.store.wait_epoch(0, 0.02)
+        return reached
+
+    def counted(self, worker):
+        """Return how many updates of a worker are merged."""
+        return self.store.merging.next_sequence(worker)
+
+    def end(self):
+        """Let the workers end, each update of theirs counted once."""
+        self.drive(lambda: all(process.poll() is not None for process in self.processes))
+        assert self.store.failure is None
+        outputs = [process.communicate(timeout=30) for process in self.processes]
+        assert [0] * WORKERS == [process.returncode for process in self.processes], outputs
+        assert [self.updates] * WORKERS == [self.counted(worker) for worker in range(WORKERS)]
+        sums = [self.store.merging.snapshot()[0]]
+        if self.store.shape.plan.joint:
+            sums = [WORKERS * np.sum(json.loads(out), axis=0) for out, _ in outputs]
+        assert {float(total(WORKERS, self.updates))} == set(np.concatenate(sums).tolist())
+
+
+@contextmanager
+def worker_on(network, job):
+    """Yield the process of a worker on its host."""
+    command = network.command(job.worker, sys.executable, counted.__file__)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        process.stdin.write(job.line)
+        process.stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def begin(network):
+    """A function that begins a run."""
+    with ExitStack() as stack:
+        yield lambda setting, **options: Run(setting, network, stack, **options)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("end", ["driver", "worker"])
+@pytest.mark.parametrize("seconds", CUTS)
+def test_a_worker_that_is_cut_off_goes_on(begin, network, setting, end, seconds):
+    """Nobody takes it for lost, and what was under way counts once."""
+    run = begin(setting)
+    host = network.driver if end == "driver" else network.workers[0]
+    assert run.drive(lambda: run.counted(0) > UPDATES // 4)
+    network.cut(0, host)
+    run.drive(after(seconds))
+    assert run.counted(0) < UPDATES
+    network.mend(0, host)
+    run.end()
+
+
+def after(seconds):
+    """Return a condition that holds when so much time has passed."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_slow_link_is_only_slow(begin, network, setting):
+    """Of a few dozen exchanges a second."""
+    for worker in range(WORKERS):
+        network.slow(worker, "100kbit")
+    begin(setting).end()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, network, monkeypatch, setting):
+    """Its bytes come all the time."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    for worker in range(WORKERS):
+        network.slow(worker, "500kbit")
+    begin(setting, updates=1, size=40_000).end()  # 160 KB, 2.6 s each way
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_comes_late_or_on_a_connection_that_was_reset_counts_once(begin, setting):
+    """A relay before the endpoint delays all that it hands on, and ends connections in the middle."""
+    run = begin(setting, share=0.02, delay=0.02)
+    run.end()
+    assert run.relay.done["requests"] > 0
+    assert run.relay.done["answers"] > 0
