@@ -7,7 +7,9 @@ off is begun anew with the update that got no reply, which the endpoint counts o
 
 from __future__ import annotations
 
+import errno
 import http.client
+import itertools
 import json
 import logging
 import random
@@ -27,6 +29,8 @@ from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
 RETRIES = 6
+OUTAGE_SECONDS = 60.0  # how long a worker waits while its host knows no way to the endpoint
+NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
 
 T = TypeVar("T")
@@ -38,13 +42,16 @@ class Connection:
     Args:
         endpoint: where it is.
         retries: how often a request that got no answer is sent again, with growing pauses.
+        outage: seconds for which it is sent again in any case while there is no way to the endpoint.
 
     Attributes:
-        retried: how often one was.
+        retried: how often one was sent again.
     """
 
-    def __init__(self, endpoint: Endpoint, retries: int = RETRIES) -> None:
-        self.endpoint, self.retries, self.retried = endpoint, retries, 0
+    def __init__(self, endpoint: Endpoint, retries: int = RETRIES, *, outage: float = 0.0) -> None:
+        self.endpoint, self.retries, self.outage = endpoint, retries, outage
+        self.retried = 0
+        self._problem: Exception | None = None
         self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TIMEOUT)
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._answer: http.client.HTTPResponse | None = None
@@ -113,7 +120,8 @@ class Connection:
         """Send something; False if it did not get through."""
         try:
             send()
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
+            self._problem = error
             self.close()
             return False
         return True
@@ -125,8 +133,8 @@ class Connection:
             TransportError: there was none, however often it was sent.
             RefusedError: the endpoint would not take the request.
         """
-        problem: Exception | None = None
-        for number in range(self.retries + 1):
+        begun = time.monotonic()
+        for number in itertools.count():
             if number:
                 self.retried += 1
                 time.sleep(min(4.0, 0.1 * 2**number) * random.uniform(0.5, 1.0))
@@ -134,13 +142,20 @@ class Connection:
                 try:
                     return receive()
                 except (OSError, ValueError, http.client.HTTPException) as error:
-                    problem = error
+                    self._problem = error
                     self.close()
             sent = False
+            if number >= self.retries and not (self._is_out() and time.monotonic() < begun + self.outage):
+                break
         raise TransportError(
             f"{socket.gethostname()} got no answer from the driver's endpoint at {self.endpoint.host}:"
-            f"{self.endpoint.port} after {self.retries + 1} tries ({problem or 'it cannot be reached'})."
+            f"{self.endpoint.port} after {number + 1} tries ({self._problem})."
         )
+
+    def _is_out(self) -> bool:
+        """Return whether there was no way to the endpoint, or to its name, when last it was tried."""
+        no_way = isinstance(self._problem, OSError) and self._problem.errno in NO_WAY
+        return no_way or isinstance(self._problem, socket.gaierror)
 
     def close(self) -> None:
         """Close the connection; what is sent next opens another."""
@@ -171,7 +186,7 @@ class HttpExchange(Exchange):
     def __init__(self, endpoint: Endpoint, worker: int, attempt: int, generation: int, layout: bytes) -> None:
         self.identity = {"worker": worker, "generation": generation, "attempt": attempt}
         self.layout, self.endpoint = layout, endpoint
-        self._connection = Connection(endpoint)
+        self._connection = Connection(endpoint, outage=OUTAGE_SECONDS)
         self._sent = False
 
     @property

@@ -6,6 +6,7 @@ delays and resets what goes through it.
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,14 +16,15 @@ from dataclasses import replace
 import counted
 import numpy as np
 import pytest
-from counted import SIZE, Job, total
-from network import ADDRESS, Network
+from counted import SIZE, Job, total, work
+from network import ADDRESS, Network, on
 from relay import Relay
-from stores import KINDS, NEVER, store_of
+from stores import KINDS, NEVER, store_of, together
 
-from sparkdl import server
+from sparkdl import client, server
 from sparkdl.config import TrainConfig
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.wire import Kind
 
 pytestmark = pytest.mark.network
 
@@ -127,6 +129,36 @@ def after(seconds):
     """Return a condition that holds when so much time has passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() > end
+
+
+def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeypatch):
+    """However often it is told at once that there is none."""
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 100)  # pauses between tries
+    store = store_of("asynchronous", workers=1, size=SIZE, merge="sum")
+    store.release(0, NEVER)
+    away = network.workers[0]
+
+    def worker(job):
+        with on(away):
+            return work(job)
+
+    def rescuer():
+        time.sleep(1)
+        assert {} == store.members
+        network.mend(0, away)
+
+    with serve(make_app(store, "secret", Traffic()), ADDRESS, 0, 1) as port:
+        job = Job(ADDRESS, port, 0, Kind.DELTA, 5)
+        network.cut(0, away)
+        replies, rescued = together(lambda: worker(job), rescuer)
+        network.cut(0, away)
+        monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.1)
+        (error,) = together(lambda: worker(job))
+        store.close()
+
+    assert rescued is None
+    assert [total(1, 5)] * SIZE == replies[-1]
+    assert re.search(r"after \d+ tries \(\[Errno \d+\] Network is unreachable\)", str(error))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
