@@ -103,6 +103,9 @@ class Connection:
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()
+        if answer.length is None and not answer.chunked:
+            answer.close()
+            raise ConnectionError("the head of the answer broke off")
         if answer.status >= 400:
             message = _message(answer.read())
             self.close()

@@ -8,8 +8,8 @@ import pytest
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
 from sparkdl import server
-from sparkdl.client import HttpExchange
-from sparkdl.errors import RefusedError
+from sparkdl.client import Connection, HttpExchange
+from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, LocalExchange, awaiting
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.wire import Answer, Flag, Kind, Update
@@ -316,3 +316,31 @@ def test_a_reply_that_was_lost_is_asked_for_again(streaming):
 def test_an_endpoint_does_not_show_its_token():
     """It may be logged."""
     assert "Endpoint(host='h', port=1)" == repr(Endpoint("h", 1, "secret", RUN))
+
+
+ANSWER = b'HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 15\r\nServer: sparkdl\r\n\r\n{"stop": false}'
+
+
+def test_an_answer_that_breaks_off_anywhere_is_none():
+    """In its head too, which without a length would be that of an answer without a body."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            for length in range(len(ANSWER) + 1):
+                with listener.accept()[0] as sock:
+                    sock.recv(1 << 16)
+                    sock.sendall(ANSWER[:length])
+
+        def ask():
+            endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], "secret", RUN)
+            for _ in ANSWER:
+                connection = Connection(endpoint, retries=0)
+                with pytest.raises(TransportError):
+                    connection.call("/v1/heartbeat")
+            answered = connection.call("/v1/heartbeat")
+            connection.close()
+            return answered
+
+        _, answered = together(answer, ask)
+
+    assert (200, {"stop": False}) == answered
