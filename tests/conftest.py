@@ -23,6 +23,7 @@ from pathlib import Path
 
 import network
 import pytest
+from standalone import Standalone, eventually
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -141,82 +142,12 @@ def record(row):
     path.write_text("\n".join(lines) + "\n")
 
 
-def eventually(condition, seconds=30):
-    """Return the first true value of a condition, or its last one when the time is up."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return value
-
-
 @pytest.fixture(scope="session", name="eventually")
 def eventually_fixture():
     return eventually
 
 
 # -- masters --------------------------------------------------------------------------------------
-
-
-class Standalone:
-    """A standalone master and two workers of one core each, on hosts 127.0.0.11 and 127.0.0.12.
-
-    Args:
-        folder: where they write.
-    """
-
-    def __init__(self, folder):
-        import pyspark
-
-        self.folder, self.home = folder, Path(pyspark.__file__).parent
-        self.processes = []
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.url = f"spark://127.0.0.1:{probe.getsockname()[1]}"
-
-    def __enter__(self):
-        port = self.url.rpartition(":")[2]
-        self._start("master", "Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
-        for host in ("127.0.0.11", "127.0.0.12"):
-            self._start(
-                host,
-                "Worker",
-                "--host",
-                host,
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--webui-port",
-                "0",
-                self.url,
-            )
-        log = self.folder / "master.log"
-        if not eventually(lambda: log.read_text().count("Registering worker") == 2, 180):
-            self.__exit__()
-            pytest.fail(f"The standalone workers did not register: {log.read_text()}")
-        return self
-
-    def _start(self, name, role, *options):
-        environment = dict(
-            os.environ, SPARK_HOME=str(self.home), SPARK_LOCAL_DIRS=str(self.folder / "local"),
-            SPARK_WORKER_DIR=str(self.folder / "work"),
-        )  # fmt: skip
-        command = [self.home / "bin" / "spark-class", f"org.apache.spark.deploy.{role.lower()}.{role}"]
-        with (self.folder / f"{name}.log").open("w") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [*command, *options], env=environment, stdout=log, stderr=log, start_new_session=True
-                )
-            )
-
-    def __exit__(self, *exception):
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 class ConnectServer:

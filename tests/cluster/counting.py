@@ -1,8 +1,9 @@
 """A job whose every update adds exactly 1 to its one weight; run in a process of its own.
 
-Prints one line of JSON: the weight, how many updates there should be, and the counters of the run. Its one
-worker is slow in Spark's first attempt, so that speculation starts another beside it. The run's token is
-told, and whether it is seen on a command line or in an environment variable of this machine meanwhile.
+Prints a line for each epoch, and one of JSON: the weight, how many updates there should be, and the counters
+of the run. Its one worker is slow in Spark's first attempt, so that speculation starts another beside it. The
+run's token is told, and whether it is seen on a command line or in an environment variable of this machine
+meanwhile.
 """
 
 import json
@@ -60,9 +61,18 @@ one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
 model = keras.Sequential([keras.Input((1,)), one])
 model.compile(keras.optimizers.SGD(1.0), counting)
 x = np.ones((ROWS, 1), np.float32)
-spark_model = SparkModel(model, mode=sys.argv[2], merge="sum", num_workers=1)
-look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.extend(shown(token)))
-history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[look])
+merge = None if sys.argv[2] == "synchronous" else "sum"
+spark_model = SparkModel(model, mode=sys.argv[2], merge=merge, num_workers=1)
+
+
+def look(epoch, logs):
+    """Say that an epoch has ended, and look for the token."""
+    print("EPOCH", flush=True)  # noqa: T201 - this is what it is for
+    seen.extend(shown(token))
+
+
+callback = keras.callbacks.LambdaCallback(on_epoch_end=look)
+history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[callback])
 report = {
     "weight": float(model.get_weights()[0][0, 0]),
     "token": token,
