@@ -48,7 +48,7 @@ class Connection:
         retried: how often one was sent again.
     """
 
-    def __init__(self, endpoint: Endpoint, retries: int = RETRIES, *, outage: float = 0.0) -> None:
+    def __init__(self, endpoint: Endpoint, retries: int, *, outage: float = 0.0) -> None:
         self.endpoint, self.retries, self.outage = endpoint, retries, outage
         self.retried = 0
         self._problem: Exception | None = None
@@ -189,7 +189,7 @@ class HttpExchange(Exchange):
     def __init__(self, endpoint: Endpoint, worker: int, attempt: int, generation: int, layout: bytes) -> None:
         self.identity = {"worker": worker, "generation": generation, "attempt": attempt}
         self.layout, self.endpoint = layout, endpoint
-        self._connection = Connection(endpoint, outage=OUTAGE_SECONDS)
+        self._connection = Connection(endpoint, RETRIES, outage=OUTAGE_SECONDS)
         self._sent = False
 
     @property

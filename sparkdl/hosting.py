@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl import frames
 from sparkdl.books import EpochResult
-from sparkdl.client import Connection
+from sparkdl.client import RETRIES, Connection
 from sparkdl.errors import RefusedError
 from sparkdl.feed import Block
 from sparkdl.hosted import HostedRun, endpoint_at
@@ -188,7 +188,7 @@ def _host(
 
 
 def _leave(task: Task) -> None:
-    connection = Connection(task.endpoint)
+    connection = Connection(task.endpoint, RETRIES)
     try:
         connection.call("/v1/leave", worker=task.worker)
     finally:

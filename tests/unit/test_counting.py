@@ -33,6 +33,7 @@ TOTAL = total(WORKERS, UPDATES)
 def count(monkeypatch):
     """A function that runs a gang through a relay; it returns the store, all replies, and what was lost."""
     monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 10)  # pauses before a request
+    monkeypatch.setattr(client, "RETRIES", 30)  # as bad luck is not what is tested
 
     def run(setting, seed, merging=None):
         store = store_of(**{"workers": WORKERS, "size": SIZE, "epochs": 1, **SETTINGS[setting]})
