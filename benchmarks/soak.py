@@ -1,0 +1,292 @@
+"""Hours of an endpoint in minutes: many workers, faults all the time, and nothing that grows or is lost.
+
+Workers are processes without Keras, whose every update adds 1 to a number of their own in the center. Between
+them and the endpoint is a relay, a process too, that loses requests and answers and repeats requests; and
+workers are killed, and started again as another attempt, as Spark would. This process is the driver: it has
+the store, the endpoint and the epochs' ends, and looks each second at its own memory, threads and
+descriptors. It fails when one of these grew from the first quarter to the last, or a number is not what its
+worker sent.
+
+    python benchmarks/soak.py --minutes 30 --workers 16 --results benchmarks/RESULTS.md
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import harness
+import numpy as np
+from contestants import held
+from harness import table, verdict
+
+sys.path.insert(0, str(harness.REPOSITORY))
+
+from sparkdl.batches import Plan
+from sparkdl.books import RunShape
+from sparkdl.exchange import Endpoint
+from sparkdl.member import Task, membership
+from sparkdl.merging import Terms, make_merging
+from sparkdl.rules import choose
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.store import ParameterStore
+from sparkdl.wire import Flag, Kind, Update
+
+SIZE = 10_000  # numbers of the center
+UPDATES = 100  # of a worker in an epoch
+ROWS = 4  # of an update
+RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "secret"
+SHARE = 0.01  # of requests, and of answers, that the relay loses
+SILENCE, STALL = 3.0, 60.0  # as SparkModel has them
+WARM_UP = 0.2  # of the time, which says nothing of growth
+BARS = {"MB of memory": 4.0, "threads": 0.0, "descriptors": 8.0}  # how much more at the end is no growth
+
+
+# --- the worker ---------------------------------------------------------------------------------
+
+
+def work(port: int, worker: int, attempt: int, pause: float) -> None:
+    """Be a worker until the driver says stop; print how many updates were sent in all."""
+    task = Task(worker, attempt, 1, 1, Endpoint("127.0.0.1", port, TOKEN, RUN))
+    amount = np.zeros(SIZE, np.float32)
+    amount[worker] = 1
+    with membership(task, LAYOUT) as (exchange, _):
+        begin = exchange.ready(ROWS * UPDATES, 0, {})
+        sequence, epoch, version, stopped = begin["sequence"], begin["epoch"], 0, begin["stop"]
+        while not stopped:
+            ends = sequence == UPDATES * (epoch + 1)
+            if ends:
+                update = Update(kind=Kind.REPORT, epoch=epoch, rows=ROWS * UPDATES, base_version=version)
+            else:
+                update = Update(
+                    Kind.DELTA, sequence=sequence, epoch=epoch, rows=ROWS, loss=1.0, steps=1,
+                    base_version=version, parameters=amount,
+                )  # fmt: skip
+            reply = exchange(update)
+            sequence, epoch = sequence + (not ends), epoch + ends
+            version, stopped = reply.version, bool(reply.flags & Flag.STOP)
+            time.sleep(random.uniform(0, 2 * pause))
+    print(sequence)
+
+
+# --- the relay ----------------------------------------------------------------------------------
+
+
+def relay(port: int) -> None:
+    """Be the relay until stdin ends; print its port, and in the end what it has done."""
+    sys.path.insert(0, str(harness.REPOSITORY / "tests"))
+    from relay import Relay
+
+    with Relay(port, seed=0, share=SHARE) as between:
+        print(between.port, flush=True)
+        sys.stdin.read()
+    print(json.dumps(between.done))
+
+
+@contextmanager
+def relayed(port: int, faults: Counter):
+    """Yield the port of a relay; what it did is added to ``faults``."""
+    with started("--relay", port) as process:
+        yield int(process.stdout.readline())
+        faults.update(json.loads(process.communicate()[0]))
+
+
+def started(*arguments) -> subprocess.Popen:
+    """Return a process of this script."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], text=True, **pipes)
+
+
+# --- the driver ---------------------------------------------------------------------------------
+
+
+class Gang:
+    """The processes of workers, of which one is killed now and then and started again.
+
+    Args:
+        port: what they connect to.
+        workers: how many.
+        pause: seconds between two updates of a worker, on average.
+        kill: seconds between two kills, on average.
+        faults: where kills are counted.
+    """
+
+    def __init__(self, port: int, workers: int, *, pause: float, kill: float, faults: Counter):
+        self.port, self.pause, self.kill, self.faults = port, pause, kill, faults
+        self.random = random.Random(0)
+        self.attempts = [0] * workers
+        self.processes = [self._start(worker) for worker in range(workers)]
+        self.next = time.monotonic() + kill
+
+    def __enter__(self) -> "Gang":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.processes:
+            self._end(process)
+
+    def _start(self, worker: int) -> subprocess.Popen:
+        self.attempts[worker] += 1
+        return started("--worker", self.port, worker, self.attempts[worker], self.pause)
+
+    @staticmethod
+    def _end(process: subprocess.Popen) -> None:
+        process.kill()
+        process.communicate()
+
+    def disturb(self) -> None:
+        """Kill a worker, if it is time to, and start it again."""
+        if time.monotonic() < self.next:
+            return
+        self.next += self.random.uniform(0.5, 1.5) * self.kill
+        worker = self.random.randrange(len(self.processes))
+        self._end(self.processes[worker])
+        self.processes[worker] = self._start(worker)
+        self.faults["killed"] += 1
+
+    def end(self) -> list[str]:
+        """Return what each worker says it has sent."""
+        return [process.communicate(timeout=120)[0].strip() for process in self.processes]
+
+
+def sample() -> dict[str, float]:
+    """Return what this process holds."""
+    threads = len(os.listdir("/proc/self/task"))
+    memory = held(Path("/proc/self"))[0] / 1e6
+    return dict(zip(BARS, (memory, threads, len(os.listdir("/proc/self/fd"))), strict=True))
+
+
+def store_of(workers: int) -> ParameterStore:
+    """Return the store of a run without end."""
+    plan = Plan((), 0, ROWS, 1, False, False, 0)
+    shape = RunShape(RUN, LAYOUT, workers, plan, epochs=1 << 31, silence=SILENCE, stall=STALL)
+    rule = choose("sum", mode="asynchronous", window=1).rule
+    terms = Terms("asynchronous", False, workers, rule, None, None)
+    center, statistics = np.zeros(SIZE, np.float32), np.zeros(0, np.float32)
+    return ParameterStore(shape, make_merging(terms, center, statistics, None))
+
+
+def drive(store: ParameterStore, gang: Gang, seconds: float) -> list[dict[str, float]]:
+    """Be the driver of a run for so long; return what this process held, once a second."""
+    samples, begun, epoch = [], time.monotonic(), 0
+    store.release(0, float("nan"))
+    while (passed := time.monotonic() - begun) < seconds and store.failure is None:
+        result = store.wait_epoch(epoch, 0.2)
+        if result is not None:
+            store.release(epoch + 1, float("nan"))
+            store.commit(result.cut)
+            epoch += 1
+        store.log.clear()
+        gang.disturb()
+        if passed > len(samples):
+            samples.append(sample())
+    store.stop()
+    return samples
+
+
+def soak(workers: int, minutes: float, **options: float) -> dict:
+    """Return what a run held, counted and suffered; the options are a Gang's."""
+    store, faults = store_of(workers), Counter()
+    with ExitStack() as stack:
+        app = make_app(store, TOKEN, Traffic())
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, workers))
+        stack.callback(store.close)
+        between = stack.enter_context(relayed(port, faults))
+        gang = stack.enter_context(Gang(between, workers, faults=faults, **options))
+        samples = drive(store, gang, 60 * minutes)
+        said = gang.end()
+    if store.failure is not None:
+        raise SystemExit(f"The run failed: {store.failure}")
+    center = store.merging.snapshot()[0]
+    return {
+        "samples": samples, "said": said, "center": center[:workers].astype(int).tolist(),
+        "rest": float(np.abs(center[workers:]).sum()), "version": store.merging.version,
+        "counters": store.counters, "faults": dict(faults), "epochs": store.cut.epoch,
+    }  # fmt: skip
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+def quarters(samples: list[dict[str, float]], name: str) -> tuple[float, float]:
+    """Return the medians of the first and the last quarter, once the process was warm."""
+    values = [each[name] for each in samples[int(WARM_UP * len(samples)) :]]
+    length = max(1, len(values) // 4)
+    return statistics.median(values[:length]), statistics.median(values[-length:])
+
+
+def slope(samples: list[dict[str, float]], name: str) -> float:
+    """Return by how much something grew in an hour, by least squares, once the process was warm."""
+    values = [each[name] for each in samples[int(WARM_UP * len(samples)) :]]
+    return float(3600 * np.polyfit(np.arange(len(values)), values, 1)[0]) if len(values) > 1 else 0.0
+
+
+def grown(samples: list[dict[str, float]]) -> list[str]:
+    """Return what grew by more than its bar allows."""
+    return [name for name, bar in BARS.items() if -np.subtract(*quarters(samples, name)) > bar]
+
+
+def adds_up(outcome: dict) -> bool:
+    """Return whether each worker's number is what it says it has sent, and all of them the counters."""
+    center, total = outcome["center"], sum(outcome["center"])
+    each = [str(count) for count in center] == outcome["said"] and not outcome["rest"]
+    return bool(each and total == outcome["version"] == outcome["counters"]["exchanges"])
+
+
+def words_of(outcome: dict, options) -> str:
+    """Return the section of an outcome."""
+    samples, counters, faults = outcome["samples"], outcome["counters"], outcome["faults"]
+    lines = []
+    for name, bar in BARS.items():
+        first, last = quarters(samples, name)
+        met = verdict(f"≤ {bar:g} more", name not in grown(samples))
+        lines.append([name, f"{first:.1f}", f"{last:.1f}", f"{slope(samples, name):+.2f}", met])
+    header = ["of the endpoint's process", "first quarter", "last quarter", "an hour", "bar"]
+    counts = {
+        "updates merged": outcome["version"], "sum of the center": sum(outcome["center"]),
+        "epochs": outcome["epochs"], "duplicates": counters["duplicates"], "refused": counters["refused"],
+        "attempts that took a worker's place": counters["superseded"],
+        "workers killed": faults.get("killed", 0), "requests lost": faults.get("requests", 0),
+        "answers lost": faults.get("answers", 0), "requests repeated": faults.get("repeated", 0),
+    }  # fmt: skip
+    count_table = table(["counted", ""], [[name, f"{count:,}"] for name, count in counts.items()])
+    words = (
+        f"{options.workers} worker processes for {options.minutes:g} minutes, asynchronous, {SIZE:,} "
+        f"parameters; medians of samples once a second after the first {WARM_UP:.0%} of the time. "
+        f"{harness.machine({'sparkdl': sys.executable})}"
+    )
+    exact = verdict("Each worker's updates in the center, exactly once:", adds_up(outcome))
+    return f"{words}\n\n{table(header, lines)}\n\n{count_table}\n\n{exact}."
+
+
+def main() -> None:
+    """Run the soak; fail if something grew or does not add up."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds between two updates of a worker")
+    parser.add_argument("--kill", type=float, default=10, help="seconds between two kills of a worker")
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--worker", nargs=4, type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--relay", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(*map(int, options.worker[:3]), options.worker[3])
+    elif options.relay:
+        relay(options.relay)
+    else:
+        outcome = soak(options.workers, options.minutes, pause=options.pause, kill=options.kill)
+        harness.report("Soak", words_of(outcome, options), options.results)
+        if grown(outcome["samples"]) or not adds_up(outcome):
+            raise SystemExit(f"Grown: {grown(outcome['samples'])}; adds up: {adds_up(outcome)}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The soak: some seconds of it pass, and it finds what grows and what does not add up."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import soak  # noqa: E402
+
+
+def test_some_seconds_of_it():
+    """Updates are merged once while workers are killed and a relay loses requests and answers."""
+    options = ["--minutes", "0.2", "--workers", "3", "--kill", "2", "--pause", "0.01"]
+    command = [sys.executable, str(BENCHMARKS / "soak.py"), *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+    assert (0, "") == (run.returncode, run.stderr)
+    counts = dict(re.findall(r"^\| ([a-z' ]+) \| ([\d,]+) \|$", run.stdout, re.MULTILINE))
+    assert counts["updates merged"] == counts["sum of the center"]
+    for each in ("updates merged", "workers killed", "attempts that took a worker's place", "answers lost"):
+        assert counts[each] != "0"
+
+
+@pytest.mark.parametrize("name", soak.BARS)
+def test_what_grows_is_found(name):
+    """What goes up and down is none of that, nor what grows while the process gets warm."""
+    steady = {each: 30 + 0.1 * np.sin(np.arange(100)) for each in soak.BARS}
+    steady[name][:20] -= 20
+    growing = steady | {name: steady[name] + np.arange(100) / 5}
+
+    assert [] == soak.grown(samples_of(steady))
+    assert [name] == soak.grown(samples_of(growing))
+
+
+def samples_of(columns):
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+SOUND = {
+    "center": [3, 4], "said": ["3", "4"], "rest": 0.0, "version": 7, "counters": {"exchanges": 7},
+}  # fmt: skip
+
+
+LIES = [
+    {"center": [4, 3]}, {"said": ["3", ""]}, {"rest": 1.0}, {"version": 8}, {"counters": {"exchanges": 6}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_does_not_add_up_is_found(lie):
+    """A worker's number, what a worker said in the end, or a counter."""
+    assert soak.adds_up(SOUND)
+    assert not soak.adds_up(SOUND | lie)
