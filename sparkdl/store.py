@@ -758,7 +758,7 @@ class ParameterStore:
 
     def _complete(self, epoch: int) -> bool:
         book = self.books.get(epoch)
-        if book is None or book.cut is None:
+        if book is None or book.cut is None or not self.plans:  # a run that was taken up has books before
             return False
         return epoch not in self.shape.evaluated or len(book.validation) == self.shape.num_workers
 

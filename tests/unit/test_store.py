@@ -700,6 +700,23 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_there(mode):
+    """The driver tells of it what only they know."""
+    first = begun(store_of(mode, workers=2, size=1))
+    with impatient():
+        for worker in (0, 1):
+            give(first, report_of(first, worker))
+    first.note()
+    store = store_of(mode, workers=2, size=1)
+    store.take_up(first.noted, (10, 10))
+    store.release(0, NEVER)
+
+    assert store.wait_epoch(0, 0) is None
+    begun(store)
+    assert store.wait_epoch(0, 0).rows == 20
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_stays_as_it_was(mode):
     """A report that comes later is not in it: what its worker sent before is not in it either."""
     store = begun(store_of(mode, workers=2, size=1))
