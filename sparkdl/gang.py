@@ -176,7 +176,11 @@ class Gang:
 
 @contextmanager
 def noted_interrupts() -> Iterator[list[BaseException]]:
-    """Note what the handler of SIGINT raises: Python drops it where it comes in the middle of a finalizer."""
+    """Note what the handler of SIGINT raises, for whoever looks after the run to raise it again.
+
+    Python drops it where it comes in the middle of a finalizer, and within the store, which the threads of
+    the endpoint share, it is kept back: it might come between a lock and the ``with`` block that frees it.
+    """
     noted: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -188,7 +192,8 @@ def noted_interrupts() -> Iterator[list[BaseException]]:
             handler(number, frame)
         except BaseException as raised:
             noted.append(raised)
-            raise
+            if not _within_store(frame):
+                raise
 
     signal.signal(signal.SIGINT, noting)
     try:
@@ -196,3 +201,9 @@ def noted_interrupts() -> Iterator[list[BaseException]]:
     finally:
         if signal.getsignal(signal.SIGINT) is noting:
             signal.signal(signal.SIGINT, handler)
+
+
+def _within_store(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") != ParameterStore.__module__:
+        frame = frame.f_back
+    return frame is not None

@@ -170,6 +170,7 @@ class Run:
                         break
                 store.stop()
                 gang.finish()
+                self._raise_interrupts()
             except BaseException:
                 cut = self._interrupted(store, gang)
                 self._record(store, gang)
@@ -293,8 +294,7 @@ class Run:
         started = time.monotonic()
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
-            if self.interrupts:
-                raise self.interrupts[0]
+            self._raise_interrupts()
             if result is not None:
                 if not self.said:  # all has come at once
                     self._say_workers(store)
@@ -311,6 +311,11 @@ class Run:
                 sum(m.seen_rows for m in list(store.members.values()) if m.epoch == epoch),
                 sum(self._rows(store)),
             )
+
+    def _raise_interrupts(self) -> None:
+        """Raise what Ctrl-C raised where it did not come through."""
+        if self.interrupts:
+            raise self.interrupts[0]
 
     def _say_workers(self, store: Store) -> None:
         """Say once how the work is divided, and what may be wrong with it.

@@ -1,5 +1,7 @@
 """The book of a run: who takes part, what was counted, how far the epochs are."""
 
+import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +25,7 @@ from stores import (
 from sparkdl.batches import Plan
 from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
+from sparkdl.gang import noted_interrupts
 from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
 
@@ -800,3 +803,27 @@ def test_what_comes_again_late_moves_nobody():
         give(store, report)
         come_again()
         assert {1: 0} == clocks
+
+
+def test_an_interrupt_leaves_no_lock_behind():
+    """Ctrl-C between the lock and the block that frees it is kept back; the driver raises it when it may."""
+    store = begun(store_of("asynchronous", workers=1))
+    pressed = []
+
+    def press(_frame, event, function):
+        if event == "c_return" and getattr(function, "__name__", "") == "__enter__" and not pressed:
+            pressed.append(function)
+            signal.raise_signal(signal.SIGINT)
+
+    with noted_interrupts() as noted:
+        sys.setprofile(press)
+        try:
+            store.wait_epoch(0, 0)
+        finally:
+            sys.setprofile(None)
+        assert [KeyboardInterrupt] == [type(each) for each in noted]
+        assert ["free"] == together(lambda: store.stop() or "free")
+
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert pressed
