@@ -239,8 +239,13 @@ class Cluster:
         host = self.setting("spark.driver.host", "127.0.0.1")
         return self.setting("spark.driver.bindAddress", host), host
 
-    def share(self, value: Any) -> Any:
-        """Return what stands for a value in the closures of jobs, so that it travels once."""
+    def share(self, value: Any, *, streams: bool = False) -> Any:
+        """Return what stands for a value in the closures of jobs, so that it travels once.
+
+        Args:
+            value: what can be pickled.
+            streams: whether the jobs are those of a streaming query.
+        """
         return self.context.broadcast(value)
 
     def forget(self, shared: Any) -> None:
@@ -341,9 +346,14 @@ class ConnectCluster(Cluster):
         own = _address_towards(self.session.client.host.strip("[]"))
         return own, own
 
-    def share(self, value: Any) -> Any:
-        """Return the name of a file of the session, which executors have; the same value is the same file."""
+    def share(self, value: Any, *, streams: bool = False) -> Any:
+        """Return the name of a file of the session, which executors have; the same value is the same file.
+
+        A streaming query has no files of the session: for one, return the value itself, pickled.
+        """
         data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+        if streams:
+            return data
         name = f"sparkdl-{hashlib.sha256(data).hexdigest()}"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)

@@ -23,6 +23,7 @@ Model = Any  # a keras.Model, which this file hands on and does not open
 def inference_stage(
     cluster: Cluster, model: Model, schema: Schema, batch_size: int | None,
     *, custom_objects: dict[str, Any] | None = None, builder: Callable[[], Model] | None = None,
+    streams: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return what makes the stages of a predict or an evaluate, and what their tasks share.
 
@@ -33,10 +34,11 @@ def inference_stage(
         batch_size: rows per forward pass; None is 32.
         custom_objects: what the user named.
         builder: the function that built the model, if one did.
+        streams: whether the rows are a stream's.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
     spec, objects = models.freeze(model, builder, custom_objects, trains=False)
-    shared = cluster.share(InferenceJob(spec, size, schema))
+    shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
     stage = functools.partial(
         Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
         objects=objects, builder=builder,
@@ -58,7 +60,7 @@ def column_function(
         predicted: what the model predicts for some row; None asks it.
         decode: what makes arrays of the values of some columns, by their places.
         session: the session of the columns; None is the active one.
-        code: ``custom_objects`` and ``builder``, as ``inference_stage`` takes them.
+        code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
     """
     cluster = cluster_of(session)
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model

@@ -113,24 +113,39 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
 
 
-class SharedFile:
-    """What tasks share over Spark Connect, which has no broadcast variables: a file of the session.
+class Shared:
+    """What tasks share over Spark Connect, which has no broadcast variables.
 
     Args:
-        name: its name.
+        place: the name of a file of the session, or what would be in it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, place: str | bytes) -> None:
+        self.place = place
 
     @property
     def value(self) -> Any:
-        """What is in it."""
+        """What is in it.
+
+        Raises:
+            ClusterError: the session's files are not here.
+        """
         from pyspark import SparkFiles
         from pyspark.serializers import CloudPickleSerializer
 
+        from sparkdl.errors import ClusterError
+
         serializer: Any = CloudPickleSerializer
-        return serializer().loads(Path(SparkFiles.get(self.name)).read_bytes())
+        if isinstance(self.place, bytes):
+            return serializer().loads(self.place)
+        path = Path(SparkFiles.get(self.place))
+        if not path.exists():
+            raise ClusterError(
+                "The model is a file of the Spark Connect session, which this task has not: a streaming "
+                "query has none of them. Predict the stream by SparkModel.predict or KerasTransformer, which "
+                "send the model along; predict_udf cannot know that it gets a stream."
+            )
+        return serializer().loads(path.read_bytes())
 
 
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
@@ -160,8 +175,8 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
             tasks.import_keras()
         code = serializer().loads(call["code"])
         values = {name: value for name, value in call.items() if name != "code"}
-        if isinstance(call["shared"], str):
-            values["shared"] = preflight.SharedFile(call["shared"])
+        if isinstance(call["shared"], str | bytes):
+            values["shared"] = preflight.Shared(call["shared"])
         yield from tasks.run(iterator, context, tasks.Call(**values, **code))
 
 

@@ -470,6 +470,7 @@ class SparkModel:
         predict = column_function(
             self.model, frame_features(self.model, source), batch_size, decode=source.decode,
             session=source.session, custom_objects=self.custom_objects, builder=self._builder,
+            streams=source.frame.isStreaming,
         )  # fmt: skip
         return source.frame.withColumn(output_col, predict(*source.selected))
 

@@ -34,7 +34,7 @@ class Predicts(PredictionParams, Stored):
         predict = column_function(
             model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
             session=dataset.sparkSession, builder=self.builder(), decode=source.decode,
-            **arguments(self, ("customObjects",)),
+            streams=dataset.isStreaming, **arguments(self, ("customObjects",)),
         )  # fmt: skip
         column = functions.col(made := f"{self.uid}_made")
         if head.classifies:

@@ -20,7 +20,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
 from sparkdl.rules import DiLoCo
@@ -430,8 +430,6 @@ def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
 
 
 def test_sql_predicts(spark, problem, table):
-    """A registered function takes arrays, nested or not, and vectors, and knows several inputs."""
-    from sparkdl import predict_udf
 
     model = problem.model()
     spark.udf.register("score", predict_udf(model, batch_size=50))
@@ -450,6 +448,7 @@ def test_sql_predicts(spark, problem, table):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 
 
+@pytest.mark.each_master
 def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     """Rows of a file source get their predictions as they come; no look at the first row is needed."""
     model = problem.model()
@@ -468,6 +467,11 @@ def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     np.testing.assert_allclose(
         model.predict(problem.x, verbose=0), [row.probability.toArray() for row in rows], atol=1e-5
     )
+    if not hasattr(spark, "sparkContext"):
+        predicted = stream.select(predict_udf(model)("array").alias("made"))
+        writer = predicted.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "udf"))
+        with pytest.raises(Exception, match="a streaming query has none of them"):
+            writer.trigger(availableNow=True).start(str(tmp_path / "never")).awaitTermination()
 
 
 @pytest.mark.classic  # over Spark Connect the function of a batch runs on the server
