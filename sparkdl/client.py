@@ -1,4 +1,4 @@
-"""The Exchange over HTTP/1.1: a kept-alive connection, bounded retries, no proxies.
+"""The Exchange over HTTP/1.1, with TLS where asked: a kept-alive connection, bounded retries, no proxies.
 
 A worker's updates are the chunks of one long request and the replies those of its answer, because at a
 batch of 32 rows the heads of a request and an answer take longer than the gradient. A stream that broke
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from sparkdl import wire
+from sparkdl import tls, wire
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
 from sparkdl.weights import aligned
@@ -52,7 +52,7 @@ class Connection:
         self.endpoint, self.retries, self.outage = endpoint, retries, outage
         self.retried = 0
         self._problem: Exception | None = None
-        self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TIMEOUT)
+        self._http = tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT)
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._answer: http.client.HTTPResponse | None = None
 

@@ -164,6 +164,7 @@ class TrainConfig:
         bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
         advertised_host: the host that executors connect to; None is ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0.
+        tls: whether the endpoint speaks TLS; None: where ``spark.sparkdl.tls`` says so, or Spark encrypts.
         start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
@@ -187,6 +188,7 @@ class TrainConfig:
     bind_address: str | None = None
     advertised_host: str | None = None
     port: PortChoice = 0
+    tls: bool | None = None
     start_timeout: float = 300.0
     max_restarts: int = 3
     stall_timeout: float = 60.0
@@ -217,6 +219,8 @@ class TrainConfig:
                 )
         self._check_hybrid()
         require_flag("share_gpus", self.share_gpus)
+        if self.tls is not None:
+            require_flag("tls", self.tls)
         positive_seconds("start_timeout", self.start_timeout)
         positive_seconds("stall_timeout", self.stall_timeout)
         self._check_recovery()

@@ -24,12 +24,14 @@ class Endpoint:
         port: its port.
         token: the run's secret.
         run: sixteen bytes that name the run.
+        certificate: the one (DER) that the endpoint shows, with TLS.
     """
 
     host: str
     port: int
     token: str
     run: bytes
+    certificate: bytes = b""
 
     def __repr__(self) -> str:
         return f"Endpoint(host={self.host!r}, port={self.port})"

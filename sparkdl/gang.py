@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from sparkdl import launch
+from sparkdl import launch, tls
 from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
@@ -36,9 +36,14 @@ def serving(
     port = config.port
     if port == 0:
         port = parse_port(cluster.setting("spark.sparkdl.port", "0"))
-    with serve(make_app(store, token, traffic), listen, port, store.shape.num_workers) as bound:
+    context, certificate = None, b""
+    if tls.is_wanted(config.tls, cluster):
+        context, certificate = tls.server_context()
+        logger.info("Workers and endpoint speak TLS 1.3.")
+    app = make_app(store, token, traffic)
+    with serve(app, listen, port, store.shape.num_workers, context) as bound:
         try:
-            yield Endpoint(host, bound, token, store.shape.run)
+            yield Endpoint(host, bound, token, store.shape.run, certificate)
         finally:
             store.close()  # first of all, so that no request waits while the server stops
 

@@ -42,6 +42,7 @@ class HostedRun:
         statistics: the moving statistics as one vector.
         decays: how much of each statistic a training step keeps.
         token: the run's secret.
+        tls: whether its endpoint speaks TLS.
         learning_rate: that of all epochs; None: the client says when they begin, and at which.
     """
 
@@ -51,6 +52,7 @@ class HostedRun:
     statistics: Vector
     decays: Vector | None
     token: str
+    tls: bool
     learning_rate: float | None
 
     @property
@@ -191,6 +193,6 @@ Store = ParameterStore | HostedStore
 
 
 def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:
-    """Return the endpoint of a run whose address is JSON."""
-    host, port = json.loads(address)
-    return Endpoint(host, port, hosted.token, hosted.shape.run)
+    """Return the endpoint of a run whose address is JSON: host, port, and its certificate in hexadecimal."""
+    host, port, certificate = json.loads(address)
+    return Endpoint(host, port, hosted.token, hosted.shape.run, bytes.fromhex(certificate))

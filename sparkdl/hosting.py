@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frames
+from sparkdl import frames, tls
 from sparkdl.books import EpochResult
 from sparkdl.client import RETRIES, Connection
 from sparkdl.errors import RefusedError
@@ -179,12 +179,13 @@ def _host(
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
     app = make_app(store, hosted.token, traffic)
     add_steward(app, steward)
-    port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers))
+    context, certificate = tls.server_context() if hosted.tls else (None, b"")
+    port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers, context))
     thread = threading.Thread(target=steward.conduct, name="sparkdl-steward", daemon=True)
     thread.start()
     stack.callback(thread.join)
     stack.callback(store.close)  # first of all, so that no request waits while the server stops
-    return steward, json.dumps([host, port])
+    return steward, json.dumps([host, port, certificate.hex()])
 
 
 def _leave(task: Task) -> None:

@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple
 from typing import Any
 from weakref import WeakSet
 
@@ -148,7 +149,7 @@ class Stage:
         call = {
             "stage": name, "generation": generation, "shared": shared,
             "code": pickled(code, own, cloudpickle),
-            "endpoint": endpoint and (endpoint.host, endpoint.port, endpoint.token, endpoint.run),
+            "endpoint": endpoint and astuple(endpoint),
         }  # fmt: skip
         self.function = functools.partial(
             preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),

@@ -50,7 +50,6 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     Raises:
         RuntimeError: something differs; the message begins with the mark of ``expectations``.
     """
-    import http.client
     import importlib.metadata
     import importlib.util
     import platform
@@ -95,11 +94,17 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         )
     if endpoint is None:
         return
-    address, port, token = endpoint[:3]
-    connection = http.client.HTTPConnection(address, port, timeout=10)
+    address, port, token, _, certificate = endpoint
+    from http.client import HTTPException
+
+    from sparkdl.tls import connection_to
+
+    connection = connection_to(address, port, certificate, 10)
     try:
         connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
         status = connection.getresponse().status
+    except HTTPException as error:
+        fail(f"Executor {host} got no HTTP from {address}:{port} ({error!r}); another program answers there.")
     except OSError as error:
         fail(
             f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "

@@ -23,7 +23,7 @@ from sparkdl.sums import SumStore
 def run(
     function: Callable[[WorkerContext], Any], num_workers: int | None = None, *,
     bind_address: str | None = None, advertised_host: str | None = None, port: int | range | str = 0,
-    start_timeout: float = 300,
+    tls: bool | None = None, start_timeout: float = 300,
 ) -> list[Any]:  # fmt: skip
     """Run a function of your own on every worker at once; it needs no model.
 
@@ -34,6 +34,7 @@ def run(
         bind_address: as of ``SparkModel``.
         advertised_host: as of ``SparkModel``.
         port: as of ``SparkModel``.
+        tls: as of ``SparkModel``.
         start_timeout: as of ``SparkModel``.
 
     Returns:
@@ -53,7 +54,7 @@ def run(
     """
     config = TrainConfig(
         num_workers=num_workers, bind_address=bind_address, advertised_host=advertised_host,
-        port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
+        port=port, tls=tls, start_timeout=start_timeout,  # type: ignore[arg-type]
     )  # fmt: skip
     _require_one_argument(function)
     cluster = cluster_of(own_gpus=True)

@@ -31,6 +31,7 @@ import io
 import re
 import selectors
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -44,7 +45,7 @@ import cheroot.server
 import cheroot.wsgi
 import flask
 
-from sparkdl import wire
+from sparkdl import tls, wire
 from sparkdl.config import PortChoice
 from sparkdl.errors import (
     ClusterError,
@@ -398,6 +399,8 @@ class _Connection(cheroot.server.HTTPConnection):
     RequestHandlerClass = _Request
 
     def __init__(self, server: Any, sock: socket.socket, makefile: Any = None) -> None:
+        if server.tls is not None:
+            sock = tls.Socket(sock, server.tls, server=True)
         super().__init__(server, sock, _stream)
 
     def communicate(self) -> bool:
@@ -423,6 +426,7 @@ class _Server(cheroot.wsgi.Server):
     """cheroot's server, which leaves no socket behind where it cannot listen, and no thread to strangers."""
 
     ConnectionClass = _Connection
+    tls: ssl.SSLContext | None = None
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
     _connections: Connections
@@ -450,7 +454,10 @@ class _Server(cheroot.wsgi.Server):
 
 
 @contextmanager
-def serve(app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int) -> Iterator[int]:
+def serve(
+    app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int,
+    context: ssl.SSLContext | None = None,
+) -> Iterator[int]:  # fmt: skip
     """Serve an app in a thread while the context lasts; yields the port.
 
     Args:
@@ -458,11 +465,13 @@ def serve(app: flask.Flask, bind_address: str, port: PortChoice, num_workers: in
         bind_address: the one address that is listened on.
         port: a port, a range of ports of which the first free one is taken, or 0.
         num_workers: how many workers may each have two requests under way.
+        context: key and certificate, with TLS.
 
     Raises:
         ClusterError: no port is free, or the address is not one of this machine.
     """
     server = _listen(app, bind_address, port, num_workers)
+    server.tls = context
     thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
     thread.start()
     try:

@@ -61,6 +61,10 @@ class SparkModel:
         advertised_host: the host that executors connect to; default ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0 for any. Each of these three is also a
             Spark setting: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
+        tls: whether workers and the endpoint speak TLS 1.3, with a certificate made for this fit, which
+            needs the package cryptography where the endpoint is. None asks ``spark.sparkdl.tls``, and where
+            that is not set whether Spark itself encrypts (``spark.network.crypto.enabled``,
+            ``spark.ssl.enabled``, ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
         start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
         max_restarts: how often in a row a run that lost a worker is taken up again.
         stall_timeout: after how many seconds without a word a worker is lost: one whose process hangs, or
@@ -103,6 +107,7 @@ class SparkModel:
         bind_address: str | None = None,
         advertised_host: str | None = None,
         port: int | range | str = 0,
+        tls: bool | None = None,
         start_timeout: float = 300,
         max_restarts: int = 3,
         stall_timeout: float = 60,
@@ -125,7 +130,8 @@ class SparkModel:
         self.config = TrainConfig(
             mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
             batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
-            advertised_host=advertised_host, port=port, start_timeout=start_timeout,  # type: ignore[arg-type]
+            advertised_host=advertised_host, port=port, tls=tls,  # type: ignore[arg-type]
+            start_timeout=start_timeout,
             max_restarts=max_restarts, stall_timeout=stall_timeout, recovery_every=recovery_every,
             share_gpus=share_gpus, staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
             late_updates=late_updates, placement=placement,  # type: ignore[arg-type]

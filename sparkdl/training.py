@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl import launch, models, optimizers, packing, preflight
+from sparkdl import launch, models, optimizers, packing, preflight, tls
 from sparkdl.batches import Plan
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
@@ -281,7 +281,8 @@ class Run:
             return store
         rate = None if self.request.asks else optimizers.learning_rate(self.request.model)
         terms = replace(terms, rule=Average())  # the rule travels with what is code
-        hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), rate)
+        encrypted = tls.is_wanted(config.tls, self.cluster)
+        hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
         return HostedStore(hosted, functools.partial(launch.relay, self.cluster))
 
     def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:

@@ -4,6 +4,7 @@ Prints one line of JSON: the workers, their hosts, the rows, and how far the wei
 """
 
 import json
+import logging
 import os
 import sys
 
@@ -40,6 +41,11 @@ mode = sys.argv[2]
 x = np.random.default_rng(0).normal(size=(90, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
 
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("sparkdl").addHandler(handler)
+logging.getLogger("sparkdl").setLevel(logging.INFO)
 model, reference = build(), build()
 share = context.getConf().get("spark.shareGpus") == "true"
 spark_model = SparkModel(model, mode=mode, num_workers=2, share_gpus=share)
@@ -54,5 +60,6 @@ report = {
     "restarts": history.training["restarts"],
     "loss": history.history["loss"],
     "away": float(away),
+    "messages": messages,
 }
 print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for

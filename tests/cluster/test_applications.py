@@ -79,6 +79,16 @@ def test_executors_may_come_and_go(standalone, mode):
     assert report["away"] < 1e-5 or mode == "asynchronous"
 
 
+def test_where_spark_encrypts_so_do_workers():
+    """Nobody has to ask for it."""
+    settings = {"authenticate": "true", "authenticate.secret": "known", "network.crypto.enabled": "true"}
+
+    report = first_statement("local-cluster[2,1,1024]", "synchronous", **settings)
+
+    assert "Workers and endpoint speak TLS 1.3." in report["messages"]
+    assert report["away"] < 1e-5
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
 def test_updates_count_once_where_spark_starts_a_second_attempt(standalone, tmp_path, mode):
     """Speculation copies a slow worker to the other host; the copy waits, and changes nothing."""

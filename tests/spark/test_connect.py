@@ -1,5 +1,6 @@
 """Over Spark Connect a client has sessions and DataFrames, no SparkContext, and the same answers."""
 
+import ssl
 import threading
 
 import keras
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, predict_udf
+from sparkdl import SparkModel, hosted, predict_udf
 from sparkdl.errors import ClusterError, ConfigError, DivergedError, PreflightError, WorkerError
 from sparkdl.ml import KerasTransformer
 
@@ -99,6 +100,32 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
     expected = reference.fit(problem.x, problem.y, batch_size=203, epochs=3, verbose=0, callbacks=[Slower()])
     assert problem.distance(model, reference, start) <= 1
     assert expected.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
+
+
+def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
+    """The other workers know it from Spark, and so does the task by which the client asks."""
+    endpoints, certificates, find = [], [], hosted.endpoint_at
+
+    def endpoint_at(*given):
+        endpoints.append(find(*given))
+        return endpoints[-1]
+
+    def peek(epoch, logs):
+        shown = ssl.get_server_certificate((endpoints[0].host, endpoints[0].port), timeout=20)
+        certificates.append(ssl.PEM_cert_to_DER_cert(shown))
+
+    monkeypatch.setattr(hosted, "endpoint_at", endpoint_at)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=peek)
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+
+    SparkModel(model, num_workers=2, placement="worker", tls=True).fit(
+        table, batch_size=203, epochs=2, verbose=0, callbacks=[callback]
+    )
+
+    reference.fit(problem.x, problem.y, batch_size=203, epochs=2, verbose=0)
+    assert problem.distance(model, reference, start) <= 1
+    assert [endpoints[0].certificate] * 2 == certificates
 
 
 @pytest.mark.parametrize("placement", ["driver", "worker"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stores import begun, state_of, store_of, update_of
 
-from sparkdl import strangers
+from sparkdl import strangers, tls
 from sparkdl.client import HttpExchange
 from sparkdl.exchange import Endpoint
 from sparkdl.server import Traffic, make_app, serve
@@ -43,15 +43,29 @@ def connect(port):
     return socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
+def greet(port, certificate):
+    """Connect, and greet as TLS does, unless there is none, or it is too late for that."""
+    sock = connect(port)
+    if certificate:
+        sock = tls.Socket(sock, tls.client_context(certificate), server=False)
+        with suppress(OSError):
+            sock.greet()
+    return sock
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
 def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
-    store, port, many_files, eventually
+    store, many_files, eventually, encrypted
 ):
     """A worker joins and exchanges while they hang on, each a part of a head further now and then."""
-    exchange = HttpExchange(
-        Endpoint("127.0.0.1", port, "secret", store.shape.run), 0, 1, 1, store.shape.layout
-    )
+    context, certificate = tls.server_context() if encrypted else (None, b"")
     with ExitStack() as stack:
-        strange = [stack.enter_context(connect(port)) for _ in range(LORISES)]
+        app = make_app(store, "secret", Traffic())
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, 2, context))
+        endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run, certificate)
+        exchange = HttpExchange(endpoint, 0, 1, 1, store.shape.layout)
+        shown = [certificate * (number // len(HEADS) % 2) for number in range(LORISES)]  # half of them greet
+        strange = [stack.enter_context(greet(port, each)) for each in shown]
         for number, sock in enumerate(strange):
             send(sock, HEADS[number % len(HEADS)])
         stack.callback(exchange.close)

@@ -12,6 +12,7 @@ from sparkdl.client import Connection, HttpExchange
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, LocalExchange, awaiting
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.tls import server_context
 from sparkdl.wire import Answer, Flag, Kind, Update
 
 
@@ -28,12 +29,12 @@ class Local:
 class Http:
     """Exchanges over a real socket."""
 
-    def __init__(self, store, stack):
+    def __init__(self, store, stack, context=None, certificate=b""):
         app = make_app(store, "secret", Traffic())
-        port = stack.enter_context(serve(app, "127.0.0.1", 0, store.shape.num_workers))
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, store.shape.num_workers, context))
         stack.callback(store.close)
         self.store, self.stack = store, stack
-        self.endpoint = Endpoint("127.0.0.1", port, "secret", RUN)
+        self.endpoint = Endpoint("127.0.0.1", port, "secret", RUN, certificate)
 
     def exchange(self, worker, attempt=1):
         exchange = HttpExchange(self.endpoint, worker, attempt, self.store.generation, LAYOUT)
@@ -42,7 +43,14 @@ class Http:
         return exchange
 
 
-@pytest.fixture(params=[Local, Http], ids=["local", "http"])
+class Https(Http):
+    """Exchanges over a real socket, with TLS."""
+
+    def __init__(self, store, stack):
+        super().__init__(store, stack, *server_context())
+
+
+@pytest.fixture(params=[Local, Http, Https], ids=["local", "http", "https"])
 def way(request):
     """A function that gives a store its exchanges, all closed in the end."""
     with ExitStack() as stack:

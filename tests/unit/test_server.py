@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from stores import begun, state_of, store_of, update_of
 
-from sparkdl import server, wire
+from sparkdl import server, tls, wire
 from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
@@ -37,12 +37,14 @@ class FlaskClient:
 class Socket:
     """Requests to a server on a real socket."""
 
+    certificate = b""
+
     def __init__(self, app, served):
         served.app = app
         self.port = served.port
 
     def request(self, method, path, body=b"", headers=TOKEN):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = tls.connection_to("127.0.0.1", self.port, self.certificate, 20)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # what is refused is not read
                 connection.request(method, path, body, headers)
@@ -50,6 +52,14 @@ class Socket:
             return answer.status, answer.headers, answer.read()
         finally:
             connection.close()
+
+
+class TlsSocket(Socket):
+    """Requests to a server that speaks TLS."""
+
+    def __init__(self, app, served):
+        served.app = app
+        self.port, self.certificate = served.tls_port, served.certificate
 
 
 @pytest.fixture
@@ -68,7 +78,7 @@ def app(store, traffic):
 
 
 class Served:
-    """One server for all tests; each puts its own app behind it."""
+    """One server for all tests, and one with TLS; each puts its own app behind it."""
 
     app = None
 
@@ -79,11 +89,15 @@ class Served:
 @pytest.fixture(scope="module")
 def served():
     served = Served()
-    with serve(served, "127.0.0.1", 0, 2) as served.port:
+    context, served.certificate = tls.server_context()
+    with (
+        serve(served, "127.0.0.1", 0, 2) as served.port,
+        serve(served, "127.0.0.1", 0, 2, context) as served.tls_port,
+    ):
         yield served
 
 
-@pytest.fixture(params=[FlaskClient, Socket], ids=["flask", "socket"])
+@pytest.fixture(params=[FlaskClient, Socket, TlsSocket], ids=["flask", "socket", "tls"])
 def endpoint(request, app, served):
     return request.param(app, served)
 

@@ -1,0 +1,105 @@
+"""Milliseconds that an exchange takes with TLS and without.
+
+A worker process sends updates of a size to an endpoint in this one, and gets the center back, in turns over
+a connection with TLS and one without, all on this machine: what there is to see is the work of the two
+processes, and no network's.
+
+    python benchmarks/encryption.py --results benchmarks/RESULTS.md
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+
+import harness
+import numpy as np
+from harness import spread, table
+
+from sparkdl import tls
+from sparkdl.batches import Plan
+from sparkdl.books import RunShape
+from sparkdl.client import HttpExchange
+from sparkdl.exchange import Endpoint
+from sparkdl.merging import Terms, make_merging
+from sparkdl.rules import Sum
+from sparkdl.server import Traffic, make_app, serve
+from sparkdl.store import ParameterStore
+from sparkdl.wire import Kind, Update
+
+RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "token"
+SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}
+
+
+def store_of(size: int) -> ParameterStore:
+    """Return a store of so many parameters for one asynchronous worker."""
+    shape = RunShape(RUN, LAYOUT, 1, Plan((), 0, 1, 1, False, False, 0), 1, frozenset(), 0, 0, 0)
+    start = np.zeros(size, np.float32), np.zeros(0, np.float32)
+    store = ParameterStore(shape, make_merging(Terms("asynchronous", False, 1, Sum()), *start))
+    store.release(0, float("nan"))
+    return store
+
+
+def work(endpoints: list[Endpoint], size: int, turns: int, each: int, answer) -> None:
+    """Exchange over every endpoint in turn; answer with the milliseconds of each."""
+    exchanges = [HttpExchange(endpoint, 0, 1, 1, LAYOUT) for endpoint in endpoints]
+    for exchange in exchanges:
+        exchange.join("host", 1)
+        exchange.ready(turns * each + each, 0, {})
+    found = [[] for _ in exchanges]
+    values = np.ones(size, np.float32)
+    for turn in range(turns + 1):  # the first warms up
+        for exchange, milliseconds in zip(exchanges, found, strict=True):
+            began = time.perf_counter()
+            for number in range(each):
+                update = Update(Kind.DELTA, sequence=turn * each + number, rows=1, parameters=values)
+                exchange(update)
+            if turn:
+                milliseconds.append(1000 * (time.perf_counter() - began) / each)
+    for exchange in exchanges:
+        exchange.close()
+    answer.put(found)
+
+
+def measure(size: int, turns: int, each: int) -> list[list[float]]:
+    """Return the milliseconds of an exchange in each turn, without TLS and with it."""
+    spawn = multiprocessing.get_context("spawn")
+    answer = spawn.Queue()
+    with ExitStack() as stack:
+        endpoints = []
+        for context, certificate in ((None, b""), tls.server_context()):
+            store = store_of(size)
+            app = make_app(store, TOKEN, Traffic())
+            port = stack.enter_context(serve(app, "127.0.0.1", 0, 1, context))
+            stack.callback(store.close)
+            endpoints.append(Endpoint("127.0.0.1", port, TOKEN, RUN, certificate))
+        process = spawn.Process(target=work, args=(endpoints, size, turns, each, answer))
+        process.start()
+        found = answer.get(timeout=600)
+        process.join()
+    return found
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    options = parser.parse_args()
+    lines = []
+    for title, size in SIZES.items():
+        plain, encrypted = measure(size, options.turns, max(1, 1_000_000 // size))
+        ratio = statistics.median(ours / bare for ours, bare in zip(encrypted, plain, strict=True))
+        lines.append([title, spread(plain, ".2f"), spread(encrypted, ".2f"), f"×{ratio:.2f}"])
+    header = ["an update, and its reply", "without TLS, ms", "with TLS, ms", "ratio"]
+    words = (
+        f"One worker process, one endpoint, the loopback interface; medians of {options.turns} turns (lowest "
+        f"to highest). {harness.machine({'sparkdl': sys.executable})}"
+    )
+    harness.report("Encryption: an exchange with TLS", f"{words}\n\n{table(header, lines)}", options.results)
+
+
+if __name__ == "__main__":
+    main()

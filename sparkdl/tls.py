@@ -1,0 +1,285 @@
+"""TLS 1.3 between workers and endpoint, with a certificate that is made for one run.
+
+Workers get the certificate with their task, and trust no other. The connection is one of OpenSSL's over
+memory, with a socket's own calls around it: ``ssl.SSLSocket`` refuses the flags by which the endpoint looks
+at what has come without waiting for it, and by which it waits for a whole body at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import http.client
+import importlib.util
+import secrets
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from sparkdl.errors import ConfigError
+
+RECORD = 17 << 10  # more than a record of TLS has
+BLOCK = 1 << 18  # bytes that are encrypted at once
+SOME = 1 << 16  # bytes that are read where it is not known how many come
+EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
+ENCRYPTED = (  # Spark's settings that say that traffic between its processes is encrypted
+    "spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)  # fmt: skip
+
+
+class Settings(Protocol):
+    """What knows the application's settings."""
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting."""
+
+
+def is_wanted(asked: bool | None, settings: Settings) -> bool:
+    """Return whether an endpoint speaks TLS.
+
+    Args:
+        asked: what the user said; None leaves it to ``spark.sparkdl.tls``, and that to whether Spark itself
+            encrypts.
+        settings: those of the application.
+
+    Raises:
+        ConfigError: ``spark.sparkdl.tls`` is neither true nor false.
+    """
+    if asked is not None:
+        return asked
+    said = settings.setting("spark.sparkdl.tls").lower()
+    if said not in ("", "true", "false"):
+        raise ConfigError(f'spark.sparkdl.tls should be "true" or "false"; got {said!r}.')
+    return said == "true" or not said and any(settings.setting(name) == "true" for name in ENCRYPTED)
+
+
+def require_library() -> None:
+    """Find the library that makes certificates, which only an endpoint's process needs.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if importlib.util.find_spec("cryptography") is None:
+        raise ConfigError(
+            f"An endpoint with TLS needs the package cryptography, which {socket.gethostname()} has not. Run "
+            'pip install "sparkdl-keras[tls]" there, or pass tls=False.'
+        )
+
+
+def server_context() -> tuple[ssl.SSLContext, bytes]:
+    """Return what an endpoint needs, with a new key, and the certificate (DER) that its workers are to see.
+
+    Raises:
+        ConfigError: the library that makes them is not there.
+    """
+    require_library()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sparkdl")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(EVER[0]).not_valid_after(EVER[1])
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    password = secrets.token_bytes(32).hex()
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(password.encode())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # OpenSSL reads files only; mode 0700
+        path = Path(folder, "key.pem")
+        path.touch(mode=0o600)
+        path.write_bytes(private + certificate.public_bytes(pem))
+        context.load_cert_chain(path, password=password)
+    return context, certificate.public_bytes(serialization.Encoding.DER)
+
+
+def client_context(certificate: bytes) -> ssl.SSLContext:
+    """Return what a worker needs, which trusts one certificate (DER) and no other, whatever its name is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+class Socket(socket.socket):
+    """A connection with TLS, for one thread at a time.
+
+    Args:
+        sock: the connection, which this takes over.
+        context: an endpoint's or a worker's.
+        server: whether it is an endpoint's, which greets when it first reads.
+
+    Raises:
+        ConnectionResetError: from every call, where the other end does not speak TLS or has another key.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
+        timeout = sock.gettimeout()
+        super().__init__(fileno=sock.detach())
+        self.settimeout(timeout)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        self._peeked = bytearray()
+        self._greeted = False
+
+    def greet(self, flags: int = 0) -> None:
+        """Agree on keys, and see that the other end has the key of its certificate."""
+        while not self._greeted:
+            try:
+                self._tls.do_handshake()
+                self._greeted = True
+            except ssl.SSLWantReadError:
+                if not self._receive(0, flags):
+                    raise self._broken("the connection ended") from None
+            except ssl.SSLError as error:
+                raise self._broken(error) from error
+        self._flush(flags)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Return up to so many bytes; MSG_PEEK leaves them, MSG_DONTWAIT takes what is there."""
+        if not flags & socket.MSG_PEEK:
+            buffer = bytearray(size)
+            return bytes(buffer[: self.recv_into(buffer, size, flags)])
+        try:
+            while len(self._peeked) < size:
+                more = bytearray(size - len(self._peeked))
+                count = self._read(memoryview(more), flags & ~socket.MSG_PEEK)
+                if not count:
+                    break
+                self._peeked += more[:count]
+        except BlockingIOError:
+            if not self._peeked:
+                raise
+        return bytes(self._peeked[:size])
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Read into a buffer, which MSG_WAITALL fills; return how many bytes."""
+        view = memoryview(buffer).cast("B")
+        view = view[: nbytes or len(view)]
+        count = min(len(view), len(self._peeked))
+        view[:count] = self._peeked[:count]
+        del self._peeked[:count]
+        if count < len(view) and (not count or flags & socket.MSG_WAITALL):
+            count += self._read(view[count:], flags)
+        return count
+
+    def sendmsg(self, buffers: Iterable[Any], *unused: Any) -> int:
+        """Send the first bytes of some buffers, as ``socket.sendmsg`` does; return how many."""
+        parts, size = [], 0
+        for buffer in buffers:
+            parts.append(memoryview(buffer).cast("B")[: BLOCK - size])
+            size += len(parts[-1])
+            if size == BLOCK:
+                break
+        left = memoryview(b"".join(parts))
+        try:
+            while left:
+                left = left[self._tls.write(left) :]
+        except ssl.SSLError as error:
+            raise self._broken(error) from error
+        self._flush(0)
+        return size
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Send the first bytes of some; return how many."""
+        return self.sendmsg([data])
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send bytes."""
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[self.sendmsg([left]) :]
+
+    def _read(self, view: memoryview, flags: int) -> int:
+        """Decrypt what comes into a buffer, all of it with MSG_WAITALL; return how many bytes."""
+        self.greet(flags)
+        count = 0
+        while count < len(view):
+            try:
+                read = int(self._tls.read(len(view) - count, view[count:]))
+            except ssl.SSLWantReadError:
+                if count and not flags & socket.MSG_WAITALL:
+                    break
+                if not self._receive(len(view) - count, flags):
+                    break
+                continue
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                break
+            except ssl.SSLError as error:
+                raise self._broken(error) from error
+            count += read
+            if not read:
+                break
+        return count
+
+    def _receive(self, wanted: int, flags: int) -> bool:
+        """Answer what TLS itself has to, and take in more of what comes; False: that has ended."""
+        self._flush(flags)
+        certain = min(wanted, BLOCK) - RECORD  # as much is on its way, besides what is here of a record
+        if flags & socket.MSG_WAITALL and certain > SOME:
+            data = super().recv(certain, flags)
+        else:
+            data = super().recv(SOME, flags & ~socket.MSG_WAITALL)
+        if not data:
+            self._incoming.write_eof()
+            return False
+        self._incoming.write(data)
+        return True
+
+    def _flush(self, flags: int) -> None:
+        """Send what was encrypted; without waiting there is a greeting, for which there is always room."""
+        data = self._outgoing.read()
+        if not data:
+            return
+        if not flags & socket.MSG_DONTWAIT:
+            super().sendall(data)
+        elif super().send(data, socket.MSG_DONTWAIT) < len(data):
+            raise ConnectionResetError(errno.ECONNRESET, "TLS: nobody reads the greeting")
+
+    def _broken(self, why: object) -> ConnectionResetError:
+        """Tell the other end, if it is still there; return the error."""
+        with suppress(OSError):
+            self._flush(socket.MSG_DONTWAIT)
+        return ConnectionResetError(errno.ECONNRESET, f"TLS: {why}")
+
+
+class HTTPConnection(http.client.HTTPConnection):
+    """A worker's connection with TLS.
+
+    Args:
+        host: the endpoint's.
+        port: its port.
+        certificate: its certificate (DER).
+        timeout: seconds without a byte.
+    """
+
+    def __init__(self, host: str, port: int, certificate: bytes, timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._context = client_context(certificate)
+
+    def connect(self) -> None:
+        """Connect, and see that the other end is the run's endpoint."""
+        super().connect()
+        self.sock = sock = Socket(self.sock, self._context, server=False)
+        sock.greet()
+
+
+def connection_to(host: str, port: int, certificate: bytes, timeout: float) -> http.client.HTTPConnection:
+    """Return a connection, not made yet, to an endpoint; without a certificate there is no TLS."""
+    if certificate:
+        return HTTPConnection(host, port, certificate, timeout)
+    return http.client.HTTPConnection(host, port, timeout=timeout)

@@ -1,0 +1,65 @@
+"""A fit whose workers speak TLS gives the answer of one whose workers do not."""
+
+import logging
+import socket
+import ssl
+
+import keras
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl import SparkModel
+
+MASTERS = ("local-cluster", "standalone")
+
+
+class Peek(keras.callbacks.Callback):
+    """Keeps the certificate that the endpoint shows."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.port, self.seen = port, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(ssl.get_server_certificate(("127.0.0.1", self.port), timeout=20))
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("frequency", ["batch", "epoch"])
+def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
+    """To the bit, with one certificate from its start to its end."""
+    settings = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
+    encrypted, plain = problem.model(), problem.model()
+    peek = Peek(port)
+    ours = SparkModel(encrypted, num_workers=2, frequency=frequency, port=port, tls=True)
+    theirs = SparkModel(plain, num_workers=2, frequency=frequency)
+
+    history = ours.fit(problem.x, problem.y, callbacks=[peek], **settings)
+
+    assert history.history == theirs.fit(problem.x, problem.y, **settings).history
+    for mine, other in zip(encrypted.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(other, mine)
+    assert 2 == len(peek.seen)
+    assert 1 == len(set(peek.seen))
+
+
+def test_asynchronous_workers_learn(spark, problem, caplog):
+    """Their heartbeats and their updates are encrypted alike, and the driver says so."""
+    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, tls=True)
+
+    with caplog.at_level(logging.INFO, "sparkdl"):
+        history = spark_model.fit(problem.x, problem.y, epochs=3, verbose=0)
+
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert 1 == caplog.text.count("Workers and endpoint speak TLS 1.3.")
+
+
+def test_a_function_of_the_users_own_runs(spark):
+    """Its sums are as they were."""
+    assert [1.0, 1.0] == sparkdl.run(lambda worker: worker.all_reduce(worker.rank, "sum"), 2, tls=True)

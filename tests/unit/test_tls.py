@@ -1,0 +1,292 @@
+"""TLS between workers and endpoint: who is not the run's endpoint, or cannot read it, learns nothing."""
+
+import importlib.util
+import os
+import socket
+import ssl
+import stat
+import tempfile
+import threading
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores import state_of, store_of, together
+
+from sparkdl import strangers, tls
+from sparkdl.client import Connection
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError, TransportError
+from sparkdl.exchange import Endpoint
+from sparkdl.server import Traffic, make_app, serve
+
+RUN = b"r" * 16
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def identity():
+    return tls.server_context()
+
+
+@pytest.fixture
+def store():
+    return store_of("asynchronous", workers=1)
+
+
+@pytest.fixture
+def port(store, identity):
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port:
+        yield port
+
+
+@contextmanager
+def pair(context, certificate):
+    """Yield both ends of a connection, greeted."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here, there = socket.create_connection(listener.getsockname(), timeout=20), listener.accept()[0]
+    there.settimeout(None)  # as the endpoint has it: a time-out of Python's waits in any case
+    with (
+        tls.Socket(here, tls.client_context(certificate), server=False) as worker,
+        tls.Socket(there, context, server=True) as endpoint,
+    ):
+        together(worker.greet, endpoint.greet)
+        yield worker, endpoint
+
+
+def ping(port, certificate):
+    """Return the status of a ping."""
+    with closing(tls.connection_to("127.0.0.1", port, certificate, 20)) as connection:
+        connection.request("GET", "/v1/ping", headers=TOKEN)
+        return connection.getresponse().status
+
+
+def test_who_has_the_certificate_is_answered(port, identity):
+    """Whatever the name of the host is, and whatever its clock says."""
+    assert 204 == ping(port, identity[1])
+
+
+def test_another_certificate_is_refused(port):
+    """One that was made for another run, too: nothing is sent, the token least of all."""
+    with pytest.raises(ConnectionResetError, match="certificate verify failed"):
+        ping(port, tls.server_context()[1])
+
+
+def test_who_has_the_certificate_without_its_key_is_refused(identity):
+    """It is no secret."""
+    context, _ = tls.server_context()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend():
+            with tls.Socket(listener.accept()[0], context, server=True) as sock:
+                sock.greet()
+
+        def ask():
+            return ping(listener.getsockname()[1], identity[1])
+
+        outcomes = together(pretend, ask)
+
+    assert [ConnectionResetError] * 2 == [type(outcome) for outcome in outcomes]
+
+
+def test_an_older_version_is_refused(port, identity):
+    """TLS 1.3 has no weak ciphers to choose."""
+    context = tls.client_context(identity[1])
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
+        pytest.raises(ssl.SSLError),
+        context.wrap_socket(sock),
+    ):
+        pass
+
+
+def test_the_librarys_own_client_is_understood(port, identity):
+    """What goes over the wire is TLS, and a token is asked for there too."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
+        tls.client_context(identity[1]).wrap_socket(sock) as wrapped,
+    ):
+        wrapped.sendall(b"GET /v1/ping HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert b"HTTP/1.1 401" == wrapped.recv(12)
+
+
+def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch):
+    """Neither does a worker without TLS from an endpoint with it, nor the other way about; both are named."""
+    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    before = state_of(store)
+    plain = Connection(Endpoint("127.0.0.1", port, "secret", RUN), retries=0)
+    with closing(plain), pytest.raises(TransportError):
+        plain.call("/v1/join", worker=0, generation=1, attempt=1, host="h", pid=1)
+
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1) as open_port:
+        encrypted = Connection(Endpoint("127.0.0.1", open_port, "secret", RUN, identity[1]), retries=0)
+        with closing(encrypted), pytest.raises(TransportError, match="TLS: "):
+            encrypted.call("/v1/join", worker=0, generation=1, attempt=1, host="h", pid=1)
+
+    assert before == state_of(store)
+
+
+def test_a_relay_sees_neither_token_nor_weights(identity, store):
+    """Somebody who reads the traffic gets noise."""
+    seen = bytearray()
+    with (
+        serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+
+        def relay(source, sink):
+            while data := source.recv(1 << 16):
+                seen.extend(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+        def ask():
+            return ping(listener.getsockname()[1], identity[1])
+
+        def carry():
+            with listener.accept()[0] as near, socket.create_connection(("127.0.0.1", port)) as far:
+                back = threading.Thread(target=relay, args=(far, near))
+                back.start()
+                relay(near, far)
+                back.join()
+
+        assert 204 == together(ask, carry)[0]
+
+    assert len(seen) > 500
+    assert not any(word in seen for word in (b"secret", b"ping", b"Bearer", b"HTTP"))
+
+
+def test_the_key_is_on_no_disk_when_the_endpoint_has_it(tmp_path, monkeypatch):
+    """While OpenSSL reads it, it is encrypted, in a file and a folder that are nobody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def watched(context, path, **more):
+        data = Path(path).read_bytes()
+        modes = [stat.S_IMODE(os.stat(each).st_mode) for each in (path, Path(path).parent)]
+        seen.append((b"ENCRYPTED PRIVATE KEY" in data, modes))
+        return load(context, path, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    tls.server_context()
+
+    assert [(True, [0o600, 0o700])] == seen
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_each_run_has_a_key_of_its_own():
+    """What one fit knew is worth nothing in the next."""
+    assert tls.server_context()[1] != tls.server_context()[1]
+
+
+@given(st.lists(st.integers(0, 3 * tls.BLOCK), min_size=1, max_size=4), st.booleans(), st.data())
+def test_bytes_come_as_they_were_sent(identity, lengths, whole, data):
+    """In pieces of any size, read at once or as they come, after a look at them or without."""
+    parts = [np.random.default_rng(number).bytes(length) for number, length in enumerate(lengths)]
+    sent = b"".join(parts)
+    ahead = data.draw(st.integers(0, min(len(sent), tls.RECORD)))
+    with pair(*identity) as (worker, endpoint):
+
+        def read():
+            peeked = b""
+            while len(peeked) < ahead:
+                peeked = endpoint.recv(ahead, socket.MSG_PEEK)
+            got = bytearray(len(sent))
+            place, view = 0, memoryview(got)
+            while place < len(sent):
+                place += endpoint.recv_into(view[place:], 0, socket.MSG_WAITALL if whole else 0)
+                assert place == len(sent) or not whole
+            return peeked, bytes(got)
+
+        def write():
+            left = [memoryview(part) for part in parts]
+            while left:
+                count = worker.sendmsg(left)
+                while left and count >= len(left[0]):
+                    count -= len(left.pop(0))
+                if count:
+                    left[0] = left[0][count:]
+
+        (peeked, got), _ = together(read, write)
+
+    assert (sent[:ahead], sent) == (peeked, got)
+
+
+def test_nothing_there_is_not_waited_for(identity):
+    """The endpoint looks at many connections in one thread."""
+    with pair(*identity) as (worker, endpoint):
+        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+        with pytest.raises(BlockingIOError):
+            endpoint.recv(10, flags)
+        worker.sendall(b"GET")
+        assert b"GET" == endpoint.recv(10, socket.MSG_PEEK)[:3]
+        assert b"GET" == endpoint.recv(10, flags) == endpoint.recv(10)
+        worker.close()
+        assert b"" == endpoint.recv(10)
+
+
+def test_an_end_in_the_middle_is_one(identity):
+    """Somebody cut the connection: what came is there, and no more."""
+    with pair(*identity) as (worker, endpoint):
+        worker.sendall(b"half of it")
+        worker.close()
+        buffer = bytearray(100)
+        assert 10 == endpoint.recv_into(buffer, 0, socket.MSG_WAITALL)
+
+
+def test_a_changed_byte_ends_the_connection(identity):
+    """Nobody else can write into it."""
+    with pair(*identity) as (worker, endpoint):
+        socket.socket.send(worker, b"\x17\x03\x03\x00\x20" + bytes(32))
+        with pytest.raises(ConnectionResetError, match="TLS: "):
+            endpoint.recv(10)
+
+
+class Settings:
+    """Those of an application."""
+
+    def __init__(self, **settings):
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    def setting(self, name, default=""):
+        return self.settings.get(name, default)
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "expected"),
+    [
+        (None, {}, False),
+        (True, {}, True),
+        (False, {"spark_ssl_enabled": "true"}, False),
+        (None, {"spark_ssl_enabled": "true"}, True),
+        (None, {"spark_ssl_rpc_enabled": "true"}, True),
+        (None, {"spark_network_crypto_enabled": "true"}, True),
+        (None, {"spark_network_crypto_enabled": "false"}, False),
+        (None, {"spark_authenticate_enableSaslEncryption": "true"}, True),
+        (None, {"spark_ssl_enabled": "true", "spark_sparkdl_tls": "false"}, False),
+        (None, {"spark_sparkdl_tls": "True"}, True),
+    ],
+)
+def test_tls_is_what_was_asked_for_or_what_spark_does(asked, settings, expected):
+    """An argument, else the setting of the application, else whether Spark's own traffic is encrypted."""
+    assert expected == tls.is_wanted(asked, Settings(**settings))
+
+
+def test_what_is_no_answer_is_refused():
+    """By name, on the driver."""
+    with pytest.raises(ConfigError, match='spark.sparkdl.tls should be "true" or "false"; got \'maybe\''):
+        tls.is_wanted(None, Settings(spark_sparkdl_tls="maybe"))
+    with pytest.raises(ConfigError, match="tls should be True or False; got 'yes'"):
+        TrainConfig(tls="yes")
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    """With what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "sparkdl-keras\[tls\]"'):
+        tls.server_context()
