@@ -97,14 +97,16 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     address, port, token, _, certificate = endpoint
     from http.client import HTTPException
 
-    from sparkdl.tls import connection_to
+    from sparkdl.tls import TlsError, connection_to
 
     connection = connection_to(address, port, certificate, 10)
     try:
         connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
         status = connection.getresponse().status
-    except HTTPException as error:
-        fail(f"Executor {host} got no HTTP from {address}:{port} ({error!r}); another program answers there.")
+    except (HTTPException, TlsError) as error:
+        fail(
+            f"Executor {host} does not understand {address}:{port} ({error}); another program answers there."
+        )
     except OSError as error:
         fail(
             f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "

@@ -115,6 +115,10 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
     return context
 
 
+class TlsError(ConnectionResetError):
+    """The other end is not who it should be, or is not understood."""
+
+
 class Socket(socket.socket):
     """A connection with TLS, for one thread at a time.
 
@@ -124,7 +128,7 @@ class Socket(socket.socket):
         server: whether it is an endpoint's, which greets when it first reads.
 
     Raises:
-        ConnectionResetError: from every call, where the other end does not speak TLS or has another key.
+        TlsError: from every call, where the other end does not speak TLS or has another key.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
@@ -150,7 +154,7 @@ class Socket(socket.socket):
         self._flush(flags)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to so many bytes; MSG_PEEK leaves them, MSG_DONTWAIT takes what is there."""
+        """Return up to so many bytes, at least one; MSG_PEEK leaves them, MSG_DONTWAIT does not wait."""
         if not flags & socket.MSG_PEEK:
             buffer = bytearray(size)
             return bytes(buffer[: self.recv_into(buffer, size, flags)])
@@ -161,6 +165,7 @@ class Socket(socket.socket):
                 if not count:
                     break
                 self._peeked += more[:count]
+                flags |= socket.MSG_DONTWAIT
         except BlockingIOError:
             if not self._peeked:
                 raise
@@ -248,13 +253,13 @@ class Socket(socket.socket):
         if not flags & socket.MSG_DONTWAIT:
             super().sendall(data)
         elif super().send(data, socket.MSG_DONTWAIT) < len(data):
-            raise ConnectionResetError(errno.ECONNRESET, "TLS: nobody reads the greeting")
+            raise TlsError(errno.ECONNRESET, "TLS: nobody reads the greeting")
 
-    def _broken(self, why: object) -> ConnectionResetError:
+    def _broken(self, why: object) -> TlsError:
         """Tell the other end, if it is still there; return the error."""
         with suppress(OSError):
             self._flush(socket.MSG_DONTWAIT)
-        return ConnectionResetError(errno.ECONNRESET, f"TLS: {why}")
+        return TlsError(errno.ECONNRESET, f"TLS: {why}")
 
 
 class HTTPConnection(http.client.HTTPConnection):

@@ -1,0 +1,76 @@
+"""Whether an executor reaches the endpoint, as it finds out before anything else."""
+
+import socket
+from contextlib import contextmanager
+
+import pytest
+from stores import RUN, store_of, together
+
+from sparkdl import preflight, strangers, tls
+from sparkdl.server import Traffic, make_app, serve
+
+
+@pytest.fixture(scope="module")
+def identity():
+    return tls.server_context()
+
+
+@contextmanager
+def endpoint(context=None):
+    """Yield the port of an endpoint."""
+    with serve(make_app(store_of(workers=1), "secret", Traffic()), "127.0.0.1", 0, 1, context) as port:
+        yield port
+
+
+def check(port, certificate=b"", token="secret"):
+    """Look at an endpoint, as a task does."""
+    expected = preflight.expectations(None, local=True)
+    preflight.by_value(preflight.check)(expected, ("127.0.0.1", port, token, RUN, certificate))
+
+
+def test_an_endpoint_is_reached(identity):
+    """With TLS, and without."""
+    with endpoint() as port:
+        check(port)
+    with endpoint(identity[0]) as port:
+        check(port, identity[1])
+
+
+def test_an_endpoint_of_another_run_is_named(identity):
+    """It knows another token, or has another key."""
+    with endpoint() as port, pytest.raises(RuntimeError, match=f"status 401 from 127.0.0.1:{port}; another"):
+        check(port, token="other")
+    with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match="verify failed.*another program"):
+        check(port, tls.server_context()[1])
+
+
+def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(identity, monkeypatch):
+    """Nobody falls back to what is less."""
+    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    with endpoint() as port, pytest.raises(RuntimeError, match="TLS: .*another program answers there"):
+        check(port, identity[1])
+    with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match=f"127.0.0.1:{port}"):
+        check(port)
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+def test_another_program_is_named(identity, certificate):
+    """One that knows neither HTTP nor TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet():
+            with listener.accept()[0] as sock:
+                sock.sendall(b"SSH-2.0-OpenSSH\r\n")
+                sock.recv(1 << 16)
+
+        _, error = together(greet, lambda: check(listener.getsockname()[1], identity[1] * certificate))
+
+    assert "another program answers there" in str(error)
+
+
+def test_nobody_there_is_named():
+    """With the settings that decide which address it is."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(RuntimeError, match=f"cannot reach .* 127.0.0.1:{port} .* spark.driver.host or adv"):
+        check(port)
