@@ -504,10 +504,11 @@ def asks(config: TrainConfig, cluster: Cluster, num_workers: int, callbacks: lis
     spare = slots > num_workers and cluster.places_rows
     if callbacks and not spare:
         names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
+        fewer = f"Take num_workers={max(1, slots - 1)}" if cluster.places_rows else "Take a newer Spark"
         raise ConfigError(
             f'With placement="worker" callbacks ({names}) need a slot beside those of the workers, and Spark '
-            f"4.1; there are {slots} slots and {num_workers} workers. Take num_workers={max(1, slots - 1)}, "
-            "or leave callbacks out."
+            f"4.1 or newer; there are {slots} slots and {num_workers} workers, and this is Spark "
+            f"{cluster.session.version}. {fewer}, or leave callbacks out."
         )
     return spare
 
