@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.errors import DataError
+from sparkdl.fingerprint import GOLDEN, MASK, mixed
 from sparkdl.schema import AnyRows, Column, Schema, as_pair
 from sparkdl.weights import Array
 
@@ -47,10 +48,7 @@ def row_keys(partition: int, indices: NDArray[np.uint64]) -> Keys:
 def scramble(keys: Keys, seed: int) -> Keys:
     """Return keys that sort in an order drawn from ``seed``: splitmix64 of key and seed, one to one."""
     with np.errstate(over="ignore"):
-        z = keys + np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        return mixed(keys + np.uint64((2 * seed + 1) * GOLDEN & MASK))
 
 
 def unit(keys: Keys) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ import numpy as np
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
 from sparkdl.feed import EMPTY, Block, Keys, scramble
+from sparkdl.fingerprint import NOTHING, fingerprint, total
 from sparkdl.schema import AnyRows, Column, Schema
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array, aligned
@@ -118,12 +119,13 @@ class Spool:
 
     Attributes:
         empty: of how many source partitions blocks told that they have no rows.
+        fingerprint: that of all rows, of every part.
     """
 
     def __init__(
         self, schema: Schema, directory: str, seed: int | None = None, *, memory: int = MEMORY
     ) -> None:  # fmt: skip
-        self.schema, self.empty = schema, 0
+        self.schema, self.empty, self.fingerprint = schema, 0, NOTHING
         self._directory, self._seed, self._memory = directory, seed, memory
         self._piles: dict[int, _Pile] = {}
 
@@ -134,6 +136,7 @@ class Spool:
                 self.empty += 1
             else:
                 self._pile(block.part).add(block)
+                self.fingerprint = total([self.fingerprint, fingerprint(*block)])
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:

@@ -12,8 +12,8 @@ import sparkdl
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
-    "packing", "books", "store", "sums", "exchange", "hosted",
-    "heads", "backends.base", "sparse", "schema", "feed", "spool", "frames", "code",
+    "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
+    "heads", "backends.base", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",

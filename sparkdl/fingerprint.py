@@ -1,0 +1,122 @@
+"""Two numbers that say which rows a worker holds: Spark may give it others when it computes them again.
+
+A row's key, which decides its order, is of the place that it came from and not of what is in it: where
+``df.repartition(8)`` is computed again, other rows may come under the same keys, and on other workers.
+So a row has a *digest* of its bytes, NaN and -0.0 as they are, and a worker sums modulo 2 ** 64 the digests
+mixed with their keys (``ordered``), and the digests alone (``free``). Sums do not see blocks, nor in what
+order a shuffle brings them; the sum of ``free`` over a gang does not see who has which row.
+
+A row is words of 64 bits, or of as many as its columns can be divided into. Each is multiplied by an odd
+number of its place in the row, after its upper half was put into its lower, so that no two changed signs
+make up for each other; the sum is mixed by splitmix64. It tells mistakes, and withstands no attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.sparse import SparseRows
+from sparkdl.weights import Array
+
+Words = NDArray[np.uint64]
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+TOGETHER = 1 << 18  # bytes of rows that are looked at at a time, so that they stay in the processor's cache
+
+
+class Fingerprint(NamedTuple):
+    """What tells rows from others.
+
+    Attributes:
+        ordered: of the rows, each under its key.
+        free: of the rows, whatever their keys.
+    """
+
+    ordered: int
+    free: int
+
+    @classmethod
+    def of(cls, values: Any) -> Fingerprint:
+        """Return the fingerprint of which these are the values.
+
+        Raises:
+            ValueError: they are no two numbers of 64 bits.
+        """
+        two = isinstance(values, list | tuple) and len(values) == 2
+        if not two or not all(type(value) is int and 0 <= value <= MASK for value in values):
+            raise ValueError("a fingerprint is two whole numbers of 64 bits")
+        return cls(*values)
+
+
+NOTHING = Fingerprint(0, 0)
+
+
+def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
+    """Return the fingerprint of all the rows of which these are some each."""
+    sums = (sum(values) & MASK for values in zip(NOTHING, *fingerprints, strict=True))
+    return Fingerprint(*sums)
+
+
+def mixed(words: Words) -> Words:
+    """Return words in which each bit depends on all of theirs: the last steps of splitmix64, one to one."""
+    z = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -> Fingerprint:
+    """Return the fingerprint of some rows.
+
+    Args:
+        keys: the key of each row.
+        part: what the rows are for; a key may be there once in each part.
+        columns: an array per column.
+    """
+    row = sum(column.nbytes for column in columns) // max(1, len(keys))
+    size = max(1, TOGETHER // max(1, row))
+    return total(
+        _fingerprint(keys[start : start + size], part, [column[start : start + size] for column in columns])
+        for start in range(0, len(keys), size)
+    )
+
+
+def _fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -> Fingerprint:
+    digests, first = np.full(len(keys), GOLDEN, np.uint64), 0
+    for column in columns:
+        words = _entries(column) if isinstance(column, SparseRows) else _words(column)
+        digests += words @ _odds(first, words.shape[1])
+        first += words.shape[1]
+    digests = mixed(digests)
+    ordered = mixed(digests ^ mixed(keys + np.uint64((part + 1) * GOLDEN & MASK)))
+    return Fingerprint(int(ordered.sum()), int(digests.sum()))
+
+
+def _words(column: Array) -> Words:
+    """Return the bytes of each row as words."""
+    rows = np.ascontiguousarray(column).reshape(len(column), prod(column.shape[1:]))
+    unit = gcd(rows.shape[1] * rows.itemsize, 8)
+    words = rows.view(f"u{unit}")
+    return words ^ (words >> np.uint64(32)) if unit == 8 else words.astype(np.uint64)
+
+
+def _entries(rows: SparseRows) -> Words:
+    """Return a word for each row, the sum of what its numbers and their indices make."""
+    own = rows.compact()
+    values = _words(own.entries["value"][:, None])[:, 0]
+    places = own.entries["index"].astype(np.uint64) * np.uint64(GOLDEN)
+    sums = np.append(np.uint64(0), np.cumsum(mixed(values + mixed(places + np.uint64(1)))))
+    starts, counts = own.spans.T
+    found: Words = sums[starts + counts] - sums[starts]
+    return found[:, None]
+
+
+@lru_cache
+def _odds(first: int, count: int) -> Words:
+    """Return odd numbers that have nothing to do with each other, for so many places."""
+    return mixed(np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN)) | np.uint64(1)
