@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from mmap import ACCESS_READ, mmap
@@ -13,6 +13,7 @@ import numpy as np
 
 from sparkdl.batches import Plan
 from sparkdl.errors import RefusedError
+from sparkdl.fingerprint import NOTHING, Fingerprint, total
 from sparkdl.weights import LARGE, Vector
 from sparkdl.wire import Flag, Kind, Sections, Update, as_bytes
 
@@ -68,6 +69,18 @@ class RunShape:
     cuts: tuple[int, ...] = ()
 
 
+class Held(NamedTuple):
+    """What a worker holds: so many training rows, and the fingerprint of them and of those for validation."""
+
+    rows: int
+    fingerprint: Fingerprint = NOTHING
+
+
+def whole(held: Sequence[Held]) -> tuple[int, int]:
+    """Return what a gang holds, whoever has which row: how many training rows, and what tells them all."""
+    return sum(each.rows for each in held), total(each.fingerprint for each in held).free
+
+
 @dataclass
 class Member:
     """One worker as the driver sees it; ``heard`` is when it said something last."""
@@ -76,7 +89,7 @@ class Member:
     host: str
     pid: int
     heard: float
-    rows: int | None = None
+    held: Held | None = None
     validation_rows: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
@@ -102,6 +115,7 @@ class Cut:
         losses: the mean loss of each round, or update, since the epoch began.
         ledger: where updates are merged one at a time, the last one counted of each worker.
         books: and what workers have reported of this epoch and the next.
+        before: in the middle of an epoch, the cut that it began with.
     """
 
     epoch: int
@@ -116,6 +130,7 @@ class Cut:
     losses: list[float] = field(default_factory=list)
     ledger: dict[int, int] = field(default_factory=dict)
     books: dict[int, Book] = field(default_factory=dict)
+    before: Cut | None = None
 
     def __str__(self) -> str:
         """Say where it was made."""
@@ -125,17 +140,21 @@ class Cut:
             else f"the end of epoch {self.epoch}"
         )
 
-    def values(self) -> dict[str, Any]:
-        """Return its fields as ``packing`` takes them, dicts by worker as pairs, without the rule's state."""
+    def values(self, *, rule: bool = False) -> dict[str, Any]:
+        """Return its fields as ``packing`` takes them, dicts by worker as pairs; ``rule``: its state too."""
         pairs = {name: list(getattr(self, name).items()) for name in ("states", "metrics", "ledger")}
         books = [(epoch, book.values()) for epoch, book in self.books.items()]
-        return vars(self) | pairs | {"books": books, "rule": None}
+        before = self.before and self.before.values(rule=rule)
+        own = {"books": books, "rule": self.rule if rule else None, "before": before}
+        return vars(self) | pairs | own
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Cut:
         """Return the cut of which these are the values."""
         pairs = {name: dict(values[name]) for name in ("states", "metrics", "ledger")}
-        return cls(**values | pairs | {"books": {epoch: Book.of(each) for epoch, each in values["books"]}})
+        books = {epoch: Book.of(each) for epoch, each in values["books"]}
+        before = values["before"] and cls.of(values["before"])
+        return cls(**values | pairs | {"books": books, "before": before})
 
     def state(self, worker: int) -> bytes:
         """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""

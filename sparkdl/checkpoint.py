@@ -14,16 +14,17 @@ import re
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from sparkdl import files, packing
-from sparkdl.books import Cut
+from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import ConfigError
+from sparkdl.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
@@ -40,7 +41,7 @@ class Saved:
         settings: by name, what a run that goes on from it has to have as well.
         first: the run's first epoch, and the batches that its optimizer had seen before.
         cut: where the run is.
-        rows: the training rows of each worker.
+        held: what each worker holds.
         learning_rate: that of the model.
         history: the results of the epochs that are done, by name.
         epochs: which epochs these are.
@@ -52,7 +53,7 @@ class Saved:
     settings: dict[str, Any]
     first: tuple[int, float]
     cut: Cut
-    rows: tuple[int, ...]
+    held: tuple[Held, ...]
     learning_rate: float
     history: dict[str, list[Any]]
     epochs: list[int]
@@ -62,13 +63,18 @@ class Saved:
 
     def values(self) -> dict[str, Any]:
         """Return it as ``packing`` takes it."""
-        return vars(self) | {"cut": self.cut.values(), "rule": self.cut.rule}
+        return vars(self) | {"cut": self.cut.values(rule=True)}
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Saved:
         """Return that of which these are the values."""
-        cut = replace(Cut.of(values["cut"]), rule=values.pop("rule"))
-        return cls(**values | {"cut": cut, "rows": tuple(values["rows"])})
+        held = tuple(Held(rows, Fingerprint.of(found)) for rows, found in values["held"])
+        return cls(**values | {"cut": Cut.of(values["cut"]), "held": held})
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The training rows of each worker."""
+        return tuple(each.rows for each in self.held)
 
     def why_not(self, settings: dict[str, Any]) -> str | None:
         """Say why a run with these settings cannot go on from here, nothing if it can."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 from sparkdl import tls, wire
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
+from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.weights import aligned
 from sparkdl.wire import Flag, Reply, Update
 
@@ -202,12 +203,15 @@ class HttpExchange(Exchange):
         while self._connection.call("/v1/join", **self.identity, host=host, pid=pid)[0] == 202:
             time.sleep(BEAT_SECONDS)
 
-    def ready(self, rows: int, validation_rows: int, notes: dict[str, Any]) -> dict[str, Any]:
+    def ready(
+        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
+    ) -> dict[str, Any]:
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
         while True:
             status, begin = self._connection.call(
-                "/v1/ready", **self.identity, rows=rows, validation_rows=validation_rows, notes=notes
-            )
+                "/v1/ready", **self.identity, rows=rows, validation_rows=validation_rows, notes=notes,
+                fingerprint=fingerprint,
+            )  # fmt: skip
             if status == 200:
                 self._connection.close()
                 return begin

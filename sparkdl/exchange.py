@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.store import ParameterStore
 from sparkdl.wire import NO_ID, Flag, Reply, Update, lengths_of
 
@@ -41,7 +42,9 @@ class Exchange(ABC):
     """What a worker's loop talks to. One thread uses it, and finishes each ticket before the next."""
 
     @abstractmethod
-    def ready(self, rows: int, validation_rows: int, notes: dict[str, Any]) -> dict[str, Any]:
+    def ready(
+        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
+    ) -> dict[str, Any]:
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
 
     @abstractmethod
@@ -75,11 +78,13 @@ class LocalExchange(Exchange):
         self.generation = store.generation
         store.join(worker, self.generation, attempt, "localhost", 0)
 
-    def ready(self, rows: int, validation_rows: int, notes: dict[str, Any]) -> dict[str, Any]:
+    def ready(
+        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
+    ) -> dict[str, Any]:
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
-        begin = None
+        identity, begin = (self.worker, self.generation, self.attempt), None
         while begin is None:
-            begin = self.store.ready(self.worker, self.generation, self.attempt, rows, validation_rows, notes)
+            begin = self.store.ready(*identity, rows, validation_rows, notes, fingerprint)
         return begin
 
     def begin(self, update: Update) -> Update:

@@ -56,6 +56,7 @@ from sparkdl.errors import (
     WireError,
     WorkerError,
 )
+from sparkdl.fingerprint import Fingerprint
 from sparkdl.store import ParameterStore
 from sparkdl.strangers import HEAD_BYTES, Connections
 from sparkdl.wire import Reply, Sections, Update
@@ -123,8 +124,15 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
 
     @app.post("/v1/ready")
     def ready() -> Any:
-        body = _json(worker=int, generation=int, attempt=int, rows=int, validation_rows=int, notes=dict)
-        answer = store.ready(**body)
+        body = _json(
+            worker=int, generation=int, attempt=int, rows=int, validation_rows=int, notes=dict,
+            fingerprint=list,
+        )  # fmt: skip
+        try:
+            fingerprint = Fingerprint.of(body["fingerprint"])
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from None
+        answer = store.ready(**body | {"fingerprint": fingerprint})
         return ({}, 202) if answer is None else answer
 
     @app.post("/v1/heartbeat")

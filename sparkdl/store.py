@@ -19,15 +19,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isfinite, nan
 from typing import Any
 
 from sparkdl.batches import Plan
-from sparkdl.books import Book, Carried, Cut, EpochResult, Member, RunShape, check_sections, kept, spooled
+from sparkdl.books import (
+    Book,
+    Carried,
+    Cut,
+    EpochResult,
+    Held,
+    Member,
+    RunShape,
+    check_sections,
+    kept,
+    spooled,
+    whole,
+)
 from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import DataError, DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
+from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
@@ -35,6 +48,10 @@ from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
+REMEDY = (
+    "Spark computed them again, and promises no order after a shuffle: sort the rows by a key "
+    "(df.sortWithinPartitions with preserve_partitions=True), or persist, checkpoint or write them out first."
+)
 
 
 class ParameterStore:
@@ -65,7 +82,9 @@ class ParameterStore:
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.standing: Book | None = None  # what is known of a cut that is being made
         self.wanted = False  # whether there is to be one as soon as rounds allow
-        self.expected: tuple[int, ...] = ()  # the rows of each worker, where they are known before
+        self.held: tuple[Held, ...] = ()  # what each worker holds, where the run goes on from
+        self.agreed = False  # whether it is known of the present generation what its workers hold
+        self.warned = False
         self.counters = dict.fromkeys(COUNTED, 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
         together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
@@ -81,15 +100,15 @@ class ParameterStore:
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # replicas have their own
 
-    def take_up(self, cut: Cut, rows: tuple[int, ...]) -> None:
+    def take_up(self, cut: Cut, held: tuple[Held, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
 
         Args:
             cut: the cut.
-            rows: the training rows of each worker of that run.
+            held: what each worker of that run held.
         """
         with self.changed:
-            self.expected, self.cut, self.noted = rows, cut, cut
+            self.held, self.cut, self.noted = held, cut, cut
             self._go_on(cut)
             if isinstance(self.merging, Locked):
                 self.merging.last = dict(cut.ledger)
@@ -139,28 +158,32 @@ class ParameterStore:
 
     def ready(
         self, worker: int, generation: int, attempt: int, rows: int, validation_rows: int,
-        notes: dict[str, Any],
+        notes: dict[str, Any], fingerprint: Fingerprint = NOTHING,
     ) -> dict[str, Any] | None:  # fmt: skip
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
-            member = self._member(worker, generation, attempt)
-            if self.plans:
-                self._refuse_other_rows(worker, rows)
-            begins = member.rows is None
-            member.rows, member.validation_rows, member.notes = rows, validation_rows, notes
-            if not self.plans and self._all_ready():
-                self._make_plans()
+            member, held = self._member(worker, generation, attempt), Held(rows, fingerprint)
+            begins = member.held is None
+            if begins and self.agreed:
+                self._compare_one(worker, held)
+            elif not begins and member.held != held:
+                raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
+            member.held, member.validation_rows, member.notes = held, validation_rows, notes
+            if not self.agreed and self._all_ready():
+                self._agree()
             if begins and self._next_epoch(worker) < self.shape.epochs:
                 self._take_up(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
-                lambda: self._moved_on(generation) or self._all_ready() and self._may_train(self.cut.epoch),
+                lambda: (
+                    self._moved_on(generation)
+                    or self.agreed and self._all_ready() and self._may_train(self.cut.epoch)
+                ),
                 PATIENCE,
-            )
+            )  # fmt: skip
             self._member(worker, generation, attempt)
             if not go:
                 return None
-            self._refuse_other_rows(worker, rows)
             sequence, epoch = self.merging.next_sequence(worker), self._next_epoch(worker)
             return {
                 "rows": self.plans[0].rows,
@@ -179,32 +202,59 @@ class ParameterStore:
             epoch += 1
         return epoch
 
-    def _make_plans(self) -> None:
-        held = tuple(self.members[k].rows or 0 for k in range(self.shape.num_workers))
-        if self.expected and self.expected != held:
-            self.failure = DataError(
-                f"The workers hold {held} training rows; those of the checkpoint held {self.expected}. "
-                "Resume with the same data, or start anew with another folder and without resume."
-            )
-            raise RefusedError(422, str(self.failure))
-        plan = replace(self.shape.plan, rows=held)
-        self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
-        self.merging.bind(plan.working)
+    def _agree(self) -> None:
+        """Settle what the workers hold, and how they share it, before the first of them begins."""
+        held = tuple(self.members[k].held or Held(0) for k in range(self.shape.num_workers))
+        if self.held and self.held != held:
+            self._compare(held)
+        rows = tuple(each.rows for each in held)
+        if not self.plans or self.plans[0].rows != rows:
+            plan = replace(self.shape.plan, rows=rows)
+            self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
+            self.merging.bind(plan.working)
+        self.held, self.agreed = held, True
         if isinstance(self.merging, Rounds):
             self._begin_rounds(self.merging)
+
+    def _compare(self, held: tuple[Held, ...]) -> None:
+        """Go on with workers that hold something else than before, where these are the same rows.
+
+        In rounds they may be on other workers, and in another order: the epoch under way begins again.
+        """
+        rounds = isinstance(self.merging, Rounds)
+        alike = [each.rows for each in held] == [each.rows for each in self.held]
+        if whole(held) != whole(self.held) or not (alike or rounds):
+            self.failure = DataError(_other_rows(self.held, held, resumed=not self.plans))
+            raise RefusedError(422, str(self.failure))
+        if self.cut.before is not None:
+            self.cut = self.noted = self.cut.before
+            self._go_on(self.cut)
+        says = "The workers hold the same rows as before, and not in the same order; "
+        says += f"the run goes on from {self.cut}." if rounds else "each worker goes on at the place it had."
+        if any(member.validation_rows for member in self.members.values()):
+            says += " With validation_split other rows may be held out."
+        self._warn(says)
+
+    def _compare_one(self, worker: int, held: Held) -> None:
+        """Go on with a worker that comes back without rounds, and may have taken rows of others."""
+        if held.rows != self.held[worker].rows:
+            raise RefusedError(
+                422,
+                f"Worker {worker} came back with {held.rows} rows instead of {self.held[worker].rows}: "
+                f"its partition is not the same when computed again. {REMEDY}",
+            )
+        if held != self.held[worker] and not self.warned:
+            self.warned = True
+            self._warn(f"Worker {worker} came back with other rows, or in another order, and goes on.")
+
+    def _warn(self, message: str) -> None:
+        message = f"{message} {REMEDY}"
+        self.log.append({"name": "store", "level": logging.WARNING, "message": message})
 
     def _begin_rounds(self, merging: Rounds) -> None:
         """Open the first round after the cut."""
         merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
         self._expect(merging, None)
-
-    def _refuse_other_rows(self, worker: int, rows: int) -> None:
-        if rows != self.plans[worker].rows[worker]:
-            raise RefusedError(
-                422,
-                f"Worker {worker} came back with {rows} rows instead of {self.plans[worker].rows[worker]}: "
-                "its partition is not the same when computed again. Cache or write out the data first.",
-            )
 
     def admit(self, update: Update, lengths: Sections) -> None:
         """Refuse an update by its header alone, before a byte of its sections is read.
@@ -236,7 +286,7 @@ class ParameterStore:
     def _admit_move(self, update: Update, lengths: Sections) -> None:
         """Refuse what cannot be merged: once a sequence is counted it is too late."""
         rounds = isinstance(self.merging, Rounds)
-        if not self.plans:
+        if not self.agreed:
             raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
         if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
@@ -413,7 +463,8 @@ class ParameterStore:
 
     def _take_up(self, worker: int) -> None:
         """Count a worker among those that are training, if it has anything to train on."""
-        if isinstance(self.merging, Locked) and self.members[worker].rows:
+        held = self.members[worker].held
+        if isinstance(self.merging, Locked) and held is not None and held.rows:
             self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
@@ -456,7 +507,7 @@ class ParameterStore:
             if len(standing.metrics) == self.shape.num_workers:
                 self.cut = self.noted = replace(
                     self._cut_of(standing, update.epoch), place=merging.round % self.plans[0].windows,
-                    metrics=standing.metrics, losses=list(merging.losses),
+                    metrics=standing.metrics, losses=list(merging.losses), before=self.cut.before or self.cut,
                 )  # fmt: skip
                 if isinstance(merging, GradientRounds):
                     merging.parameters = self.cut.parameters  # which the replicas have reached
@@ -660,6 +711,7 @@ class ParameterStore:
             for worker in tuple(self.members):
                 self._part(worker)
             self.members.clear()
+            self.agreed = False
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
             self.failure = None
             self.merging.generation = self.generation
@@ -750,7 +802,7 @@ class ParameterStore:
 
     def _all_ready(self) -> bool:
         return len(self.members) == self.shape.num_workers and all(
-            member.rows is not None for member in self.members.values()
+            member.held is not None for member in self.members.values()
         )
 
     def _may_train(self, epoch: int) -> bool:
@@ -769,3 +821,14 @@ def _words_of(update: Update) -> dict[str, Any]:
         "not merged; it goes on from the center."
     )
     return {"name": "store", "level": logging.WARNING, "message": message}
+
+
+def _other_rows(before: Sequence[Held], now: Sequence[Held], *, resumed: bool) -> str:
+    """Return what is wrong with the rows of workers, and what to do."""
+    rows = [tuple(each.rows for each in held) for held in (now, before)]
+    whose = "the checkpoint" if resumed else "the gang before"
+    says = f"The workers hold {rows[0]} training rows; those of {whose} held {rows[1]}"
+    if rows[0] == rows[1]:
+        says += ", and the values in the rows, or in those for validation, are others"
+    start = " Resume with the same data, or start anew with another folder and without resume."
+    return f"{says}. {REMEDY}{start if resumed else ''}"

@@ -418,9 +418,11 @@ class Run:
         try:
             packing.parts(state)
             if self.resumed:
-                rule = packing.like(state, self.resumed.cut.rule)
+                cut = self.resumed.cut
+                before = cut.before and replace(cut.before, rule=packing.like(state, cut.before.rule))
                 store.counters.update(self.resumed.counters)
-                store.take_up(replace(self.resumed.cut, rule=rule), self.resumed.rows)
+                cut = replace(cut, rule=packing.like(state, cut.rule), before=before)
+                store.take_up(cut, self.resumed.held)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
@@ -431,7 +433,7 @@ class Run:
     def _resume(self, saved: Saved) -> int:
         """Bring model and history to where a checkpoint has them; return the epoch that is to come."""
         request = self.request
-        self.driver.load(saved.cut, saved.rows)
+        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # what workers begin an epoch with
         optimizers.set_learning_rate(request.model, saved.learning_rate)
         request.history.history, request.history.epoch = saved.history, saved.epochs
         self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
@@ -453,7 +455,7 @@ class Run:
     ) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
-            self.settings, self.first, cut, self._rows(store), optimizers.learning_rate(model),
+            self.settings, self.first, cut, store.held, optimizers.learning_rate(model),
             history.history, history.epoch, self.training, store.counters, model.stop_training,
         )  # fmt: skip
         value = None if logs is None else logs.get(checkpoints.config.monitor)

@@ -22,6 +22,7 @@ from sparkdl.batches import Order, Span
 from sparkdl.client import Heartbeat
 from sparkdl.exchange import Exchange
 from sparkdl.feed import Block
+from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.member import Task, membership
 from sparkdl.rules import Rule
 from sparkdl.schema import Schema
@@ -43,6 +44,7 @@ class Loop:
         rows: this worker's training rows.
         validation: this worker's validation rows.
         exchange: where updates go.
+        fingerprint: what tells these rows from others.
 
     Attributes:
         epoch: the epoch that is being trained.
@@ -51,9 +53,9 @@ class Loop:
 
     def __init__(
         self, settings: TrainSettings, worker: int, replica: Replica, rows: Rows, validation: Rows,
-        exchange: Exchange,
+        exchange: Exchange, fingerprint: Fingerprint = NOTHING,
     ) -> None:  # fmt: skip
-        self.settings, self.worker = settings, worker
+        self.settings, self.worker, self.fingerprint = settings, worker, fingerprint
         self.replica, self.rows, self.validation = replica, rows, validation
         self.exchange = exchange
         self.stopped = False
@@ -77,7 +79,7 @@ class Loop:
 
     def run(self, notes: dict[str, Any]) -> None:
         """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
-        begin = self.exchange.ready(self.rows.count, self.validation.count, notes)
+        begin = self.exchange.ready(self.rows.count, self.validation.count, notes, self.fingerprint)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
         self.settings = self.stepper.settings = self.settings.bound(self.plan.working)
         if self.followed is not None:
@@ -377,7 +379,7 @@ def _train(
         replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
         models.set_generators(replica.model, job.spec.generators, task.worker)
         settings = replace(job.settings, rule=code.rule or job.settings.rule)
-        loop = Loop(settings, task.worker, replica, rows, validation, exchange)
+        loop = Loop(settings, task.worker, replica, rows, validation, exchange, spooled.fingerprint)
         heartbeat.follow(loop)
         loop.run(notes)
         if spread:

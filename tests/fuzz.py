@@ -203,7 +203,7 @@ class Http:
         failure = {"kind": "data", "generation": 1, "worker": 0, "host": "h", "message": "m", "traceback": ""}
         asked = {
             "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
-            "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}},
+            "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]},
             "heartbeat": who
             | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}]},
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False},

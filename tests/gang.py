@@ -9,7 +9,7 @@ import numpy as np
 from sparkdl import models, optimizers
 from sparkdl.backends import distributed, make_replica
 from sparkdl.batches import Plan, even_split, ranks
-from sparkdl.books import RunShape
+from sparkdl.books import Held, RunShape
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
@@ -60,7 +60,7 @@ def train(
     terms = Terms(mode, joint, len(rows), rule, staleness, hybrid)
     store = ParameterStore(shape, make(terms, center, held))
     if cut is not None:
-        store.take_up(cut, tuple(rows))
+        store.take_up(cut, tuple(map(Held, rows)))
     if stores is not None:
         stores.append(store)
     settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power)

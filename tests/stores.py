@@ -118,7 +118,7 @@ def impatient():
 def state_of(store):
     """Return all of a store that a refused request must leave as it is."""
     parameters, statistics, version = store.merging.snapshot()
-    members = {k: (m.attempt, m.rows, m.epoch, m.seen_rows) for k, m in store.members.items()}
+    members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in store.members.items()}
     sequences = [store.merging.next_sequence(k) for k in range(store.shape.num_workers)]
     return (
         parameters.tolist(), statistics.tolist(), version, store.generation, store.progress, members,

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkdl.books import Book, Cut
+from sparkdl.books import Book, Cut, Held
 from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.errors import ConfigError
+from sparkdl.fingerprint import Fingerprint
 
 VECTOR = np.arange(5, dtype=np.float32)
 
@@ -21,7 +22,18 @@ def cut_at(version, epoch=0):
 
 
 def saved(cut, run="this"):
-    return Saved({"run": run, "seed": 3}, (0, 1.0), cut, (2, 3), 0.1, {"loss": [0.5]}, [0], {}, {}, False)
+    return Saved(
+        {"run": run, "seed": 3},
+        (0, 1.0),
+        cut,
+        (Held(2, Fingerprint(1, 1 << 63)), Held(3)),
+        0.1,
+        {"loss": [0.5]},
+        [0],
+        {},
+        {},
+        False,
+    )
 
 
 def open_(folder, *, fresh=False, **settings):

@@ -92,7 +92,7 @@ def test_ready_asks_again_until_the_gang_is_there(way):
 
     def later():
         with store.changed:
-            store.changed.wait_for(lambda: store.members[0].rows is not None, 10)
+            store.changed.wait_for(lambda: store.members[0].held is not None, 10)
         second = ways.exchange(1)
         store.release(0, NEVER)
         return second.ready(5, 0, {})

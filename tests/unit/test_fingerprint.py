@@ -152,7 +152,7 @@ def test_a_fingerprint_is_the_same_everywhere():
 )
 def test_what_is_no_fingerprint(values):
     """Two whole numbers of 64 bits, and nothing else."""
-    with pytest.raises(ValueError, match="two whole numbers of 64 bits"):
+    with pytest.raises(ValueError, match="Expected fingerprint to be two whole numbers of 64 bits."):
         Fingerprint.of(values)
 
 

@@ -183,7 +183,7 @@ class Machine(RuleBasedStateMachine):
     def keep(self):
         """The driver writes the newest cut into a checkpoint."""
         store = self.store
-        saved = Saved({}, (0, 0.0), store.noted, store.plans[0].rows, 0.1, {}, [], {}, store.counters, False)
+        saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False)
         self.kept = packing.pack(saved.values()), deepcopy(self.noted)
 
     @settled
@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         self.run += 1
         self.open_store()
         state = packing.like(self.store.merging.state, saved.cut.rule)
-        self.store.take_up(replace(saved.cut, rule=state), saved.rows)
+        self.store.take_up(replace(saved.cut, rule=state), saved.held)
         self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
         self.join_all()
 
@@ -685,15 +685,15 @@ class CountsTwice(ParameterStore):
 class ForgetsTheLedger(ParameterStore):
     """A store that goes on from a checkpoint as if nobody had sent anything."""
 
-    def take_up(self, cut, rows):
-        super().take_up(replace(cut, ledger={}), rows)
+    def take_up(self, cut, held):
+        super().take_up(replace(cut, ledger={}), held)
 
 
 class ForgetsTheLosses(ParameterStore):
     """A store that goes on from a checkpoint with an epoch that has no losses yet."""
 
-    def take_up(self, cut, rows):
-        super().take_up(replace(cut, losses=[]), rows)
+    def take_up(self, cut, held):
+        super().take_up(replace(cut, losses=[]), held)
 
 
 class LosesTheRounds(ParameterStore):

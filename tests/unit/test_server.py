@@ -14,6 +14,7 @@ import pytest
 from stores import begun, state_of, store_of, update_of
 
 from sparkdl import server, tls, wire
+from sparkdl.books import Held
 from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
@@ -140,9 +141,9 @@ def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
     store.restart()
     for worker in (0, 1):
         assert 200 == endpoint.request("POST", "/v1/join", joining(worker=worker, generation=2))[0]
-    store.members[1].rows = 10
-    ready = {**WHO, "generation": 2, "rows": 10, "validation_rows": 0, "notes": {}}
-    status, _, body = endpoint.request("POST", "/v1/ready", json.dumps(ready).encode())
+    store.members[1].held = Held(10)
+    ready = {"generation": 2, "rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]}
+    status, _, body = endpoint.request("POST", "/v1/ready", json.dumps(WHO | ready).encode())
 
     assert (200, [10, 10]) == (status, json.loads(body)["rows"])
 

@@ -23,6 +23,7 @@ from stores import (
 )
 
 from sparkdl.batches import Plan
+from sparkdl.books import Held
 from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
 from sparkdl.gang import noted_interrupts
@@ -226,7 +227,7 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
     with pytest.raises(RefusedError, match="came back with 9 rows instead of 10") as error:
         store.ready(0, 1, 2, 9, 0, {})
 
-    assert (422, None) == (error.value.status, store.members[0].rows)
+    assert (422, None) == (error.value.status, store.members[0].held)
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -668,7 +669,7 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """Who brings others is told what there were."""
     store = store_of(workers=2)
-    store.take_up(store.cut, (10, 11))
+    store.take_up(store.cut, (Held(10), Held(11)))
 
     with impatient():
         _, refused = outcomes_of(store)
@@ -689,7 +690,7 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     cut = replace(first.cut, states={0: b"o", 1: b"p"}, books=first.books, ledger=first.merging.last)
     store = store_of(mode, workers=2, size=1, generators=1)
     cut = replace(cut, parameters=vector(2.0), version=1)
-    store.take_up(cut, (10, 10))
+    store.take_up(cut, (Held(10),) * 2)
     begun(store)
 
     assert ([2.0], 1, 1, 0) == (
@@ -711,7 +712,7 @@ def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_ther
             give(first, report_of(first, worker))
     first.note()
     store = store_of(mode, workers=2, size=1)
-    store.take_up(first.noted, (10, 10))
+    store.take_up(first.noted, (Held(10),) * 2)
     store.release(0, NEVER)
 
     assert store.wait_epoch(0, 0) is None
@@ -732,7 +733,7 @@ def test_what_is_noted_stays_as_it_was(mode):
     assert ([0], 10) == (list(cut.books[0].metrics), cut.books[0].rows)
 
     other = store_of(mode, workers=2, size=1)
-    other.take_up(cut, (10, 10))
+    other.take_up(cut, (Held(10),) * 2)
     with impatient():
         give(begun(other), report_of(other, 1))
     assert [0] == list(cut.books[0].metrics)
