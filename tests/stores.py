@@ -13,7 +13,7 @@ import pytest
 from sparkdl import merging
 from sparkdl import store as store_module
 from sparkdl.batches import Plan
-from sparkdl.books import RunShape
+from sparkdl.books import Held, RunShape
 from sparkdl.errors import RefusedError
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
@@ -47,12 +47,21 @@ def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, s
 
 def begun(store, rows=10, attempt=1):
     """Let every worker of a store join and be ready with so many rows; return the store."""
-    workers = range(store.shape.num_workers)
-    store.release(store.cut.epoch, NEVER)
-    for worker in workers:
-        store.join(worker, store.generation, attempt, "host", 1)
-    together(*(lambda k=k: store.ready(k, store.generation, attempt, rows, 0, {}) for k in workers))
+    outcomes_of(store, [Held(rows)] * store.shape.num_workers, attempt)
     return store
+
+
+def outcomes_of(store, held, attempt=1):
+    """Let every worker join and say what it holds; return what each is told."""
+    store.release(store.cut.epoch, NEVER)
+    for worker in range(len(held)):
+        store.join(worker, store.generation, attempt, "host", 1)
+
+    def ready(worker):
+        rows, fingerprint = held[worker]
+        return store.ready(worker, store.generation, attempt, rows, 0, {}, fingerprint)
+
+    return together(*(lambda k=k: ready(k) for k in range(len(held))))
 
 
 def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fields):

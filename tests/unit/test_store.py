@@ -12,6 +12,7 @@ from stores import (
     begun,
     give,
     impatient,
+    outcomes_of,
     push,
     report_of,
     state_of,
@@ -48,14 +49,6 @@ def round_of(store, sequence):
     """Let every worker send 1 in a round; return the replies."""
     workers = range(store.shape.num_workers)
     return together(*(lambda k=k: push(store, k, [1.0], sequence=sequence) for k in workers))
-
-
-def outcomes_of(store):
-    """Let every worker join and be ready; return what each is told."""
-    workers = range(store.shape.num_workers)
-    for worker in workers:
-        store.join(worker, store.generation, 1, "host", 1)
-    return together(*(lambda k=k: store.ready(k, store.generation, 1, 10, 0, {}) for k in workers))
 
 
 # -- taking part ----------------------------------------------------------------------------------
@@ -672,7 +665,7 @@ def test_a_run_that_was_taken_up_wants_the_same_rows():
     store.take_up(store.cut, (Held(10), Held(11)))
 
     with impatient():
-        _, refused = outcomes_of(store)
+        _, refused = outcomes_of(store, [Held(10)] * 2)
 
     assert refused.status == 422
     assert isinstance(store.failure, DataError)

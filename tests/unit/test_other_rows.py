@@ -1,0 +1,239 @@
+"""What becomes of a run whose rows are computed again: the same, in another order, elsewhere, others."""
+
+import pytest
+from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
+
+from sparkdl import packing
+from sparkdl.books import Held
+from sparkdl.checkpoint import Saved
+from sparkdl.errors import DataError, RefusedError
+from sparkdl.fingerprint import MASK, Fingerprint
+from sparkdl.wire import Flag, Kind
+
+HELD = Held(10, Fingerprint(7, 1)), Held(10, Fingerprint(8, MASK))
+OTHERWISE = Held(10, Fingerprint(70, 1)), HELD[1]
+MOVED = Held(10, Fingerprint(71, MASK)), Held(10, Fingerprint(81, 1))
+UNEVEN = Held(13, Fingerprint(72, 5)), Held(7, Fingerprint(82, MASK - 4))
+OTHERS = Held(10, Fingerprint(73, 2)), HELD[1]
+MORE = Held(11, Fingerprint(74, 2)), HELD[1]
+AFTER = ["restart", "resume"]
+options = {"workers": 2, "size": 1, "metrics": 1, "generators": 1, "cuts": (2,), "epochs": 3}
+
+
+def trained(*, joint=False):
+    """Return a store that has ended an epoch, and has a cut in the middle of the next one."""
+    store = store_of(joint=joint, merge=None if joint else "average", **options)
+    outcomes_of(store, HELD)
+    steps = store.plans[0].windows
+    for epoch in (0, 1):
+        for place in range(steps if epoch == 0 else 2):
+            rounds_of(store, epoch * steps + place, epoch)
+        if epoch == 0:
+            end_epoch(store, epoch)
+    assert (1, 2) == (store.cut.epoch, store.cut.place)
+    return store
+
+
+def rounds_of(store, sequence, epoch):
+    """Let every worker send 1 in a round, and say what it is where it is asked."""
+    replies = together(*(lambda k=k: push(store, k, [1.0], sequence=sequence, epoch=epoch) for k in (0, 1)))
+    for worker, reply in enumerate(replies):
+        if reply.flags & Flag.CUT:
+            give(store, standing(store, worker, Kind.CUT, sequence=sequence + 1, epoch=epoch))
+
+
+def standing(store, worker, kind, **fields):
+    """Return what a worker says of itself, the first replica with weights that count rounds."""
+    counts = store.shape.plan.joint and not worker
+    own = {"parameters": vector(float(store.merging.version))} if counts else {}
+    return update_of(store, worker, kind=kind, rows=10, metrics=b"m", state=b"%d" % worker, **own, **fields)
+
+
+def end_epoch(store, epoch):
+    with impatient():
+        for worker in (0, 1):
+            give(store, standing(store, worker, Kind.REPORT, epoch=epoch))
+    store.commit(store.wait_epoch(epoch, 0).cut)
+    store.release(epoch + 1, float("nan"))
+
+
+def again(store, after):
+    """Return a store whose gang begins anew: of the same driver, or of one that has the checkpoint."""
+    if after == "restart":
+        store.restart()
+        return store
+    saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False)
+    saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
+    joint = store.shape.plan.joint
+    mode = "synchronous" if hasattr(store.merging, "round") else "asynchronous"
+    other = store_of(mode, joint=joint, merge=None if joint else "average", **options)
+    other.take_up(saved.cut, saved.held)
+    return other
+
+
+def warnings_of(store):
+    return [entry["message"] for entry in store.log]
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("after", AFTER)
+def test_the_same_rows_are_gone_on_with_in_the_middle_of_an_epoch(after, joint):
+    """As if nothing had happened."""
+    store = again(trained(joint=joint), after)
+    begins = outcomes_of(store, HELD)
+
+    assert (1, 2) == (store.cut.epoch, store.cut.place)
+    assert [store.plans[0].sequence(1) + 2] * 2 == [begin["sequence"] for begin in begins]
+    assert [] == warnings_of(store)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("held", [OTHERWISE, MOVED, UNEVEN])
+def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
+    """Center, states, losses and progress are those of its beginning; so where rows are on other workers."""
+    before = trained(joint=joint)
+    boundary, progress = before.cut.before, before.cut.before.progress
+    store = again(before, after)
+    begins = outcomes_of(store, held)
+
+    assert (1, 0, None) == (store.cut.epoch, store.cut.place, store.cut.before)
+    assert store.noted is store.cut
+    assert held == store.held
+    assert (boundary.version, boundary.parameters.tolist(), progress, []) == (
+        store.merging.version, store.merging.parameters.tolist(), store.progress, store.merging.losses,
+    )  # fmt: skip
+    for worker, begin in enumerate(begins):
+        assert (tuple(each.rows for each in held), 1, True) == (
+            begin["rows"],
+            begin["epoch"],
+            begin["restore"],
+        )
+        assert store.plans[0].sequence(1) == begin["sequence"]
+        reply = give(store, update_of(store, worker, kind=Kind.RESTORE))
+        assert (b"%d" % worker, b"") == (reply.state, reply.metrics)
+    (warning,) = warnings_of(store)
+    assert "the run goes on from the end of epoch 1. Spark computed them again" in warning
+    for place in range(store.plans[0].windows):
+        rounds_of(store, store.plans[0].sequence(1) + place, 1)
+    end_epoch(store, 1)
+    assert 2 == store.cut.epoch
+
+
+def test_a_first_epoch_begins_again_with_the_model_of_the_driver():
+    """There is no state to restore."""
+    store = store_of(joint=False, merge="average", **options)
+    outcomes_of(store, HELD)
+    for sequence in range(2):
+        rounds_of(store, sequence, 0)
+    assert 2 == store.cut.place
+    store.restart()
+    begins = outcomes_of(store, MOVED)
+
+    assert [(0, 0, False)] * 2 == [(begin["epoch"], begin["sequence"], begin["restore"]) for begin in begins]
+    assert (0, [0.0]) == (store.merging.version, store.merging.parameters.tolist())
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_at_an_epochs_end_there_is_nothing_to_undo(after):
+    """The run goes on with a word, and then with these rows."""
+    store = store_of(joint=False, merge="average", **options)
+    outcomes_of(store, HELD)
+    for sequence in range(store.plans[0].windows):
+        rounds_of(store, sequence, 0)
+    end_epoch(store, 0)
+    cut = store.cut
+    store = again(store, after)
+    outcomes_of(store, MOVED)
+
+    assert (cut.version, 0) == (store.merging.version, store.cut.place)
+    assert 1 == len(warnings_of(store))
+    store.restart()
+    outcomes_of(store, MOVED)
+    assert 1 == len(warnings_of(store))
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (OTHERS, r"hold \(10, 10\) training rows; those of .* held \(10, 10\), and the values in the rows"),
+        (MORE, r"hold \(11, 10\) training rows; those of .* held \(10, 10\)\. Spark computed them again"),
+    ],
+)
+def test_other_rows_end_the_run(held, words, after, mode):
+    """What they are is said, and what to do."""
+    store = trained() if mode == "synchronous" else pushed()
+    version, store = store.noted.version, again(store, after)
+    with impatient():
+        told = [*outcomes_of(store, held), *outcomes_of(store, held)]
+
+    assert {422} == {each.status for each in told if each is not None}
+    with pytest.raises(DataError, match=words) as error:
+        raise store.failure
+    assert (after == "resume") == ("start anew with another folder" in str(error.value))
+    assert ("checkpoint held" if after == "resume" else "gang before held") in str(error.value)
+    assert version == store.merging.version
+
+
+def pushed():
+    """Return a store without rounds in the middle of an epoch."""
+    store = store_of("asynchronous", merge="average", **options)
+    outcomes_of(store, HELD)
+    push(store, 0, [2.0])
+    store.note()
+    return store
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("held", [HELD, OTHERWISE, MOVED])
+def test_without_rounds_workers_go_on_after_what_was_counted(held, after):
+    """In whatever order; the driver hears of it."""
+    store = again(pushed(), after)
+    begins = outcomes_of(store, held)
+
+    assert [1, 0] == [begin["sequence"] for begin in begins]
+    assert (1, [1.0]) == (store.merging.version, store.merging.parameters.tolist())
+    assert (held != HELD) == len(warnings_of(store))
+
+
+def test_without_rounds_the_number_of_rows_of_each_worker_stays():
+    """What was counted of a worker is so many windows of its own."""
+    store = again(pushed(), "restart")
+    with impatient():
+        outcomes_of(store, UNEVEN)
+
+    assert isinstance(store.failure, DataError)
+
+
+def test_a_worker_that_returns_alone_may_have_taken_rows_of_others():
+    """Nobody can tell; one word is enough, and the gang is still compared with what it held whole."""
+    store = pushed()
+
+    def comes_back(attempt, held):
+        store.join(0, 1, attempt, "host", 1)
+        return store.ready(0, 1, attempt, held.rows, 0, {}, held.fingerprint)
+
+    assert 1 == comes_back(2, HELD[0])["sequence"]
+    assert [] == warnings_of(store)
+    for attempt in (3, 4):
+        assert 1 == comes_back(attempt, OTHERS[0])["sequence"]
+    (warning,) = warnings_of(store)
+    assert "Worker 0 came back with other rows, or in another order" in warning
+    with pytest.raises(RefusedError, match="came back with 11 rows instead of 10"):
+        comes_back(5, MORE[0])
+    store.restart()
+    outcomes_of(store, HELD)
+    assert 1 == len(warnings_of(store))
+
+
+def test_a_worker_says_once_what_it_holds():
+    """What an attempt says later than at first is a mistake, and changes nothing."""
+    store = trained()
+    for held in (OTHERWISE[0], MORE[0]):
+        with pytest.raises(RefusedError, match="holds other rows than it said before"):
+            store.ready(0, 1, 1, held.rows, 0, {}, held.fingerprint)
+
+    assert HELD == store.held
+    assert store.ready(0, 1, 1, 10, 0, {}, HELD[0].fingerprint) is not None
