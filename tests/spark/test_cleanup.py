@@ -9,8 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from pyspark import TaskContext
+from bomb import Bomb, kill, kill_executor
 
 from sparkdl import SparkModel
 from sparkdl.cluster import cluster_of
@@ -125,42 +124,6 @@ def test_after_a_fit_that_fails(problem):
     assert len(spark_model.history.history["loss"]) in (1, 2)
 
 
-class Bomb:
-    """What a worker does to itself at its n-th batch, once in all: a file says that it was done.
-
-    Args:
-        marker: the file.
-        batch: the batch.
-        act: what is done.
-    """
-
-    def __init__(self, marker, batch, act):
-        self.marker, self.batch, self.act, self.seen = str(marker), batch, act, 0
-
-    def __call__(self):
-        context = TaskContext.get()
-        if context is not None and context.partitionId() == 1:
-            self.seen += 1
-            if self.seen == self.batch and not os.path.exists(self.marker):
-                Path(self.marker).touch()
-                self.act()
-        return np.float32(0)
-
-    def model(self, problem):
-        """Return the problem's model with a loss that carries the bomb, and the custom objects it needs."""
-        bomb = self
-
-        def loss_of_a_bomb(y_true, y_pred):
-            plain = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
-            return plain + tf.ensure_shape(tf.numpy_function(bomb, [], tf.float32), [])
-
-        return problem.model(loss=loss_of_a_bomb), {"loss_of_a_bomb": loss_of_a_bomb}
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("mode", "frequency", "every"),
     [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
@@ -228,16 +191,6 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 
     moved = any(not np.array_equal(a, b) for a, b in zip(start, model.get_weights(), strict=True))
     assert moved == bool(spark_model.history.history)
-
-
-def kill_executor():
-    """Kill the JVM above this Python worker, as the kernel does where memory runs out, and then the worker.
-
-    Left alone the worker would train on until its daemon finds out, and might well finish.
-    """
-    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
-    os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
-    kill()
 
 
 @pytest.mark.apart

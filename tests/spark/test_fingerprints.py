@@ -1,0 +1,152 @@
+"""Rows that are others, or in another order, when Spark computes them again after a worker was lost."""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+from bomb import Bomb, kill, kill_executor
+
+from sparkdl import CheckpointConfig, SparkModel
+from sparkdl.errors import DataError, WorkerError
+
+MASTERS = ("local-cluster",)
+SIZES = 100, 103
+SETTINGS = {"batch_size": 16, "epochs": 4, "shuffle": False, "verbose": 0}  # an epoch has 13 batches
+
+
+def source(spark, problem, marker, later):
+    """Return an RDD whose partitions are something else once a file is there."""
+    pairs, first = list(zip(problem.x, problem.y, strict=True)), SIZES[0]
+    parts, marker = [pairs[:first], pairs[first:]], str(marker)
+    rdd = spark.sparkContext.parallelize(parts, 2)
+    return rdd.flatMap(lambda part: later(part) if os.path.exists(marker) else part)
+
+
+def turned(problem):
+    """Return the problem with the rows of each partition from the last to the first."""
+    places = np.arange(sum(SIZES))
+    order = np.concatenate([places[: SIZES[0]][::-1], places[SIZES[0] :][::-1]])
+    other = copy.copy(problem)
+    other.x, other.y = problem.x[order], problem.y[order]
+    return other
+
+
+def expected(problem, before=2):
+    """Return what plain Keras makes of some epochs, and of the others with the rows in the other order."""
+    reference = problem.model()
+    for rows, epochs in ((problem, before), (turned(problem), SETTINGS["epochs"] - before)):
+        x, y = rows.interleaved(*SIZES)
+        reference.fit(x, y, **{**SETTINGS, "epochs": epochs})
+    return reference
+
+
+@pytest.mark.parametrize("every", [None, 4])
+def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, tmp_path, caplog, every):
+    """A worker is killed in the third epoch: the answer is that of a run which had the order from there."""
+    marker = tmp_path / "done"
+    model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
+    start = model.get_weights()
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, recovery_every=every)
+
+    history = spark_model.fit(source(spark, problem, marker, lambda part: part[::-1]), **SETTINGS)
+
+    assert history.training["restarts"] == 1
+    assert len(history.history["loss"]) == 4
+    assert any(
+        "not in the same order; the run goes on from the end of epoch 2." in m for m in caplog.messages
+    )
+    assert problem.distance(model, expected(problem), start) <= 1
+
+
+def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_path, caplog):
+    """Rows are dealt by their places, so that another order brings them elsewhere."""
+    marker = tmp_path / "done"
+    model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, recovery_every=4)
+    rows = source(spark, problem, marker, lambda part: part[::-1])
+
+    history = spark_model.fit(rows, validation_split=0.2, **{**SETTINGS, "shuffle": True})
+
+    assert history.training["restarts"] == 1
+    assert len(history.history["val_loss"]) == 4
+    (warning,) = [message for message in caplog.messages if "not in the same order" in message]
+    assert "With validation_split other rows may be held out." in warning
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (
+            lambda part: [(x + 1, y) for x, y in part],
+            "and the values in the rows, or in those for validation",
+        ),
+        (
+            lambda part: part[1:],
+            r"hold \(99, 102\) training rows; those of the gang before held \(100, 103\)",
+        ),
+    ],
+)
+def test_other_rows_end_the_fit(spark, problem, tmp_path, later, words):
+    """What they are is said; the model is that of the last epoch."""
+    marker = tmp_path / "done"
+    model, objects = Bomb(marker, 13 + 7, kill).model(problem)
+    spark_model = SparkModel(model, num_workers=2, custom_objects=objects)
+
+    with pytest.raises(DataError, match=words):
+        spark_model.fit(source(spark, problem, marker, later), **SETTINGS)
+    assert len(spark_model.history.history["loss"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "columns", "preserve"),
+    [
+        ("synchronous", (), False),
+        ("synchronous", ("label",), True),
+        pytest.param("synchronous", ("label",), False, marks=pytest.mark.whole),
+        pytest.param("synchronous", (), True, marks=pytest.mark.whole),
+        pytest.param("asynchronous", (), False, marks=pytest.mark.whole),
+    ],
+)
+def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_path, mode, columns, preserve):
+    """An executor is killed with the files of ``repartition``; what order the rows have then is Spark's."""
+    model, objects = Bomb(tmp_path / "done", 13 + 7, kill_executor).model(problem)
+    every = 3 if mode == "synchronous" else None
+    spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, recovery_every=every)
+    frame = frames["array"].repartition(8, *columns)
+
+    history = spark_model.fit(frame, preserve_partitions=preserve, **{**SETTINGS, "shuffle": True})
+
+    assert (tmp_path / "done").exists()
+    assert len(history.history["loss"]) == 4
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
+    spark, problem, tmp_path, caplog, before
+):
+    """From the checkpoint, which has the beginning of its epoch too, be it that of the run."""
+
+    def refuse():
+        raise ArithmeticError("not a number that I like")
+
+    config = CheckpointConfig(str(tmp_path / "checkpoints"), every=5)
+    model, objects = Bomb(tmp_path / "done", before * 13 + 12, refuse).model(problem)
+    start = model.get_weights()
+    first = source(spark, problem, tmp_path / "never", None)
+    with pytest.raises(WorkerError, match="not a number that I like"):
+        SparkModel(model, num_workers=2, custom_objects=objects).fit(first, checkpoint=config, **SETTINGS)
+    model = problem.model(seed=2)
+
+    second = source(spark, problem, tmp_path / "done", lambda part: part[::-1])
+    history = SparkModel(model, num_workers=2).fit(second, checkpoint=config, resume=True, **SETTINGS)
+
+    says = f"not in the same order; the run goes on from the end of epoch {before}."
+    assert history.epoch == list(range(4))
+    assert any(says in message for message in caplog.messages)
+    assert problem.distance(model, expected(problem, before), start) <= 1
+    other = source(spark, problem, tmp_path / "done", lambda part: [(x, 2 - y) for x, y in part])
+    with pytest.raises(DataError, match="Resume with the same data, or start anew"):
+        SparkModel(model, num_workers=2).fit(
+            other, checkpoint=config, resume=True, **{**SETTINGS, "epochs": 5}
+        )
