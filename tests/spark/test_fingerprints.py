@@ -2,12 +2,14 @@
 
 import copy
 import os
+import time
 
 import numpy as np
 import pytest
 from bomb import Bomb, kill, kill_executor
 
 from sparkdl import CheckpointConfig, SparkModel
+from sparkdl.checkpoint import _read
 from sparkdl.errors import DataError, WorkerError
 
 MASTERS = ("local-cluster",)
@@ -126,11 +128,17 @@ def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     spark, problem, tmp_path, caplog, before
 ):
     """From the checkpoint, which has the beginning of its epoch too, be it that of the run."""
+    folder = tmp_path / "checkpoints"
 
     def refuse():
+        """Fail once there is a checkpoint of the middle of the epoch."""
+        cuts = [_read(str(path), None).cut for path in folder.glob("checkpoint-*")]
+        while not any(cut.epoch == before and cut.place for cut in cuts):
+            time.sleep(0.05)
+            cuts = [_read(str(path), None).cut for path in folder.glob("checkpoint-*")]
         raise ArithmeticError("not a number that I like")
 
-    config = CheckpointConfig(str(tmp_path / "checkpoints"), every=5)
+    config = CheckpointConfig(str(folder), every=5, keep=1000)
     model, objects = Bomb(tmp_path / "done", before * 13 + 12, refuse).model(problem)
     start = model.get_weights()
     first = source(spark, problem, tmp_path / "never", None)
