@@ -28,6 +28,7 @@ from sparkdl.batches import Plan
 from sparkdl.checkpoint import Saved
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.exchange import awaiting
+from sparkdl.fingerprint import Fingerprint
 from sparkdl.merging import Hybrid, Locked
 from sparkdl.store import ParameterStore
 from sparkdl.wire import Answer, Flag, Kind
@@ -51,6 +52,7 @@ class Machine(RuleBasedStateMachine):
         kept: a checkpoint, and what it must know.
         sent: the last update of each worker.
         heard_since: how often workers have been heard since the gang began.
+        order: the order that the rows of all workers have.
     """
 
     mode, joint, terms, kind = "asynchronous", False, {}, ParameterStore
@@ -68,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         self.now, self.run, self.attempts, self.heard = 0.0, 1, [1] * WORKERS, [0.0] * WORKERS
         self.ledger, self.kept = self.law(), None
         self.noted = deepcopy(self.ledger)
-        self.heard_since = 0
+        self.heard_since, self.order = 0, 0
         self.open_store()
         self.join_all()
 
@@ -101,7 +103,12 @@ class Machine(RuleBasedStateMachine):
 
     def ready(self, worker):
         self.heard[worker] = self.now
-        return self.store.ready(worker, self.generation, self.attempts[worker], ROWS, 0, {})
+        return self.store.ready(worker, self.generation, self.attempts[worker], ROWS, 0, {}, self.rows)
+
+    @property
+    def rows(self):
+        """The fingerprint of the rows of a worker."""
+        return Fingerprint(self.order, 7)
 
     def stamp(self, worker, **fields):
         names = {"attempt": self.attempts[worker], "generation": self.generation}
@@ -184,14 +191,14 @@ class Machine(RuleBasedStateMachine):
         """The driver writes the newest cut into a checkpoint."""
         store = self.store
         saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False)
-        self.kept = packing.pack(saved.values()), deepcopy(self.noted)
+        self.kept = packing.pack(saved.values()), deepcopy(self.noted), self.order
 
     @settled
     @precondition(lambda self: self.kept is not None)
     @rule()
     def resume(self):
         """The driver dies, and another one goes on from the checkpoint."""
-        data, ledger = self.kept
+        data, ledger, self.order = self.kept
         saved = Saved.of(packing.unpack(memoryview(data)))
         self.run += 1
         self.open_store()
@@ -477,6 +484,14 @@ class InRounds(Machine):
     def roll_back(self):
         self.ledger = deepcopy(self.noted)
 
+    @settled
+    @rule()
+    def restart_with_another_order(self):
+        """Spark computes the rows again, in another order, and the epoch begins again."""
+        self.order += 1
+        del self.noted.closed[self.noted.version // WINDOWS * WINDOWS :]
+        self.restart(0)
+
     def replace_worker(self, worker):
         """One that comes back has lost its replica: all go on from the cut."""
         assert 409 == status_of(lambda: self.join(worker))
@@ -706,6 +721,14 @@ class LosesTheRounds(ParameterStore):
         return generation
 
 
+class TrustsTheOrder(ParameterStore):
+    """A store that goes on in the middle of an epoch whatever order its rows have now."""
+
+    def _compare(self, held):
+        self.cut = replace(self.cut, before=None)
+        super()._compare(held)
+
+
 class NotesWhatIsToCome(ParameterStore):
     """A store whose cut goes on to take in what workers report."""
 
@@ -721,7 +744,7 @@ class NotesWhatIsToCome(ParameterStore):
         (OneByOne, CountsTwice), (Hogwild, CountsTwice), (Bounded, CountsTwice), (Quorum, CountsTwice),
         (OneByOne, ForgetsTheLedger), (Hogwild, ForgetsTheLedger), (Bounded, ForgetsTheLedger),
         (OneByOne, ForgetsTheLosses), (InRounds, ForgetsTheLosses), (Gradients, LosesTheRounds),
-        (OneByOne, NotesWhatIsToCome),
+        (OneByOne, NotesWhatIsToCome), (InRounds, TrustsTheOrder), (Gradients, TrustsTheOrder),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found(machine, mistake):
