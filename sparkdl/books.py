@@ -47,6 +47,7 @@ class RunShape:
         factor: by what the learning rate is multiplied when so many epochs are done; None: never.
         silence: seconds without a word after which an attempt gives way to a newer one.
         stall: seconds without a word after which a worker is lost.
+        goes_on: whether the run goes on without a worker that is lost, as long as others have rows.
         cuts: there is a cut after so many rounds of an epoch, or updates where there are no rounds, and
             again after as many; none of these: at its end only.
     """
@@ -66,6 +67,7 @@ class RunShape:
     factor: Callable[[float], float] | None = None
     silence: float = 0.0
     stall: float = inf
+    goes_on: bool = False
     cuts: tuple[int, ...] = ()
 
 
@@ -83,7 +85,10 @@ def whole(held: Sequence[Held]) -> tuple[int, int]:
 
 @dataclass
 class Member:
-    """One worker as the driver sees it; ``heard`` is when it said something last."""
+    """One worker as the driver sees it.
+
+    ``heard`` is when it said something last; ``lost``: too long ago, and this attempt may not come back.
+    """
 
     attempt: int
     host: str
@@ -95,6 +100,7 @@ class Member:
     epoch: int = 0
     seen_rows: int = 0
     retries: int = 0
+    lost: bool = False
 
 
 class Carried(NamedTuple):
@@ -156,6 +162,11 @@ class Cut:
         before = values["before"] and cls.of(values["before"])
         return cls(**values | pairs | {"books": books, "before": before})
 
+    @property
+    def speaker(self) -> int:
+        """The first worker whose state has an optimizer in it; replicas have one, and some one says it."""
+        return max(sorted(self.states), key=lambda worker: len(self.states[worker]), default=0)
+
     def state(self, worker: int) -> bytes:
         """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
         return bytes(self.states.get(worker, b""))
@@ -210,11 +221,11 @@ class Book:
         return Book(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
 
     def take(self, update: Update) -> None:
-        """Take in what a worker said; it may say it again."""
+        """Take in what a worker said; it may say it again, with more in it."""
         if update.worker not in self.metrics:
             self.rows += update.rows
-        self.metrics[update.worker] = update.metrics
-        self.first_losses[update.worker] = update.loss
+            self.metrics[update.worker] = update.metrics
+            self.first_losses[update.worker] = update.loss
         if update.state:
             self.states[update.worker] = spooled(update.state)
         if len(update.parameters):

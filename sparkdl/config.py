@@ -48,6 +48,13 @@ class Late(StrEnum):
     MERGE = "merge"
 
 
+class WorkerLoss(StrEnum):
+    """What becomes of a run that loses a worker."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+
+
 def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
     """Return the choice that ``value`` names.
 
@@ -169,6 +176,7 @@ class TrainConfig:
         max_restarts: how many times in a row a run that lost a worker is taken up again from its last
             cut without completing another epoch.
         stall_timeout: after how many seconds without a word a worker is lost.
+        on_worker_loss: "fail", so that all workers start again, or "continue" without it until it is back.
         recovery_every: after how many rounds of an epoch there is a cut, and so on; None: at its end only.
         share_gpus: whether two workers may be on one GPU.
         staleness: how many exchanges a worker may be ahead of the slowest one where there are no rounds;
@@ -192,6 +200,7 @@ class TrainConfig:
     start_timeout: float = 300.0
     max_restarts: int = 3
     stall_timeout: float = 60.0
+    on_worker_loss: WorkerLoss = WorkerLoss.FAIL
     recovery_every: int | None = None
     share_gpus: bool = False
     staleness: int | None = None
@@ -223,7 +232,21 @@ class TrainConfig:
             require_flag("tls", self.tls)
         positive_seconds("start_timeout", self.start_timeout)
         positive_seconds("stall_timeout", self.stall_timeout)
+        self._check_loss()
         self._check_recovery()
+
+    def _check_loss(self) -> None:
+        object.__setattr__(self, "on_worker_loss", choose("on_worker_loss", self.on_worker_loss, WorkerLoss))
+        if self.goes_on and self.placement is Placement.WORKER:
+            raise ConfigError(
+                'on_worker_loss="continue" needs the endpoint on the driver, which outlives a worker; '
+                'got placement="worker". Leave one of them out.'
+            )
+        if self.goes_on and self.num_workers == 1:
+            raise ConfigError(
+                'on_worker_loss="continue" goes on with the other workers; got num_workers=1. Take more, or '
+                "leave it out: a run whose only worker is lost is taken up again."
+            )
 
     def _check_recovery(self) -> None:
         if self.recovery_every is None:
@@ -262,6 +285,11 @@ class TrainConfig:
             )
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a run goes on without a worker that is lost."""
+        return self.on_worker_loss is WorkerLoss.CONTINUE
+
+    @property
     def hybrid(self) -> bool:
         """Whether a round may go on without some of its workers."""
         return self.quorum is not None or self.straggler_timeout is not None
@@ -279,7 +307,7 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as values that JSON can hold."""
         values = dict(vars(self))
-        for name in ("mode", "late_updates", "placement"):
+        for name in ("mode", "late_updates", "placement", "on_worker_loss"):
             values[name] = values[name].value
         if isinstance(self.port, range):
             values["port"] = f"{self.port[0]}:{self.port[-1]}"

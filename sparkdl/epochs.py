@@ -269,7 +269,7 @@ class DriverModel:
             models.constrain(self.model)
             optimizers.batches_seen(self.model).assign(round(cut.progress))
         begin = layouts.optimizer.nbytes
-        random = cut.state(0)[begin : begin + layouts.generators.nbytes]
+        random = cut.state(cut.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
             models.write(models.generators(self.model), layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # the values before
@@ -280,7 +280,7 @@ class DriverModel:
         whole = size + self.layouts.generators.nbytes
         total: list[Array] | None = None
         weight = 0
-        for worker in [0] if self.joint else range(len(rows)):
+        for worker in [cut.speaker] if self.joint else range(len(rows)):
             state = cut.state(worker)
             if len(state) < whole or not (rows[worker] or self.joint):
                 continue

@@ -24,6 +24,8 @@ from sparkdl.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
+FINISH_SECONDS = 30.0  # how long the tasks may take to end after the last epoch,
+ABSENT_SECONDS = 3.0  # and where the task of an absent worker may not end at all
 
 
 @contextmanager
@@ -168,8 +170,9 @@ class Gang:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Let the job end by itself after the last epoch, or cancel it."""
-        if self.job is not None and not self.job.wait(30):
+        """Let the job end by itself after the last epoch, or cancel it, with the tasks of absent workers."""
+        patience = ABSENT_SECONDS if self.store.absent else FINISH_SECONDS
+        if self.job is not None and not self.job.wait(patience):
             self.job.cancel()
         self._relay_logs()
 

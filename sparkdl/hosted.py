@@ -81,6 +81,7 @@ class HostedStore:
     """
 
     failure: SparkDLError | None = None  # which comes with the job's
+    absent: frozenset[int] = frozenset()  # it goes on with all workers or none
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask

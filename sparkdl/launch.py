@@ -1,9 +1,10 @@
 """Spark: a gang of tasks, the slots for it, and the job that runs it.
 
-A synchronous run starts as a barrier stage, for its all-or-nothing start only. Everything else, and
-everything under dynamic allocation, which barrier stages refuse, is an ordinary stage whose gang forms at
-the endpoint. Jobs run in a thread of their own, under a tag by which they are cancelled, so that the
-user's own job group, description and scheduler pool stay as they were.
+A synchronous run starts as a barrier stage, for its all-or-nothing start only. Everything else, a run that
+goes on without lost workers, which a barrier stage does not, and everything under dynamic allocation, which
+barrier stages refuse, is an ordinary stage whose gang forms at the endpoint. Jobs run in a thread of their
+own, under a tag by which they are cancelled, so that the user's own job group, description and scheduler
+pool stay as they were.
 """
 
 from __future__ import annotations

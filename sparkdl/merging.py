@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ class Merging(ABC):
 
     Attributes:
         working: how many of the workers have rows.
+        absent: the workers that nobody waits for until they come back.
         parameters: the center variable; of ``GradientRounds`` what it was at the last cut.
         statistics: the moving statistics.
         version: how many updates, or rounds, the center has taken.
@@ -54,6 +55,7 @@ class Merging(ABC):
     def __init__(self, parameters: Vector, statistics: Vector, num_workers: int) -> None:
         self.parameters, self.statistics = parameters, statistics
         self.num_workers = self.working = num_workers
+        self.absent: set[int] = set()
         self.version = 0
         self.generation = 0
         self.state: Any = None
@@ -82,6 +84,21 @@ class Merging(ABC):
     def bind(self, working: int) -> None:
         """Learn how many workers have rows, before the first update comes."""
         self.working = working
+
+    def lose(self, worker: int) -> None:
+        """Wait for a worker no longer, and take nothing of it until it comes back."""
+        with self.changed:
+            self.absent.add(worker)
+            self.changed.notify_all()
+
+    def come_back(self, worker: int) -> None:
+        """Take a worker in again that was lost, after its last counted update."""
+        with self.changed:
+            self.absent.discard(worker)
+
+    def all_of(self, workers: Collection[int]) -> bool:
+        """Return whether these are all workers but absent ones."""
+        return len(self.absent.union(workers)) == self.num_workers
 
     def body_bytes(self) -> int:
         """Return how many bytes the sections of an update have."""
@@ -125,7 +142,7 @@ class Hybrid(NamedTuple):
 
 
 class Rounds(Merging):
-    """Synchronous: a round closes when all workers are in; sums run in worker order.
+    """Synchronous: a round closes when all workers are in that are not absent; sums run in worker order.
 
     The order makes a run repeat bit for bit. An update that comes before its turn is kept while it fits
     in a small budget; beyond it, its body stays unread in the socket.
@@ -137,6 +154,7 @@ class Rounds(Merging):
         round: the number of the round that is open.
         whole: whether it waits for all workers, hybrid or not.
         depth: by how many rounds a worker may be late.
+        awaited: the workers that are not in the open round yet.
     """
 
     def __init__(
@@ -165,7 +183,8 @@ class Rounds(Merging):
             self.changed.notify_all()
 
     def _open(self) -> None:
-        self.turn, self.rows, self.loss = 0, 0, 0.0
+        self.rows, self.loss = 0, 0.0
+        self.awaited = set(range(self.num_workers)) - self.absent
         self.with_rows, self.late, self.deadline = 0, 0, inf
         self.steps = 0
         self.early: dict[int, Update] = {}
@@ -184,6 +203,21 @@ class Rounds(Merging):
     def has_taken(self, worker: int, sequence: int) -> bool:
         """Return whether an update is in a round, or was dropped as late."""
         return sequence <= self.taken[worker]
+
+    def lose(self, worker: int) -> None:
+        """Wait for a worker no longer; what it has in the open round counts."""
+        with self.changed:
+            self.awaited.discard(worker)
+            self.reading.discard(worker)
+            self._add_early()
+            super().lose(worker)
+
+    def come_back(self, worker: int) -> None:
+        """Wait for a worker in the open round, as if it had been in all before."""
+        with self.changed:
+            super().come_back(worker)
+            self.taken[worker] = self.answered[worker] = self.round - 1
+            self.awaited.add(worker)
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Add an update to its round and answer when the round has closed."""
@@ -219,13 +253,13 @@ class Rounds(Merging):
                     self.reading.add(update.worker)
                     return True
                 self.changed.wait(self._until(self.clock() + PATIENCE))
-                _check_generation(self, update)
+                _check(self, update)
             return False
 
     def _let_go(self, worker: int) -> None:
         """Forget the last reply once every worker has come with what it made of it."""
         self.here.add(worker)
-        if self.hybrid is None and len(self.here) == self.num_workers:
+        if self.hybrid is None and self.all_of(self.here):
             self.replies.clear()
 
     def _until(self, patience: float) -> float:
@@ -236,14 +270,14 @@ class Rounds(Merging):
     def _is_next(self, update: Update) -> bool:
         """Return whether a body is to be read whatever is kept: one in turn, or beside a few stragglers'."""
         if self.hybrid is None:
-            return update.worker == self.turn
+            return update.worker == min(self.awaited, default=update.worker)
         spare = min(STRAGGLERS, self.num_workers - self.hybrid.quorum)
         return not update.rows or len(self.reading) <= spare or self.clock() >= self.deadline
 
     def _accept(self, update: Update, control: Control) -> bool:
         """Take in an update unless it was taken in before; return whether it was not."""
         with self.changed:
-            _check_generation(self, update)
+            _check(self, update)
             if self.has_taken(update.worker, update.sequence):
                 return False
             self.taken[update.worker] = update.sequence
@@ -252,20 +286,20 @@ class Rounds(Merging):
                 return True
             self.early[update.worker] = update
             del update  # and with it its body, once that is added
-            for worker in self._in_turn():
-                self._add(self.early.pop(worker))
-                self.turn += 1
+            self._add_early()
             if self._may_close():
                 self._close(control)
             self.changed.notify_all()
             return True
 
-    def _in_turn(self) -> Iterator[int]:
-        """Return the workers whose updates can be added."""
-        if self.hybrid is not None:
-            yield from tuple(self.early)
-        while self.turn in self.early:
-            yield self.turn
+    def _add_early(self) -> None:
+        """Add the updates whose turn it is: where sums run in worker order, once those before are in."""
+        while self.early:
+            worker = min(self.early)
+            if self.hybrid is None and worker > min(self.awaited, default=worker):
+                return
+            self._add(self.early.pop(worker))
+            self.awaited.discard(worker)
 
     def _accept_late(self, update: Update) -> None:
         if self.hybrid is not None and self.hybrid.merge_late:
@@ -286,10 +320,14 @@ class Rounds(Merging):
         self.with_rows += update.sequence == self.round
 
     def _may_close(self) -> bool:
-        if self.turn == self.num_workers or self.hybrid is None or self.whole:
-            return self.turn == self.num_workers
+        if not self.awaited or self.hybrid is None or self.whole:
+            return not self.awaited
         enough = self.with_rows >= self.hybrid.quorum or (self.with_rows and self.clock() >= self.deadline)
-        return bool(enough) and (not self.depth or min(self.answered.values()) >= self.round - self.depth)
+        return bool(enough) and (not self.depth or self._answered_by_all() >= self.round - self.depth)
+
+    def _answered_by_all(self) -> int:
+        """Return the last round whose reply every worker has that is not absent."""
+        return min(sequence for worker, sequence in self.answered.items() if worker not in self.absent)
 
     def _close(self, control: Control) -> None:
         parameters, statistics = (reduction.result() for reduction in self.reductions)
@@ -318,7 +356,7 @@ class Rounds(Merging):
                 return False
             else:
                 self.changed.wait_for(lambda: over() or self._may_close(), self._until(patience))
-        _check_generation(self, update)
+        _check(self, update)
         return True
 
     def _answer(self, update: Update) -> Reply:
@@ -454,7 +492,7 @@ class Locked(Merging):
         with self.changed:
             while not self._has_room():
                 self.changed.wait(PATIENCE)
-                _check_generation(self, update)
+                _check(self, update)
             self.flights += 1
 
     def _has_room(self) -> bool:
@@ -470,7 +508,7 @@ class Locked(Merging):
         """Merge an update and answer the center, which the next one replaces and does not touch."""
         update = read()
         with self.changed:
-            _check_generation(self, update)
+            _check(self, update)
             merge, flags = self._book(update)
             body, update = [update.parameters], without_body(update)
             if merge is not None:
@@ -503,7 +541,7 @@ class Locked(Merging):
                 PATIENCE,
             )
             self.flights += 1
-            _check_generation(self, update)
+            _check(self, update)
             return control(False) if near else Reply(flags=Flag.AGAIN)
 
     def _book(self, update: Update) -> tuple[Merge | None, Flag]:
@@ -546,7 +584,7 @@ class Striped(Locked):
         update = read()
         with self.changed:
             self.changed.wait_for(lambda: not self.settling)
-            _check_generation(self, update)
+            _check(self, update)
             merge, flags = self._book(update)
             self.adding += merge is not None
         if merge is not None:
@@ -605,11 +643,14 @@ def without_body(update: Update) -> Update:
     return replace(update, parameters=EMPTY, statistics=EMPTY)
 
 
-def _check_generation(merging: Merging, update: Update) -> None:
+def _check(merging: Merging, update: Update) -> None:
+    """Refuse an update whose generation has ended, or whose worker was lost, while it was on its way."""
     if merging.generation != update.generation:
         raise RefusedError(
             409, f"Generation {update.generation} is over; the run is at {merging.generation}."
         )
+    if update.worker in merging.absent:
+        raise RefusedError(409, f"The run goes on without worker {update.worker}.")
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,9 @@ class SparkModel:
         max_restarts: how often in a row a run that lost a worker is taken up again.
         stall_timeout: after how many seconds without a word a worker is lost: one whose process hangs, or
             whose machine is gone or cut off. Workers say something twice a second, also during a long step.
+        on_worker_loss: "fail": a run that lost a worker is taken up again with all of them, up to
+            ``max_restarts`` times; "continue": it goes on without that one, which comes back if Spark starts
+            its task again (docs/lifecycle.md).
         recovery_every: in synchronous mode, after how many exchanges of an epoch, and again after as many,
             the driver notes where training is: where a run that lost a worker goes on. None: at epochs' ends.
         share_gpus: whether two workers may be on one GPU, which is refused otherwise.
@@ -111,6 +114,7 @@ class SparkModel:
         start_timeout: float = 300,
         max_restarts: int = 3,
         stall_timeout: float = 60,
+        on_worker_loss: str = "fail",
         recovery_every: int | None = None,
         share_gpus: bool = False,
         staleness: int | None = None,
@@ -133,6 +137,7 @@ class SparkModel:
             advertised_host=advertised_host, port=port, tls=tls,  # type: ignore[arg-type]
             start_timeout=start_timeout,
             max_restarts=max_restarts, stall_timeout=stall_timeout, recovery_every=recovery_every,
+            on_worker_loss=on_worker_loss,  # type: ignore[arg-type]
             share_gpus=share_gpus, staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
             late_updates=late_updates, placement=placement,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -11,6 +11,10 @@ once. A run that lost a worker is taken up again under the next generation from 
 center and every worker's state at the end of an epoch, or after some rounds of one. Where updates are
 merged one at a time nothing that was merged is rolled back; a worker that starts anew goes on after its
 last counted sequence.
+
+Where the run may go on without a worker that is lost, that one becomes *absent*: nobody waits for it, and
+its attempt is refused. Another attempt comes back with the state it needs: at once where updates are
+merged one at a time, and in rounds at the next cut.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from sparkdl.weights import EMPTY, Vector, is_finite
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
-COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite"
+COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 REMEDY = (
     "Spark computed them again, and promises no order after a shuffle: sort the rows by a key "
@@ -143,17 +147,19 @@ class ParameterStore:
                     return False
                 self.counters["superseded"] += 1
                 self._part(worker)
-                self._refuse_return(worker)
+                self._leave_rounds(worker, known)
             if known is None or known.attempt < attempt:  # else it says so again
                 self.members[worker] = Member(attempt, host, pid, self.clock())
+            self._member(worker, generation, attempt)
             self.changed.notify_all()
             return True
 
-    def _refuse_return(self, worker: int) -> None:
-        """Refuse a worker that comes back to rounds: its replica is gone, and the gang starts anew."""
-        if self.plans and isinstance(self.merging, Rounds):
-            self.failure = self.failure or WorkerLostError(f"Worker {worker} was lost and started again.")
-            self.changed.notify_all()
+    def _leave_rounds(self, worker: int, member: Member) -> None:
+        """Lose a worker that begins anew in rounds: its replica is gone. Refuse it if the gang does too."""
+        if not self.agreed or not isinstance(self.merging, Rounds) or worker in self.absent:
+            return
+        self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
+        if worker not in self.absent:
             raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
 
     def ready(
@@ -171,16 +177,14 @@ class ParameterStore:
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.agreed and self._all_ready():
                 self._agree()
+            if begins and worker in self.absent:
+                self._readmit(worker)
             if begins and self._next_epoch(worker) < self.shape.epochs:
                 self._take_up(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
-                lambda: (
-                    self._moved_on(generation)
-                    or self.agreed and self._all_ready() and self._may_train(self.cut.epoch)
-                ),
-                PATIENCE,
-            )  # fmt: skip
+                lambda: self._moved_on(generation) or self._may_begin(worker), PATIENCE
+            )
             self._member(worker, generation, attempt)
             if not go:
                 return None
@@ -196,9 +200,9 @@ class ParameterStore:
             }
 
     def _next_epoch(self, worker: int) -> int:
-        """Return the first epoch that a worker has not reported."""
+        """Return the first epoch that a worker has not reported, and that has not ended without it."""
         epoch = self.cut.epoch
-        while epoch in self.books and worker in self.books[epoch].metrics:
+        while (book := self.books.get(epoch)) is not None and (worker in book.metrics or book.cut):
             epoch += 1
         return epoch
 
@@ -248,8 +252,7 @@ class ParameterStore:
             self._warn(f"Worker {worker} came back with other rows, or in another order, and goes on.")
 
     def _warn(self, message: str) -> None:
-        message = f"{message} {REMEDY}"
-        self.log.append({"name": "store", "level": logging.WARNING, "message": message})
+        self._tell(logging.WARNING, f"{message} {REMEDY}")
 
     def _begin_rounds(self, merging: Rounds) -> None:
         """Open the first round after the cut."""
@@ -369,6 +372,8 @@ class ParameterStore:
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
+            if update.worker == self._deputy():
+                reply = replace(reply, flags=reply.flags | Flag.SPEAK)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
     def _sound(self, update: Update) -> Update:
@@ -391,14 +396,18 @@ class ParameterStore:
             self.counters["not_finite"] += 1
             self.merging.losses.append(nan)
             if strikes == 1:
-                self.log.append(_words_of(update))
+                self._tell(
+                    logging.WARNING,
+                    f"Worker {update.worker} sent an update with NaN or Inf in it in epoch "
+                    f"{update.epoch + 1}, which was not merged; it goes on from the center.",
+                )
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
     def _counted(self, update: Update, counts: bool) -> Reply:
         """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
         with self.changed:
             if counts and isinstance(self.merging, Rounds):
-                self.counters["exchanges"] += self.shape.num_workers
+                self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
                 return self._control(self._end_round(self.merging))
             elif counts:
@@ -450,8 +459,9 @@ class ParameterStore:
     def _report(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
-            self._check_open(update.generation)
-            if not update.flags & Flag.AWAIT and self._next_epoch(update.worker) <= update.epoch:
+            self._check_member(update.worker, update.generation, update.attempt)
+            new = self._next_epoch(update.worker) <= update.epoch or self._is_to_speak(update)
+            if new and not update.flags & Flag.AWAIT:
                 self._part(update.worker)
                 self._book_report(update)
             return self._gate(update)
@@ -472,17 +482,21 @@ class ParameterStore:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
-        book = self.books.setdefault(update.epoch, Book())
-        book.take(update)
-        if len(book.metrics) == self.shape.num_workers and book.cut is None:
-            book.cut = cut = self._cut_of(book, update.epoch + 1)
+        self.books.setdefault(update.epoch, Book()).take(update)
+        self._end_epochs()
+        self.changed.notify_all()
+
+    def _end_epochs(self) -> None:
+        """Make the cut of each epoch that has been reported by all who are there."""
+        for epoch, book in sorted(self.books.items()):
+            if book.cut is not None or not self.merging.all_of(book.metrics) or self._is_mute(book):
+                continue
+            book.cut = cut = self._cut_of(book, epoch + 1)
+            losses = self.merging.losses
             try:
-                self.watch.end_epoch(
-                    update.epoch, cut.parameters, self.merging.losses, book.first_losses.values()
-                )
+                self.watch.end_epoch(epoch, cut.parameters, losses, book.first_losses.values())
             except DivergedError as error:
                 self.fail(self.generation, error)
-        self.changed.notify_all()
 
     def _cut_of(self, book: Book, epoch: int) -> Cut:
         """Return where the run is, of which every worker has said what there is to say."""
@@ -499,25 +513,33 @@ class ParameterStore:
         """
         update = read()
         with self.changed:
-            self._check_open(update.generation)
+            self._check_member(update.worker, update.generation, update.attempt)
             merging, standing = self.merging, self.standing
-            if standing is None or not isinstance(merging, Rounds) or update.sequence != merging.round:
-                return self._control()  # it comes again, and the cut is made
-            standing.take(update)
-            if len(standing.metrics) == self.shape.num_workers:
-                self.cut = self.noted = replace(
-                    self._cut_of(standing, update.epoch), place=merging.round % self.plans[0].windows,
-                    metrics=standing.metrics, losses=list(merging.losses), before=self.cut.before or self.cut,
-                )  # fmt: skip
-                if isinstance(merging, GradientRounds):
-                    merging.parameters = self.cut.parameters  # which the replicas have reached
-                self._expect(merging, None)
-            return self._control()
+            if standing is not None and isinstance(merging, Rounds) and update.sequence == merging.round:
+                standing.take(update)
+                self._end_standing(merging, standing)
+            return self._control()  # also where it comes again, and the cut is made
+
+    def _end_standing(self, merging: Rounds, standing: Book) -> None:
+        """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
+        if not merging.all_of(standing.metrics):
+            return
+        self._expect(merging, None)
+        if self._is_mute(standing):
+            self.note()
+            return
+        self.cut = self.noted = replace(
+            self._cut_of(standing, self.cut.epoch), place=merging.round % self.plans[0].windows,
+            metrics=standing.metrics, losses=list(merging.losses), before=self.cut.before or self.cut,
+        )  # fmt: skip
+        if isinstance(merging, GradientRounds):
+            merging.parameters = self.cut.parameters  # which the replicas have reached
+        self._take_back()
 
     def _validated(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
-            self._check_open(update.generation)
+            self._check_member(update.worker, update.generation, update.attempt)
             book = self.books.get(update.epoch)
             if book is not None and not update.flags & Flag.AWAIT:
                 book.validation[update.worker] = update.metrics
@@ -534,6 +556,8 @@ class ParameterStore:
             return (
                 self._moved_on(update.generation)
                 or self._to_evaluate(update.worker) >= 0
+                or self._is_to_speak(update)
+                or update.worker in self.absent
                 or self.released >= through
                 or self.stopping
             )
@@ -541,10 +565,12 @@ class ParameterStore:
         if not open_():
             self._part(update.worker)
         opened = self.changed.wait_for(open_, PATIENCE)
-        self._check_open(update.generation)
+        self._check_member(update.worker, update.generation, update.attempt)
         reply = self._control()
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
+        if self._is_to_speak(update):
+            return replace(reply, flags=reply.flags | Flag.SPEAK)
         reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
         goes_on = reply.evaluate < 0 and not last and not self.stopping
         if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
@@ -592,8 +618,8 @@ class ParameterStore:
         with self.changed:
             self._check_open(update.generation)
             state = self._state_of(update.worker)
-            if self.shape.plan.joint and len(state) == self.shape.generators:
-                state = self.cut.state(0)[: self.shape.optimizer] + state  # replicas have one optimizer state
+            if self.shape.plan.joint and len(state) <= self.shape.generators:
+                state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
             parameters, statistics, version = self.merging.snapshot()
             return replace(
                 self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
@@ -637,12 +663,12 @@ class ParameterStore:
             order = range(self.shape.num_workers)
             losses, self.merging.losses = self.merging.losses, []
             return EpochResult(
-                book.cut, [book.metrics[k] for k in order],
+                book.cut, [book.metrics[k] for k in order if k in book.metrics],
                 [book.validation[k] for k in order if k in book.validation], book.rows, losses,
             )  # fmt: skip
 
     def _note_silence(self) -> None:
-        """Fail the run where a worker has said nothing for too long, and the driver was there to hear."""
+        """Lose a worker that has said nothing for too long, where the driver was there to hear."""
         now = self.clock()
         absent = max(0.0, now - self.looked)
         self.looked = now
@@ -650,12 +676,78 @@ class ParameterStore:
             if absent > ABSENCE:
                 member.heard = min(now, member.heard + absent)
             quiet = now - member.heard
-            if quiet > self.shape.stall and self.failure is None:
-                self.failure = WorkerLostError(
+            if quiet > self.shape.stall and not member.lost and self.failure is None:
+                self._lose(
+                    worker,
                     f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
                     f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is gone "
-                    f"or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be silent."
+                    f"or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be silent.",
                 )
+
+    @property
+    def absent(self) -> set[int]:
+        """The workers that the run goes on without."""
+        return self.merging.absent
+
+    def _lose(self, worker: int, words: str) -> None:
+        """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
+        left = [k for k in range(self.shape.num_workers) if k != worker and k not in self.absent]
+        if self.shape.goes_on and self.agreed and any(self.plans[0].rows[k] for k in left):
+            self.counters["lost"] += 1
+            self._tell(logging.WARNING, f"{words} The run goes on without it.")
+            self.members[worker].lost = True
+            self._part(worker)
+            self.merging.lose(worker)
+            self._end_epochs()
+            if self.standing is not None and isinstance(self.merging, Rounds):
+                self._end_standing(self.merging, self.standing)
+        else:
+            self.failure = self.failure or WorkerLostError(words)
+        self.changed.notify_all()
+
+    def _readmit(self, worker: int) -> None:
+        """Take an absent worker's new attempt in: in rounds at a cut, which is to be made soon."""
+        if isinstance(self.merging, Rounds):
+            self.note()
+        else:
+            self._come_back(worker)
+
+    def _take_back(self) -> None:
+        """Take in the absent workers that wait for a cut, but for one whose update is in the open round."""
+        for worker in sorted(self.absent):
+            member = self.members[worker]
+            if member.lost or member.held is None or self.cut.epoch >= self.shape.epochs:
+                continue
+            if isinstance(self.merging, Rounds) and self.merging.next_sequence(worker) > self.merging.round:
+                self.note()
+            else:
+                self._come_back(worker)
+        self.changed.notify_all()
+
+    def _come_back(self, worker: int) -> None:
+        self.merging.come_back(worker)
+        self.counters["returned"] += 1
+        self._tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
+
+    def _deputy(self) -> int | None:
+        """Return the worker that says what all replicas have instead of worker 0, which is absent."""
+        if not self.shape.plan.joint or 0 not in self.absent:
+            return None
+        return min(k for k in range(self.shape.num_workers) if k not in self.absent)
+
+    def _is_mute(self, book: Book) -> bool:
+        """Return whether worker 0 was lost before it had said what all replicas have."""
+        return self._deputy() is not None and book.weights is None
+
+    def _is_to_speak(self, update: Update) -> bool:
+        """Return whether a worker has to say, besides its report, what all replicas have."""
+        book = self.books.get(update.epoch)
+        return book is not None and book.cut is None and self._is_mute(book) and (
+            self.merging.all_of(book.metrics) and update.worker == self._deputy()
+        )  # fmt: skip
+
+    def _tell(self, level: int, message: str) -> None:
+        self.log.append({"name": "store", "level": level, "message": message})
 
     def commit(self, cut: Cut) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
@@ -668,6 +760,7 @@ class ParameterStore:
                 self.merging.parameters = cut.parameters  # which the replicas have reached
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
+            self._take_back()
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take the weights that a callback set on the driver as the new center."""
@@ -712,6 +805,7 @@ class ParameterStore:
                 self._part(worker)
             self.members.clear()
             self.agreed = False
+            self.absent.clear()
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
             self.failure = None
             self.merging.generation = self.generation
@@ -749,19 +843,23 @@ class ParameterStore:
                     self.cut, parameters=parameters, statistics=statistics, version=version,
                     rule=self.merging.state,
                 )  # fmt: skip
-            report = self.partial.get(0)
-            if report is None or not len(report.parameters):
+            report = self._spoken()
+            if report is None:
                 complete = [book.cut for book in self.books.values() if book.cut is not None]
                 return max([self.cut, *complete], key=lambda cut: cut.epoch)
             return replace(
                 self.cut, parameters=report.parameters, statistics=report.statistics,
-                states={0: spooled(report.state)}, progress=self.progress,
+                states={report.worker: spooled(report.state)}, progress=self.progress,
             )  # fmt: skip
+
+    def _spoken(self) -> Update | None:
+        """Return what a replica said that was stopped in an epoch, with its weights."""
+        return next((report for report in self.partial.values() if len(report.parameters)), None)
 
     @property
     def reported(self) -> bool:
         """Whether a run that was stopped has said where it has got to, which a replica has to."""
-        return not self.shape.plan.joint or 0 in self.partial
+        return not self.shape.plan.joint or self._spoken() is not None
 
     def summary(self) -> dict[str, Any]:
         """Return counts of the run; of updates that were dropped, by worker too."""
@@ -780,6 +878,11 @@ class ParameterStore:
     # What both sides ask.
 
     def _member(self, worker: int, generation: int, attempt: int) -> Member:
+        member = self._check_member(worker, generation, attempt)
+        member.heard = self.clock()
+        return member
+
+    def _check_member(self, worker: int, generation: int, attempt: int) -> Member:
         self._check_open(generation)
         member = self.members.get(worker)
         if member is None:
@@ -788,7 +891,8 @@ class ParameterStore:
             raise RefusedError(
                 409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
             )
-        member.heard = self.clock()
+        if member.lost:
+            raise RefusedError(409, f"Attempt {attempt} of worker {worker} was lost; another may come back.")
         return member
 
     def _check_open(self, generation: int) -> None:
@@ -801,9 +905,14 @@ class ParameterStore:
         return self.closed or generation != self.generation
 
     def _all_ready(self) -> bool:
-        return len(self.members) == self.shape.num_workers and all(
-            member.held is not None for member in self.members.values()
-        )
+        ready = {worker for worker, member in self.members.items() if member.held is not None}
+        return self.merging.all_of(ready)
+
+    def _may_begin(self, worker: int) -> bool:
+        """Return whether a worker may begin: all are ready, or it was taken in again, or it is to end."""
+        if worker in self.absent:
+            return self.stopping
+        return self.agreed and self._all_ready() and self._may_train(self.cut.epoch)
 
     def _may_train(self, epoch: int) -> bool:
         return self.released > epoch or self.stopping
@@ -812,15 +921,7 @@ class ParameterStore:
         book = self.books.get(epoch)
         if book is None or book.cut is None or not self.plans:  # a run that was taken up has books before
             return False
-        return epoch not in self.shape.evaluated or len(book.validation) == self.shape.num_workers
-
-
-def _words_of(update: Update) -> dict[str, Any]:
-    message = (
-        f"Worker {update.worker} sent an update with NaN or Inf in it in epoch {update.epoch + 1}, which was "
-        "not merged; it goes on from the center."
-    )
-    return {"name": "store", "level": logging.WARNING, "message": message}
+        return epoch not in self.shape.evaluated or self.merging.all_of(book.validation)
 
 
 def _other_rows(before: Sequence[Held], now: Sequence[Held], *, resumed: bool) -> str:

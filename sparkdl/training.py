@@ -232,7 +232,8 @@ class Run:
             self.cluster, self.num_workers, validation=request.validation,
             seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
         )  # fmt: skip
-        barrier = endpoint is None or (rounds and not self.cluster.dynamic)
+        together = rounds and not config.goes_on and not self.cluster.dynamic
+        barrier = endpoint is None or together
 
         def submit(generation: int, barrier: bool) -> Job:
             stage = functools.partial(
@@ -263,7 +264,7 @@ class Run:
             first_step=self.first[1],
             scaled=self.joint and optimizers.scales_loss(self.request.model),
             factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
-            cuts=tuple(
+            goes_on=config.goes_on, cuts=tuple(
                 every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
             ),
         )  # fmt: skip

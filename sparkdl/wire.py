@@ -76,6 +76,7 @@ class Flag(IntFlag, boundary=STRICT):
     AGAIN = 8  # reply: not ready yet; ask again with AWAIT
     NOT_FINITE = 16  # reply: the update had NaN or Inf in it, and nothing of it was merged
     CUT = 32  # reply: before its next update, the worker is to say what it is now
+    SPEAK = 64  # reply: the worker is the one that says what all replicas have: weights and optimizer
 
 
 @dataclass(slots=True)

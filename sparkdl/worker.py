@@ -49,6 +49,7 @@ class Loop:
     Attributes:
         epoch: the epoch that is being trained.
         seen_rows: training rows used in this epoch.
+        speaks: whether this worker says what all replicas have, where they are one: the first one does.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Loop:
         self.replica, self.rows, self.validation = replica, rows, validation
         self.exchange = exchange
         self.stopped = False
+        self.speaks = worker == 0
         self.epoch, self.seen_rows = 0, 0
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
@@ -204,7 +206,11 @@ class Loop:
         """Report the end of an epoch, or where a stopped one has got to."""
         report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
-        self._settled(self.exchange(report))
+        reply = self.exchange(report)
+        if reply.flags & Flag.SPEAK:  # who did was lost before it had said so
+            self._obey(reply)
+            reply = self.exchange(self._standing(Kind.REPORT, flags=flags))
+        self._settled(reply)
 
     def _standing(self, kind: Kind, **fields: Any) -> Update:
         """Return an update that says what this worker is: what it was asked for a cut, or for a report."""
@@ -213,7 +219,7 @@ class Loop:
             kind=kind, epoch=self.epoch, rows=self.seen_rows, base_version=self.stepper.version,
             metrics=self._metric_states() if self.seen_rows else b"", state=self._state(), **fields,
         )  # fmt: skip
-        if self.plan.joint and self.worker == 0:
+        if self.plan.joint and self.speaks:
             own = self.replica.read()
             update.parameters, update.statistics = own.vector, own.statistics
         return update
@@ -234,6 +240,7 @@ class Loop:
     def _obey(self, reply: Reply) -> None:
         """Do what the control words of a reply say."""
         self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
+        self.speaks = self.speaks or bool(reply.flags & Flag.SPEAK)
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
             self.learning_rate = reply.learning_rate
             optimizers.set_learning_rate(self.replica.model, self.settings.scale * reply.learning_rate)
@@ -279,7 +286,7 @@ class Loop:
         """Return the optimizer's variables, where they are this worker's to tell, and the generators."""
         model = self.replica.model
         parts = [models.generators(model)]
-        if self.worker == 0 or not self.plan.joint:
+        if self.speaks or not self.plan.joint:
             parts.insert(0, optimizers.variables(model))
         state = b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
         return state + self.stepper.own()
@@ -291,11 +298,11 @@ class Loop:
         cut = layouts.optimizer.nbytes
         end = cut + layouts.generators.nbytes
         self.stepper.load(reply, reply.state[end:])
-        if len(reply.state) >= end:
-            optimizer, random = reply.state[:cut], reply.state[cut:end]
-            model = self.replica.model
-            models.write(optimizers.variables(model), layouts.optimizer.from_bytes(optimizer))
-            models.write(models.generators(model), layouts.generators.from_bytes(random))
+        model = self.replica.model
+        if len(reply.state) >= cut:
+            models.write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
+        if len(reply.state) >= end:  # one that was not there at the cut has said none of its own
+            models.write(models.generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
         self._obey(reply)

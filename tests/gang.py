@@ -24,14 +24,14 @@ def train(
     model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
     merging=None, steps_per_epoch=None, distribution=None, merge=None, staleness=None, hybrid=None,
     world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None, recovery=None,
-    cut=None, stores=None, reports=None,
+    cut=None, stores=None, reports=None, goes_on=False,
 ):  # fmt: skip
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
     With a ``seed`` every epoch has an order of its own. In a ``world`` time is virtual, and a batch of
     worker k takes ``paces[k]()`` seconds. ``seen`` is called with the cut of each epoch. The run goes on from
     a ``cut`` of an earlier one, if there is one; its store is added to ``stores``, what its
-    workers' metrics were at epochs' ends to ``reports``.
+    workers' metrics were at epochs' ends to ``reports``. ``goes_on``: whether it does without a worker.
 
     Returns:
         The loss of each update, or round.
@@ -53,6 +53,7 @@ def train(
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
         first_step=float(optimizers.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
         factor=factor, scaled=joint and optimizers.scales_loss(model), cuts=(recovery,) if recovery else (),
+        goes_on=goes_on,
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from bomb import Bomb, kill, kill_executor
+from bombs import Bomb, hang, kill, kill_executor
 
 from sparkdl import SparkModel
 from sparkdl.cluster import cluster_of
@@ -157,10 +157,6 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
         )
     else:
         assert history.history["loss"][-1] < history.history["loss"][0]
-
-
-def hang():
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

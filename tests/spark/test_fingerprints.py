@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from bomb import Bomb, kill, kill_executor
+from bombs import Bomb, kill, kill_executor
 
 from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.checkpoint import _read

@@ -226,6 +226,15 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
         ({"recovery_every": 0}, "recovery_every should be a whole number of at least 1"),
         ({"recovery_every": 2, "frequency": "epoch"}, "recovery_every is for rounds within an epoch"),
         ({"recovery_every": 2, "mode": "hogwild"}, "recovery_every is for rounds within an epoch"),
+        ({"on_worker_loss": "go on"}, "on_worker_loss should be one of 'fail', 'continue'; got 'go on'."),
+        (
+            {"on_worker_loss": "continue", "placement": "worker"},
+            'on_worker_loss="continue" needs the endpoint on the driver, .* Leave one of them out.',
+        ),
+        (
+            {"on_worker_loss": "continue", "num_workers": 1},
+            'on_worker_loss="continue" goes on with the other workers; got num_workers=1.',
+        ),
         ({"staleness": 2}, "staleness is for workers that do not wait for each other in rounds"),
         ({"mode": "hogwild", "staleness": -1}, "staleness should be a whole number of at least 0; got -1."),
         ({"merge": "diloco", "mode": "asynchronous"}, "its optimizer steps once per round"),

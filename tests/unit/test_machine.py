@@ -34,7 +34,7 @@ from sparkdl.store import ParameterStore
 from sparkdl.wire import Answer, Flag, Kind
 
 WORKERS, ROWS, WINDOWS = 3, 10, 4  # rows of each worker, exchanges of each in an epoch
-SILENCE = 3.0
+SILENCE, STALL = 3.0, 1000.0
 DEPTH = 2  # by how many rounds a replica may be late
 EVERY = 3  # updates, or rounds of an epoch, between cuts
 workers_ = st.integers(0, WORKERS - 1)
@@ -47,6 +47,8 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         kind: the class of the store.
+        goes_on_without: whether the run goes on without a worker that is lost.
+        absent: the workers that it goes on without; ``waiting_room``: those of them that wait to come back.
         ledger: what the store must know by now.
         noted: what its newest cut must know.
         kept: a checkpoint, and what it must know.
@@ -56,6 +58,7 @@ class Machine(RuleBasedStateMachine):
     """
 
     mode, joint, terms, kind = "asynchronous", False, {}, ParameterStore
+    goes_on_without = False
 
     def __init__(self):
         super().__init__()
@@ -75,11 +78,13 @@ class Machine(RuleBasedStateMachine):
         self.join_all()
 
     def open_store(self):
+        """Begin a run."""
         batch = WORKERS * ROWS // WINDOWS + 1 if self.joint else ROWS // WINDOWS + 1
         self.store = store_of(
             self.mode, joint=self.joint, merge="sum", workers=WORKERS, size=2, kind=self.kind,
             plan=Plan((), 0, batch, 1, self.joint, False, 0), epochs=10**6, cuts=(EVERY,), silence=SILENCE,
-            run=bytes([self.run % 256]) * 16, metrics=1, **self.terms,
+            run=bytes([self.run % 256]) * 16, metrics=1, stall=STALL, goes_on=self.goes_on_without,
+            **self.terms,
         )  # fmt: skip
         self.store.clock = self.store.merging.clock = lambda: self.now
         self.generation, self.version = 1, 0
@@ -87,6 +92,7 @@ class Machine(RuleBasedStateMachine):
     def join_all(self):
         """Let the gang form; whoever is early is told to ask again."""
         self.sent = [None] * WORKERS
+        self.absent, self.waiting_room = set(), set()
         self.store.release(self.store.cut.epoch, NEVER)
         for worker in range(WORKERS):
             self.join(worker)
@@ -168,6 +174,8 @@ class Machine(RuleBasedStateMachine):
     def supersede(self, worker, seconds):
         """A newer attempt takes the place of one that is silent, and not of one that is at work."""
         self.pass_time(seconds)
+        if worker in self.absent:
+            return
         if self.now - self.heard[worker] < SILENCE:
             assert not self.join(worker)
         else:
@@ -207,10 +215,20 @@ class Machine(RuleBasedStateMachine):
         self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
         self.join_all()
 
+    @property
+    def there(self):
+        return set(range(WORKERS)) - self.absent
+
+    def gone(self, worker):
+        """Note that the run goes on without a worker."""
+        self.absent.add(worker)
+        self.waiting_room.discard(worker)
+        self.sent[worker] = None
+
     def end_epoch(self, epoch):
-        """The driver takes what all workers have reported, once each."""
+        """The driver takes what all workers have reported that are there, once each."""
         result = self.store.wait_epoch(epoch, 0)
-        assert WORKERS * ROWS == result.rows
+        assert len(self.reporters(epoch)) * ROWS == result.rows
         self.ledger.handed += len(result.losses)
         self.store.commit(result.cut)
         self.store.release(epoch + 1, NEVER)
@@ -243,12 +261,12 @@ class OneByOneLaw:
 
     Attributes:
         counted: the value of each update, by worker and sequence.
-        epochs: the epoch that each worker is in.
+        reports: who has reported which epoch.
         handed: how many losses the driver has.
     """
 
     counted: dict = field(default_factory=dict)
-    epochs: list = field(default_factory=lambda: [0] * WORKERS)
+    reports: set = field(default_factory=set)
     handed: int = 0
 
     @property
@@ -260,9 +278,46 @@ class OneByOneLaw:
 
 
 class OneByOne(Machine):
-    """Updates are merged as they come; only another driver takes anything back."""
+    """Updates are merged as they come; only another driver takes anything back.
+
+    Attributes:
+        over: the epochs that all who were there at some moment had reported.
+    """
 
     law = OneByOneLaw
+
+    def open_store(self):
+        self.over = set()
+        super().open_store()
+
+    def join_all(self):
+        self.absent = set()
+        self.note_ends()
+        super().join_all()
+
+    def note_ends(self):
+        epochs = {epoch for _, epoch in self.ledger.reports if epoch >= self.store.cut.epoch}
+        self.over |= {epoch for epoch in epochs if self.there <= self.reporters(epoch)}
+
+    def reporters(self, epoch):
+        return {worker for worker, reported in self.ledger.reports if reported == epoch}
+
+    def epoch_of(self, worker):
+        """Return the first epoch that a worker has not reported, and that is not over."""
+        epoch = self.store.cut.epoch
+        while epoch in self.over or (worker, epoch) in self.ledger.reports:
+            epoch += 1
+        return epoch
+
+    def gone(self, worker):
+        super().gone(worker)
+        self.leave(worker)
+        self.note_ends()
+
+    def let_in(self, worker, begin):
+        """One that is absent comes back at once."""
+        self.absent.discard(worker)
+        self.goes_on(worker, begin)
 
     def center(self):
         return sum(self.ledger.counted.values())
@@ -273,7 +328,7 @@ class OneByOne(Machine):
     def goes_on(self, worker, begin):
         """A worker begins after its last update that counts, in the epoch that it has not reported."""
         assert self.ledger.next_sequence(worker) == begin["sequence"]
-        assert self.ledger.epochs[worker] == begin["epoch"]
+        assert self.epoch_of(worker) == begin["epoch"]
         self.restored(worker)
         self.sent[worker] = None
         self.leave(worker)
@@ -293,7 +348,7 @@ class OneByOne(Machine):
 
     def may_train(self, worker):
         """Return whether a worker is let into its epoch: it is at most one ahead."""
-        return self.ledger.epochs[worker] <= self.store.released
+        return worker in self.there and self.epoch_of(worker) <= self.store.released
 
     def may_push(self, worker):
         return self.may_train(worker)
@@ -313,7 +368,7 @@ class OneByOne(Machine):
             return
         sequence = self.ledger.next_sequence(worker) + skip
         update = self.update(
-            worker, value, sequence, base_version=self.version, epoch=self.ledger.epochs[worker]
+            worker, value, sequence, base_version=self.version, epoch=self.epoch_of(worker)
         )  # fmt: skip
         reply = self.give(update)
         self.sent[worker], self.ledger.counted[worker, sequence] = update, value
@@ -340,6 +395,8 @@ class OneByOne(Machine):
     @rule(worker=workers_, known=st.booleans())
     def pull(self, worker, known):
         """A worker asks for the center of this moment, which it may have."""
+        if worker in self.absent:
+            return
         version = self.store.merging.version if known else 0
         reply = self.give(self.say(worker, Kind.CENTER, base_version=version))
         assert self.store.merging.version == reply.version
@@ -356,20 +413,21 @@ class OneByOne(Machine):
         """A worker ends its epoch, or asks whether it may go on to the next one."""
         if self.may_push(worker):
             report = report_of(
-                self.store, worker, self.ledger.epochs[worker], metrics=b"m", **self.stamp(worker)
+                self.store, worker, self.epoch_of(worker), metrics=b"m", **self.stamp(worker)
             )  # fmt: skip
             for _ in range(1 + twice):
                 self.give(report)
-            self.ledger.epochs[worker] += 1
+            self.ledger.reports.add((worker, report.epoch))
+            self.note_ends()
             self.sent[worker] = None
             self.leave(worker)
-        if self.ledger.epochs[worker]:
+        if worker in self.there and self.epoch_of(worker):
             self.stand_at_the_gate(worker)
 
     def stand_at_the_gate(self, worker):
         if not self.may_train(worker):
             self.leave(worker)
-        epoch = self.ledger.epochs[worker] - 1
+        epoch = self.epoch_of(worker) - 1
         reply = self.give(self.say(worker, Kind.REPORT, flags=Flag.AWAIT, epoch=epoch))
         assert (Flag.NONE if self.may_train(worker) else Flag.AGAIN) == reply.flags
         if self.may_train(worker):
@@ -378,7 +436,7 @@ class OneByOne(Machine):
     @rule()
     def note(self):
         """The driver asks for a cut, and has taken the epoch's end before where there is one."""
-        if min(self.ledger.epochs) > self.store.cut.epoch:
+        if self.store.cut.epoch in self.over:
             self.end_epoch(self.store.cut.epoch)
         self.store.note()
         self.noted = deepcopy(self.ledger)
@@ -457,6 +515,9 @@ class InRounds(Machine):
         waiting: the update of each worker that has no answer yet.
         standing: the workers that were told to stand for a cut, and have not said what they are.
         reported: the workers that have ended the epoch.
+        speaks: the workers that say what all replicas have; ``spoken``: whether one has at this epoch's end.
+        returning: those that were taken in again, and do not know it yet.
+        seen: the newest cut that is known of.
         replicas: where each worker's replica is, where gradients are exchanged.
     """
 
@@ -468,6 +529,8 @@ class InRounds(Machine):
     def join_all(self):
         self.at, self.missed, self.replicas = [0] * WORKERS, [0] * WORKERS, [0] * WORKERS
         self.waiting, self.standing, self.reported = [None] * WORKERS, set(), set()
+        self.speaks, self.spoken, self.returning = {0}, False, set()
+        self.seen = self.store.noted
         self.dropped = self.store.merging.dropped.total()
         self.open_round()
         super().join_all()
@@ -493,10 +556,60 @@ class InRounds(Machine):
         self.restart(0)
 
     def replace_worker(self, worker):
-        """One that comes back has lost its replica: all go on from the cut."""
+        """One that comes back has lost its replica: all go on from the cut, or without it for a while."""
+        if self.goes_on_without and self.there - {worker}:
+            assert self.join(worker)
+            self.gone(worker)
+            self.let_in(worker, self.ready(worker))
+            return
         assert 409 == status_of(lambda: self.join(worker))
         assert isinstance(self.store.failure, WorkerLostError)
         self.restart(0)
+
+    def gone(self, worker):
+        super().gone(worker)
+        self.waiting[worker] = None
+        for those in (self.standing, self.speaks, self.returning):
+            those.discard(worker)
+        self.note_cut()
+
+    def let_in(self, worker, begin):
+        """One that is absent waits for a cut."""
+        assert begin is None
+        self.waiting_room.add(worker)
+
+    def note_cut(self):
+        """See whether there is a cut at this moment, which takes in who waits, but for updates after it."""
+        store = self.store
+        if store.noted.version != self.ledger.version or store.noted is self.seen:
+            return
+        self.seen = store.noted
+        self.noted = deepcopy(self.ledger)
+        for worker in sorted(self.waiting_room - self.open.keys()):
+            self.absent.discard(worker)
+            self.waiting_room.discard(worker)
+            self.returning.add(worker)
+            self.at[worker] = self.missed[worker] = self.ledger.version
+        assert self.absent == store.absent
+
+    def reporters(self, epoch):
+        return self.reported
+
+    @property
+    def mute(self):
+        """Whether nobody has said yet what all replicas have."""
+        return self.joint and 0 in self.absent and not self.spoken
+
+    def give(self, update):
+        """Hand an update to the store, and note who is to speak for the replicas."""
+        reply = super().give(update)
+        if reply.flags & Flag.SPEAK:
+            assert self.joint
+            assert 0 in self.absent
+            assert min(self.there) == update.worker
+            if not reply.flags & Flag.AGAIN:
+                self.speaks.add(update.worker)
+        return replace(reply, flags=reply.flags & ~Flag.SPEAK)
 
     def center(self):
         """Return the center, which is that of the cut where workers have replicas of their own."""
@@ -514,7 +627,11 @@ class InRounds(Machine):
 
     def step(self, worker, value, twice):
         """A worker does what comes next: stands, asks again, reports or pushes; it may say so twice."""
-        if worker in self.standing:
+        if worker in self.absent:
+            assert worker not in self.waiting_room or self.ready(worker) is None
+        elif worker in self.returning:
+            self.goes_on_again(worker, self.ready(worker))
+        elif worker in self.standing:
             self.stand(worker, twice)
         elif self.waiting[worker] is not None:
             self.hand_in(worker, self.waiting[worker] if twice else awaiting(self.waiting[worker]))
@@ -531,6 +648,13 @@ class InRounds(Machine):
             for worker in order:
                 self.step(worker, value, False)
             self.end_epoch(self.store.cut.epoch)
+
+    def goes_on_again(self, worker, begin):
+        """One that was taken in again begins at that cut, though rounds may have closed since without it."""
+        assert self.at[worker] == begin["sequence"]
+        self.returning.discard(worker)
+        self.speaks |= {worker} & {0}
+        self.replicas[worker] = self.restored(worker)
 
     def push(self, worker, update):
         value = float(update.parameters[0]) if update.rows else None
@@ -573,11 +697,12 @@ class InRounds(Machine):
 
     def may_close(self):
         """Return whether the open round has all of its workers, or enough, and lets none be too late."""
-        if self.hybrid is None or self.store.merging.whole or len(self.open) == WORKERS:
-            return len(self.open) == WORKERS
+        if self.hybrid is None or self.store.merging.whole or self.there <= self.open.keys():
+            return self.there <= self.open.keys()
         with_rows = sum(value is not None for value in self.open.values())
         enough = with_rows >= self.hybrid.quorum or with_rows and self.now >= self.deadline
-        return enough and (not self.joint or min(self.at) > self.ledger.version - DEPTH)
+        latest = min(self.at[worker] for worker in self.there)
+        return enough and (not self.joint or latest > self.ledger.version - DEPTH)
 
     def close(self):
         values = [value for value in self.open.values() if value is not None] + self.late
@@ -589,28 +714,31 @@ class InRounds(Machine):
         self.standing.discard(worker)
         for _ in range(1 + twice):
             self.give(self.standing_as(worker, Kind.CUT, sequence=self.at[worker]))
-        if self.store.noted.place and self.store.noted.version == self.ledger.version:
-            self.noted = deepcopy(self.ledger)
+        self.note_cut()
 
     def standing_as(self, worker, kind, **fields):
-        replica = [self.replicas[worker], -self.replicas[worker]] if self.joint and not worker else EMPTY
+        speaks = self.joint and worker in self.speaks
+        replica = [self.replicas[worker], -self.replicas[worker]] if speaks else EMPTY
         said = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.cut.epoch}
         return self.say(worker, kind, **said | fields)
 
     def report(self, worker, twice):
-        """A worker ends its epoch; the last one of all lets the driver go on."""
+        """A worker ends its epoch, and says more where it is asked to; the last one lets the driver go on."""
+        self.reported.add(worker)
         for _ in range(1 + twice):
             reply = self.give(self.standing_as(worker, Kind.REPORT))
+            if not reply.flags:
+                reply = self.give(self.standing_as(worker, Kind.REPORT))
+            self.spoken = self.spoken or worker in self.speaks
             assert Flag.AGAIN == reply.flags
-        self.reported.add(worker)
 
     def end_epoch(self, epoch):
-        if len(self.reported) < WORKERS:
+        if not self.there <= self.reported or self.mute:
             assert self.store.wait_epoch(epoch, 0) is None
             return
         super().end_epoch(epoch)
-        self.reported = set()
-        self.noted = deepcopy(self.ledger)
+        self.reported, self.spoken = set(), False
+        self.note_cut()
         steps = self.store.plans[0].steps
         assert self.store.progress == pytest.approx(steps * (epoch + 1))
 
@@ -669,7 +797,54 @@ class GradientsOfSome(InRounds):
         super().teardown()
 
 
-MACHINES = [OneByOne, Hogwild, Bounded, InRounds, Gradients, Quorum, LateMerged, GradientsOfSome]
+# -- runs that go on without workers --------------------------------------------------------------
+
+
+class GoingOn:
+    """Workers are lost one by one, and come back."""
+
+    goes_on_without = True
+
+    @settled
+    @rule(worker=workers_)
+    def lose(self, worker):
+        """A worker, at work or waiting to come back, is silent for too long, and the driver looks."""
+        if len(self.there - {worker}) == 0 or worker in self.absent - self.waiting_room:
+            return
+        self.pass_time(STALL + 1)
+        for other in (self.there | self.waiting_room) - {worker}:
+            self.heard[other] = self.now
+            self.store.heartbeat(other, self.generation, self.attempts[other], 0, 0, 0, [])
+        assert self.store.wait_epoch(self.store.shape.epochs, 0) is None
+        self.gone(worker)
+        assert self.absent == self.store.absent
+
+    @precondition(lambda self: self.absent - self.waiting_room)
+    @rule(data=st.data())
+    def push_of_the_lost(self, data):
+        """What a lost attempt still sends changes nothing."""
+        worker = data.draw(st.sampled_from(sorted(self.absent - self.waiting_room)))
+        self.refuse(self.update(worker, 60, self.store.merging.next_sequence(worker)))
+
+    @precondition(lambda self: self.absent)
+    @rule(data=st.data())
+    def come_back(self, data):
+        """Spark has started the task of an absent worker again, or once more."""
+        worker = data.draw(st.sampled_from(sorted(self.absent)))
+        if worker in self.waiting_room and self.now - self.heard[worker] < SILENCE:
+            assert not self.join(worker)
+            return
+        assert self.join(worker)
+        self.let_in(worker, self.ready(worker))
+
+
+def going_on(machine):
+    """Return a machine whose run goes on without workers that are lost."""
+    return type(f"{machine.__name__}GoesOn", (GoingOn, machine), {})
+
+
+ALL_OR_NONE = [OneByOne, Hogwild, Bounded, InRounds, Gradients, Quorum, LateMerged, GradientsOfSome]
+MACHINES = ALL_OR_NONE + [going_on(each) for each in ALL_OR_NONE if each not in (OneByOne, Quorum)]
 each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
 
 
@@ -738,6 +913,22 @@ class NotesWhatIsToCome(ParameterStore):
             self.noted = replace(self.noted, books=self.books)
 
 
+class TakesBackTooEarly(ParameterStore):
+    """A store that takes back, at a cut, a worker whose update is in the round after it."""
+
+    def _take_back(self):
+        for worker in sorted(self.absent):
+            if not self.members[worker].lost and self.members[worker].held is not None:
+                self._come_back(worker)
+
+
+class WaitsForNobodyToSpeak(ParameterStore):
+    """A store that makes cuts whether or not a replica has said what all have."""
+
+    def _is_mute(self, book):
+        return False
+
+
 @pytest.mark.parametrize(
     ("machine", "mistake"),
     [
@@ -745,6 +936,7 @@ class NotesWhatIsToCome(ParameterStore):
         (OneByOne, ForgetsTheLedger), (Hogwild, ForgetsTheLedger), (Bounded, ForgetsTheLedger),
         (OneByOne, ForgetsTheLosses), (InRounds, ForgetsTheLosses), (Gradients, LosesTheRounds),
         (OneByOne, NotesWhatIsToCome), (InRounds, TrustsTheOrder), (Gradients, TrustsTheOrder),
+        (going_on(InRounds), TakesBackTooEarly), (going_on(Gradients), WaitsForNobodyToSpeak),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found(machine, mistake):

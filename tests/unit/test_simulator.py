@@ -11,9 +11,10 @@ from stores import begun, push, store_of
 
 from sparkdl import merging
 from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid
-from sparkdl.wire import Kind, Update
+from sparkdl.wire import Flag, Kind, Update
 
 BATCHES = 20  # of each worker; an exchange each
 paces_ = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
@@ -27,11 +28,13 @@ class Trace:
         staleness: how many versions old its center was when it sent an update.
         applied: the sum of all that it was answered.
         ahead: by how many exchanges somebody was ahead of somebody else who was training.
+        given: how many updates were handed to the store.
     """
 
     def __init__(self, workers):
         self.ends, self.staleness = [[] for _ in range(workers)], []
         self.applied, self.ahead, self.training = [0.0] * workers, 0, set(range(workers))
+        self.given = 0
 
     def ended(self, worker, now):
         self.ends[worker].append(now)
@@ -43,8 +46,108 @@ class Trace:
         return [len(ends) for ends in self.ends]
 
 
-def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, **terms):
-    """Let workers exchange an update per batch; one of pace p takes p seconds for a batch.
+class Simulation:
+    """Workers that exchange an update per batch; one of pace p takes p seconds for a batch.
+
+    Args:
+        store: the store.
+        paces: seconds per batch of each worker.
+        batches: per epoch, of each worker.
+        lives: when workers die, and when another attempt of each begins; None: never.
+    """
+
+    def __init__(self, store, paces, batches, lives):
+        self.store, self.paces, self.batches, self.lives = store, paces, batches, lives
+        self.world, self.trace = World(limit=3e3), Trace(len(paces))
+        self.epochs, self.joint = store.shape.epochs, store.shape.plan.joint
+        self.kind = Kind.GRADIENT if self.joint else Kind.DELTA
+        self.world.live_in(store)
+        store.clock = lambda: self.world.now
+
+    def run(self):
+        """Let it happen."""
+        for worker in range(len(self.paces)):
+            self.world.spawn(self.live, worker)
+        for worker in range(len(self.paces)) if self.lives else ():
+            self.world.spawn(self.beat, worker)
+        for worker, (_, back) in self.lives.items():
+            if back is not None:
+                self.world.spawn(self.live, worker, 1)
+                self.world.spawn(self.beat, worker, 1)
+        self.world.spawn(self.drive)
+        self.world.run()
+
+    def is_dead(self, worker, attempt):
+        return attempt == 0 and worker in self.lives and self.world.now >= self.lives[worker][0]
+
+    def live(self, worker, attempt=0):
+        """Be an attempt of a worker, which ends where it dies."""
+        if attempt:
+            self.world.sleep(self.lives[worker][1])
+        try:
+            self.work(worker, LocalExchange(self.store, worker, attempt))
+        except RefusedError:
+            assert self.is_dead(worker, attempt)
+
+    def beat(self, worker, attempt=0):
+        """Let the store hear of an attempt of a worker while it lives."""
+        if attempt:
+            self.world.sleep(self.lives[worker][1])
+        while not (self.store.stopping or self.is_dead(worker, attempt)):
+            self.store.heartbeat(worker, 1, attempt, 0, 0, 0, [])
+            self.world.sleep(1.0)
+
+    def work(self, worker, exchange):
+        begin = exchange.ready(4 * self.batches[worker], 0, {})
+        if begin["stop"]:
+            return
+        sequence, version = begin["sequence"], exchange(Update(Kind.RESTORE)).version
+        for epoch in range(begin["epoch"], self.epochs):
+            self.trace.training.add(worker)
+            sequence = max(sequence, epoch * max(self.batches))
+            while sequence < epoch * max(self.batches) + self.batches[worker]:
+                self.world.sleep(self.paces[worker])
+                if self.is_dead(worker, exchange.attempt):
+                    return
+                reply, sequence = self.step(exchange, epoch, sequence, version)
+                version = reply.version
+                if reply.flags & Flag.CUT:
+                    exchange(Update(Kind.CUT, sequence=sequence, rows=4, epoch=epoch))
+            self.trace.training.discard(worker)
+            rows = 4 * self.batches[worker]
+            exchange(Update(Kind.REPORT, rows=rows, base_version=version, epoch=epoch))
+
+    def step(self, exchange, epoch, sequence, version):
+        """Exchange an update; return the last reply, and the number of the next exchange."""
+        trace, worker = self.trace, exchange.worker
+        trace.given += 1
+        trace.staleness.append(self.store.merging.version - version)
+        update = Update(
+            self.kind, sequence=sequence, base_version=version, rows=4, steps=1, loss=1.0, epoch=epoch,
+            parameters=np.full(1, 1 + self.joint * (7 * worker + sequence), np.float32),
+        )  # fmt: skip
+        reply = exchange(update)
+        trace.ended(worker, self.world.now)
+        trace.applied[worker] += float(reply.parameters[0])
+        while self.joint and reply.round > sequence + 1:  # the means that it missed
+            sequence += 1
+            reply = exchange(Update(self.kind, sequence=sequence, epoch=epoch))
+            trace.applied[worker] += float(reply.parameters[0])
+        return reply, max(sequence + 1, reply.round)
+
+    def drive(self):
+        """Be the driver, who looks for silent workers where there may be some."""
+        for epoch in range(self.epochs):
+            self.store.release(epoch, float("nan"))
+            while (result := self.store.wait_epoch(epoch, 1.0 if self.lives else 1e9)) is None:
+                assert self.lives
+                assert self.store.failure is None
+            self.store.commit(result.cut)
+        self.store.stop()
+
+
+def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, **terms):
+    """Let workers exchange an update per batch.
 
     Args:
         mode: the mode.
@@ -52,58 +155,18 @@ def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, **terms):
         joint: whether they send gradients; None: as the mode does by default.
         batches: per epoch, of all workers or of each.
         epochs: how many.
+        lives: as ``Simulation`` takes them.
         **terms: what else ``store_of`` takes.
 
     Returns:
         The store, and what happened.
     """
-    workers, world = len(paces), World(limit=3e3)
-    batches = batches if isinstance(batches, list) else [batches] * workers
+    batches = batches if isinstance(batches, list) else [batches] * len(paces)
     plan = Plan((), 0, 4, 1, mode == "synchronous" if joint is None else joint, False, 0)
-    store = store_of(mode, workers=workers, size=1, joint=joint, epochs=epochs, plan=plan, **terms)
-    world.live_in(store)
-    trace, joint = Trace(workers), store.shape.plan.joint
-
-    def work(worker):
-        exchange = LocalExchange(store, worker)
-        begin = exchange.ready(4 * batches[worker], 0, {})
-        sequence, version = begin["sequence"], 0
-        kind = Kind.GRADIENT if joint else Kind.DELTA
-        for epoch in range(epochs):
-            sequence = max(sequence, epoch * max(batches))
-            end = epoch * max(batches) + batches[worker]
-            trace.training.add(worker)
-            while sequence < end:
-                world.sleep(paces[worker])
-                trace.staleness.append(store.merging.version - version)
-                update = Update(
-                    kind, sequence=sequence, base_version=version, rows=4, steps=1, loss=1.0, epoch=epoch,
-                    parameters=np.full(1, 1 + joint * (7 * worker + sequence), np.float32),
-                )  # fmt: skip
-                reply = exchange(update)
-                trace.ended(worker, world.now)
-                trace.applied[worker] += float(reply.parameters[0])
-                while joint and reply.round > sequence + 1:  # the means that it missed
-                    sequence += 1
-                    reply = exchange(Update(kind, sequence=sequence, epoch=epoch))
-                    trace.applied[worker] += float(reply.parameters[0])
-                sequence, version = max(sequence + 1, reply.round), reply.version
-            trace.training.discard(worker)
-            exchange(Update(Kind.REPORT, rows=4 * batches[worker], base_version=version, epoch=epoch))
-
-    def drive():
-        for epoch in range(epochs):
-            store.release(epoch, float("nan"))
-            result = store.wait_epoch(epoch, 1e9)
-            assert result is not None
-            store.commit(result.cut)
-        store.stop()
-
-    for worker in range(workers):
-        world.spawn(work, worker)
-    world.spawn(drive)
-    world.run()
-    return store, trace
+    store = store_of(mode, workers=len(paces), size=1, joint=joint, epochs=epochs, plan=plan, **terms)
+    simulation = Simulation(store, paces, batches, lives or {})
+    simulation.run()
+    return store, simulation.trace
 
 
 def test_a_round_takes_as_long_as_the_slowest_worker():
@@ -280,6 +343,73 @@ def test_256_workers_with_backups():
     _, trace = simulate("synchronous", paces, hybrid=Hybrid(230))
 
     assert pytest.approx(BATCHES * np.sort(paces)[229], rel=0.02) == trace.ends[0][-1]
+
+
+# -- workers that die -----------------------------------------------------------------------------
+
+LOSSES = {"goes_on": True, "stall": 5.0}
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_rounds_wait_for_a_dead_worker_once(joint):
+    """For as long as it may be silent; then they go on at the pace of the others."""
+    store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives={2: (7.5, None)}, **LOSSES)
+
+    assert [BATCHES, BATCHES, 7] == trace.sent
+    assert BATCHES == store.merging.version
+    assert 5 <= trace.ends[0][-1] - BATCHES <= 7
+    assert (1, 0) == (store.counters["lost"], store.counters["returned"])
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_nobody_waits_for_a_dead_worker_without_rounds(mode):
+    """Every other worker keeps its pace, and all that was sent is merged."""
+    store, trace = simulate(mode, [1.0, 1.3, 1.0], merge="sum", lives={2: (7.5, None)}, **LOSSES)
+
+    assert [BATCHES, BATCHES, 7] == trace.sent
+    assert [pytest.approx(1.0 * BATCHES), pytest.approx(1.3 * BATCHES)] == [e[-1] for e in trace.ends[:2]]
+    assert sum(trace.sent) == store.merging.parameters[0]
+
+
+def test_a_bound_waits_for_a_dead_worker_once():
+    """Then the slowest is one that is there."""
+    _, trace = simulate("asynchronous", [1.0, 1.0, 1.0], staleness=2, lives={2: (7.5, None)}, **LOSSES)
+
+    assert [BATCHES, BATCHES, 7] == trace.sent
+    assert trace.ends[0][-1] - BATCHES <= 7
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_worker_that_returns_is_in_the_rounds_again(joint):
+    """From the cut that is made for it, in the middle of the epoch."""
+    lives = {2: (7.5, 14.2)}
+    store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives=lives, **LOSSES)
+
+    assert [BATCHES, BATCHES] == trace.sent[:2]
+    assert BATCHES - 4 <= trace.sent[2] <= BATCHES
+    assert (1, 1) == (store.counters["lost"], store.counters["returned"])
+
+
+MODES = [("synchronous", False, None), ("synchronous", False, Hybrid(2)), ("asynchronous", None, None),
+    ("hogwild", None, None)]  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.floats(0.1, 5), min_size=2, max_size=5), st.floats(0, 60), st.none() | st.floats(0, 60),
+    st.sampled_from(MODES), st.integers(1, 3), st.none() | st.integers(0, 3),
+)  # fmt: skip
+def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, epochs, bound):
+    """Whenever it does, and whenever it returns; nobody waits for ever. The rule is the sum, of ones."""
+    mode, joint, hybrid = mode
+    lives = {0: (death, None if back is None else death + 9.0 + back)}
+    terms = {"staleness": bound} if mode != "synchronous" else {"hybrid": hybrid}
+    store, trace = simulate(
+        mode, paces, joint=joint, merge="sum", epochs=epochs, lives=lives, **terms, **LOSSES
+    )  # fmt: skip
+
+    assert trace.given == store.merging.parameters[0] + store.merging.dropped.total()
+    assert store.counters["returned"] <= store.counters["lost"] <= 1
 
 
 def test_threads_that_wait_for_each_other_are_found():

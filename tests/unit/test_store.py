@@ -12,6 +12,7 @@ from stores import (
     begun,
     give,
     impatient,
+    moved,
     outcomes_of,
     push,
     report_of,
@@ -170,15 +171,6 @@ def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_lon
             store.heartbeat(worker, 1, 1, 0, 0, 0, [])
 
     assert "Worker 0" in str(store.failure)
-
-
-def moved(store):
-    """Give a store a clock that is at 0, with every worker just heard; return a function that sets it."""
-    now = [0.0]
-    store.clock = lambda: now[0]
-    for member in store.members.values():
-        member.heard = 0.0
-    return lambda seconds: now.__setitem__(0, float(seconds))
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])

@@ -1,0 +1,117 @@
+"""Training that goes on without a worker is that of the rows that are left, and replicas stay one."""
+
+import keras
+import numpy as np
+import pytest
+from gang import train
+
+from sparkdl.exchange import LocalExchange
+from sparkdl.worker import Loop
+
+BATCH, EPOCHS, ROUNDS = 16, 3, 13
+
+
+class GoneError(BaseException):
+    """Ends a loop as the kernel ends a process."""
+
+
+class Mortal(Loop):
+    """The loop of a worker that dies before one of its exchanges, and may begin again."""
+
+    deaths, returns, ended = {}, False, {}
+
+    def run(self, notes):
+        try:
+            super().run(notes)
+        except GoneError:
+            if not self.returns:
+                return
+            self.exchange = LocalExchange(self.exchange.store, self.worker, attempt=1)
+            self.replica.model.set_weights([0 * weight for weight in self.replica.model.get_weights()])
+            self.speaks = self.worker == 0
+            super().run(notes)
+        self.ended[self.worker] = self.replica.read().vector
+
+    def _exchange(self, sequence):
+        if self.deaths.get(self.worker) == sequence and not self.exchange.attempt:
+            self.die()
+        return super()._exchange(sequence)
+
+    def die(self):
+        store = self.exchange.store
+        with store.changed:
+            store._lose(self.worker, f"Worker {self.worker} died.")
+        raise GoneError
+
+
+def mortal(**fields):
+    return type("Mortal", (Mortal,), {"ended": {}, **fields})
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
+    """In synchronous/batch the model is that of plain Keras on the rows of those who were there."""
+    model, reference = problem.model(keras.optimizers.Adam(0.01)), problem.model(keras.optimizers.Adam(0.01))
+    start, stores, death = model.get_weights(), [], ROUNDS + 5
+    train(
+        model, problem.x, problem.y, rows=(102, 101), batch_size=BATCH, epochs=EPOCHS, goes_on=True,
+        loop=mortal(deaths={worker: death}), stores=stores,
+    )  # fmt: skip
+    for step in range(EPOCHS * ROUNDS):
+        rows = np.arange(len(problem.x))[step % ROUNDS * BATCH :][:BATCH]
+        if step >= death:
+            rows = rows[rows % 2 != worker]
+        reference.train_on_batch(problem.x[rows], problem.y[rows])
+
+    assert problem.distance(model, reference, start) <= 20  # Adam
+    assert {worker} == stores[0].absent
+    assert 1 - worker == stores[0].cut.speaker
+
+
+def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
+    """Another one says what all replicas have, which has said what is its own before."""
+    model, reference = problem.model(), problem.model()
+    start = model.get_weights()
+
+    class Late(mortal()):
+        def _finish(self, flags):
+            if self.worker == 0 and self.epoch == 1:
+                store = self.exchange.store
+                with store.changed:
+                    assert store.changed.wait_for(lambda: store.books.get(1), 10)
+                self.die()
+            super()._finish(flags)
+
+    train(
+        model, problem.x, problem.y, rows=(102, 101), batch_size=BATCH, epochs=2, goes_on=True, loop=Late
+    )  # fmt: skip
+    reference.fit(problem.x, problem.y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    assert problem.distance(model, reference, start) <= 1
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_replica_that_comes_back_is_the_others(problem, worker):
+    """Bit for bit: it has weights and optimizer of the cut, and every mean after it."""
+    stores = []
+    loop = mortal(deaths={worker: ROUNDS + 5}, returns=True)
+    train(
+        problem.model(keras.optimizers.Adam(0.01)), problem.x, problem.y, rows=(102, 101), batch_size=BATCH,
+        epochs=EPOCHS, goes_on=True, loop=loop, stores=stores,
+    )  # fmt: skip
+
+    assert 1 == stores[0].counters["returned"]
+    np.testing.assert_array_equal(loop.ended[0], loop.ended[1])
+
+
+@pytest.mark.parametrize(("mode", "window"), [("synchronous", 2), ("asynchronous", 1), ("hogwild", None)])
+def test_a_worker_that_comes_back_trains_on(problem, mode, window):
+    """Where workers step on their own, too."""
+    model, stores = problem.model(), []
+    losses = train(
+        model, problem.x, problem.y, mode=mode, window=window, rows=(102, 101), batch_size=BATCH,
+        epochs=6, goes_on=True, loop=mortal(deaths={0: 1}, returns=True), stores=stores,
+    )  # fmt: skip
+
+    assert 1 == stores[0].counters["lost"]
+    assert losses[-1] < losses[0]

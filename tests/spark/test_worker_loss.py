@@ -1,0 +1,77 @@
+"""A run with on_worker_loss="continue" goes on without a worker that dies or hangs, and takes it back."""
+
+import logging
+
+import numpy as np
+import pytest
+from bombs import Bomb, hang, kill
+
+from sparkdl import SparkModel
+
+MASTERS = ("local-cluster",)
+BATCHES, EPOCHS = 13, 6
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def whole(*values):
+    return pytest.param(*values, marks=pytest.mark.whole)
+
+
+def fit(problem, marker, act, *, worker=1, **settings):
+    """Train while a worker does something to itself in the second epoch; return the model and its history."""
+    model, objects = Bomb(marker, BATCHES + 3, act, worker=worker, pause=0.1).model(problem)
+    spark_model = SparkModel(
+        model, num_workers=2, custom_objects=objects, on_worker_loss="continue", **settings
+    )  # fmt: skip
+    history = spark_model.fit(
+        problem.x, problem.y, batch_size=16, epochs=EPOCHS, shuffle=False, verbose=0,
+        validation_data=(problem.x, problem.y), validation_freq=EPOCHS,
+    )  # fmt: skip
+    assert marker.exists()
+    return model, history
+
+
+def counts_of(history):
+    return tuple(history.training[name] for name in ("lost", "returned", "restarts"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "worker"),
+    [("synchronous", 0), ("asynchronous", 1), whole("synchronous", 1), whole("hogwild", 0)],
+)
+def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mode, worker):
+    """It is named; its rows are not trained on, nor evaluated, and the model is what the others have."""
+    model, history = fit(problem, tmp_path / "done", hang, worker=worker, mode=mode, stall_timeout=3)
+
+    assert (1, 0, 0) == counts_of(history)
+    assert EPOCHS == len(history.history["loss"])
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    named = [line for line in caplog.messages if "The run goes on without it." in line]
+    assert 1 == len(named)
+    assert f"Worker {worker} on" in named[0]
+    assert "has said nothing for 3 s" in named[0]
+    if mode == "synchronous":
+        assert EPOCHS * BATCHES == int(model.optimizer.iterations)
+        rows = np.arange(len(problem.x)) % 2 != worker
+        loss = model.evaluate(problem.x[rows], problem.y[rows], verbose=0)[0]
+        assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "worker"),
+    [
+        ({"mode": "synchronous"}, 1), whole({"mode": "synchronous"}, 0),
+        whole({"mode": "synchronous", "frequency": 2}, 0),
+        ({"mode": "asynchronous", "staleness": 2, "stall_timeout": 1}, 1),
+    ],
+)  # fmt: skip
+def test_a_worker_that_was_killed_comes_back(problem, tmp_path, caplog, settings, worker):
+    """Spark starts its task again, which goes on where the others are."""
+    caplog.set_level(logging.INFO, "sparkdl.workers")
+    _, history = fit(problem, tmp_path / "done", kill, worker=worker, **settings)
+
+    assert (1, 1, 0) == counts_of(history)
+    assert EPOCHS == len(history.history["loss"])
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert any(line.startswith(f"Worker {worker} on") and "is back" in line for line in caplog.messages)

@@ -1,0 +1,576 @@
+"""A run that goes on without a worker: what nobody waits for then, and how another attempt comes back."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+from stores import (
+    EMPTY,
+    NEVER,
+    begun,
+    give,
+    impatient,
+    moved,
+    push,
+    report_of,
+    state_of,
+    status_of,
+    store_of,
+    together,
+    update_of,
+    vector,
+)
+
+from sparkdl import merging
+from sparkdl.batches import Plan
+from sparkdl.errors import RefusedError, WorkerLostError
+from sparkdl.exchange import awaiting
+from sparkdl.merging import Hybrid
+from sparkdl.wire import Answer, Flag, Kind
+
+LOCAL = Plan((), 0, 4, 1, False, False, 0)
+STALL = 10.0
+MODES = ["synchronous", "asynchronous", "hogwild"]
+
+
+def going_on(mode="synchronous", **options):
+    """Return a store that has begun, goes on without a worker that is lost, and has a clock."""
+    store = begun(store_of(mode, goes_on=True, stall=STALL, **{"size": 1, **options}))
+    store.at = moved(store)
+    return store
+
+
+def lose(store, *workers):
+    """Let all workers but these be heard after a long silence, and the driver look."""
+    now = store.clock() + STALL + 1
+    store.at(now)
+    store.looked = now
+    for worker, member in store.members.items():
+        if worker not in workers and not member.lost:
+            store.heartbeat(worker, store.generation, member.attempt, 0, 0, 0, [])
+    store.wait_epoch(store.shape.epochs, 0)
+
+
+def come_back(store, worker, attempt=2, rows=10):
+    """Let another attempt of a worker say that it is ready; return what it is answered, None: ask again."""
+    with impatient():
+        assert store.join(worker, store.generation, attempt, "host", 2)
+        return store.ready(worker, store.generation, attempt, rows, 0, {})
+
+
+def ready_again(store, worker, attempt=2, rows=10):
+    with impatient():
+        return store.ready(worker, store.generation, attempt, rows, 0, {})
+
+
+def counts(store):
+    return store.summary()["lost"], store.summary()["returned"]
+
+
+# -- being lost -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
+    """The driver has no failure to act on, and says who it was."""
+    store = going_on(mode)
+    lose(store, 1)
+    said = store.log.pop()
+
+    assert ({1}, None, (1, 0)) == (store.absent, store.failure, counts(store))
+    assert logging.WARNING == said["level"]
+    assert "Worker 1 on host (process 1) has said nothing for 11 s" in said["message"]
+    assert said["message"].endswith("The run goes on without it.")
+
+
+def test_a_worker_is_lost_once():
+    """However often the driver looks."""
+    store = going_on()
+    lose(store, 1)
+    lose(store, 1)
+
+    assert ((1, 0), 1) == (counts(store), len(store.log))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_lost_attempt_still_sends_is_refused(mode):
+    """Its machine may come back from wherever it was; another attempt takes its place."""
+    store = going_on(mode)
+    lose(store, 1)
+    before = state_of(store)
+
+    assert 409 == status_of(lambda: push(store, 1, [1.0]))
+    assert 409 == status_of(lambda: give(store, report_of(store, 1)))
+    assert 409 == status_of(lambda: store.heartbeat(1, 1, 1, 0, 0, 0, []))
+    assert 409 == status_of(lambda: store.join(1, 1, 1, "host", 1))
+    assert before == state_of(store)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_body_that_was_on_its_way_is_refused(mode):
+    """The update was admitted before its worker was lost, and counts for nothing."""
+    store = going_on(mode)
+
+    def reading(update):
+        lose(store, 1)
+        return update
+
+    update = update_of(store, 1, [1.0])
+
+    assert 409 == status_of(lambda: store.exchange(update, lambda: reading(update)))
+    assert 0 == store.merging.next_sequence(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_whose_workers_are_all_lost_fails(mode):
+    """There is nobody to go on with; the driver starts the gang again, and all are waited for."""
+    store = going_on(mode, workers=2)
+    lose(store, 1)
+    assert store.failure is None
+    lose(store, 0)
+
+    assert isinstance(store.failure, WorkerLostError)
+    assert "Worker 0 on host" in str(store.failure)
+    store.restart()
+    assert set() == store.absent
+
+
+def test_workers_without_rows_are_nobody_to_go_on_with():
+    """A run of theirs would be over without a step."""
+    store = store_of("asynchronous", workers=2, goes_on=True, stall=STALL)
+    store.release(0, NEVER)
+    for worker in (0, 1):
+        store.join(worker, 1, 1, "host", 1)
+    together(*(lambda k=k: store.ready(k, 1, 1, 10 * k, 0, {}) for k in (0, 1)))
+    store.at = moved(store)
+    lose(store, 1)
+
+    assert isinstance(store.failure, WorkerLostError)
+
+
+def test_a_gang_that_never_was_complete_does_not_go_on():
+    """Nobody knows the rows of a worker that was never ready."""
+    store = store_of(workers=2, goes_on=True, stall=STALL)
+    for worker in (0, 1):
+        store.join(worker, 1, 1, "host", 1)
+    store.at = moved(store)
+    lose(store, 1)
+
+    assert isinstance(store.failure, WorkerLostError)
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_round_closes_with_those_who_are_there(joint, lost):
+    """Its mean is over their rows."""
+    store = going_on(joint=joint, merge=None if joint else "average")
+    there = [worker for worker in range(3) if worker != lost]
+    with impatient():
+        for worker in there:
+            assert push(store, worker, [worker + 1.0], rows=worker + 1).flags & Flag.AGAIN
+        lose(store, lost)
+        replies = [push(store, worker, rows=0, flags=Flag.AWAIT) for worker in there]
+    expected = np.average([worker + 1.0 for worker in there], weights=[worker + 1 for worker in there])
+
+    for reply in replies:
+        assert [pytest.approx(expected)] == reply.parameters.tolist()
+    assert (1, 2) == (store.merging.version, store.counters["exchanges"])
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_round_that_waits_goes_on_when_a_worker_is_lost(joint):
+    """Requests that wait for it are answered, and not only those that come."""
+    store = going_on(joint=joint, merge=None if joint else "average")
+
+    def lose_when_they_wait():
+        with store.changed:
+            store.changed.wait_for(lambda: store.merging.counted(0, 0) and store.merging.counted(2, 0), 10)
+        lose(store, 1)
+
+    replies = together(lambda: push(store, 0, [1.0]), lambda: push(store, 2, [3.0]), lose_when_they_wait)
+
+    assert [[2.0], [2.0]] == [reply.parameters.tolist() for reply in replies[:2]]
+
+
+def test_what_a_lost_worker_has_in_the_open_round_counts():
+    """It was counted, and comes in its place in the sum."""
+    store = going_on()
+    with impatient():
+        push(store, 1, [5.0])
+        lose(store, 1)
+        push(store, 0, [1.0])
+        reply = push(store, 2, [3.0])
+
+    assert [3.0] == reply.parameters.tolist()
+
+
+def test_a_body_waits_for_no_lost_worker(monkeypatch):
+    """Those beyond the budget are read when it is their turn, which the lost one has no more."""
+    monkeypatch.setattr(merging, "EARLY_BYTES", 0)
+    store = going_on()
+    waits = partial(push, store, 2, [3.0]), partial(push, store, 1, [1.0]), partial(lose, store, 0)
+    replies = together(*waits)
+
+    assert [[2.0], [2.0]] == [reply.parameters.tolist() for reply in replies[:2]]
+
+
+def test_a_quorum_that_is_not_there_any_more_is_all_who_are():
+    """Else nothing would go on."""
+    store = going_on(joint=False, merge="average", hybrid=Hybrid(3))
+    with impatient():
+        lose(store, 2)
+        assert push(store, 0, [1.0]).flags & Flag.AGAIN
+        reply = push(store, 1, [3.0])
+
+    assert [2.0] == reply.parameters.tolist()
+
+
+def test_replicas_that_are_late_wait_for_no_lost_one(monkeypatch):
+    """A round that would let go of a mean that one misses waits; one that is lost takes none up."""
+    monkeypatch.setattr(merging, "KEPT_BYTES", 0)
+    monkeypatch.setattr(merging, "LEAST_KEPT", 1)
+    store = going_on(hybrid=Hybrid(1))
+    with impatient():
+        for worker in (0, 1):
+            push(store, worker, [1.0], sequence=0)
+        assert push(store, 0, [1.0], sequence=1).flags & Flag.AGAIN
+        lose(store, 2)
+        assert not push(store, 0, rows=0, flags=Flag.AWAIT, sequence=1).flags & Flag.AGAIN
+
+
+# -- without rounds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_bound_does_not_count_a_lost_worker(mode):
+    """Stale-synchronous parallel waits for the slowest one that is there."""
+    store = going_on(mode, workers=2, staleness=1)
+    with impatient():
+        flags = [push(store, 0, [1.0], sequence=n).flags for n in range(2)]
+        lose(store, 1)
+        after = push(store, 0, rows=0, flags=Flag.AWAIT, sequence=1).flags
+
+    assert [Flag.NONE, Flag.AGAIN, Flag.DUPLICATE] == [*flags, after]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_lost_worker_at_an_epochs_end_is_no_ghost(mode):
+    """Its request waits at the gate; when that opens it does not count as one that trains."""
+    store = going_on(mode, workers=2, staleness=1, epochs=3)
+    with impatient():
+        give(store, report_of(store, 1, 0))
+        give(store, report_of(store, 1, 1))
+
+    def lose_and_release():
+        lose(store, 1)
+        store.release(1, NEVER)
+
+    refused, _ = together(
+        lambda: store.exchange(awaiting(report_of(store, 1, 1)), lambda: None), lose_and_release
+    )
+
+    assert isinstance(refused, RefusedError)
+    assert {0} == set(store.merging.clocks)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
+    """After its last counted update, beside the slowest."""
+    store = going_on(mode, workers=2, staleness=9)
+    push(store, 1, [1.0], sequence=0)
+    push(store, 1, [1.0], sequence=1, base_version=1)
+    lose(store, 1)
+    begin = come_back(store, 1)
+    restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
+    push(store, 1, [1.0], sequence=2, base_version=2, attempt=2)
+
+    assert (2, 0, True) == (begin["sequence"], begin["epoch"], begin["restore"])
+    assert (Answer.CENTER, 2) == (restored.kind, restored.version)
+    assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.absent, store.merging.clocks, counts(store))
+    assert "Worker 1 on host is back." == store.log.pop()["message"]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_worker_that_comes_back_later_begins_with_the_epoch_that_is_under_way(mode):
+    """Those that ended without it are over, committed or not."""
+    store = going_on(mode, workers=2, epochs=9)
+    lose(store, 1)
+    with impatient():
+        give(store, report_of(store, 0, 0))
+        store.commit(store.wait_epoch(0, 0).cut)
+        store.release(1, NEVER)
+        give(store, report_of(store, 0, 1))
+    begin = come_back(store, 1)
+
+    assert 2 == begin["epoch"]
+
+
+# -- epochs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_epoch_ends_with_those_who_are_there(mode):
+    """With the metrics and the rows of those who have reported it, a lost one's too if it did."""
+    store = going_on(mode, joint=False, metrics=1, optimizer=1)
+    with impatient():
+        for worker in (0, 2):
+            give(store, report_of(store, worker, metrics=b"%d" % worker, state=b"s", rows=worker + 1))
+        assert store.wait_epoch(0, 0) is None
+        lose(store, 2)
+        assert store.wait_epoch(0, 0) is None
+        lose(store, 1)
+    result = store.wait_epoch(0, 0)
+
+    assert ([b"0", b"2"], 4) == (result.metrics, result.rows)
+    assert [0, 2] == sorted(result.cut.states)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_evaluation_waits_for_no_lost_worker(mode):
+    """Its validation rows are left out."""
+    store = going_on(mode, joint=False, workers=2, metrics=1, evaluated=frozenset({0}))
+    with impatient():
+        for worker in (0, 1):
+            give(store, report_of(store, worker, metrics=b"m"))
+        give(store, update_of(store, 0, kind=Kind.VALIDATION, epoch=0, metrics=b"v"))
+        assert store.wait_epoch(0, 0) is None
+        lose(store, 1)
+
+    assert [b"v"] == store.wait_epoch(0, 0).validation
+
+
+def test_another_replica_speaks_for_the_first_when_that_is_lost():
+    """The model that the driver gets, and what all go on from, is that of the lowest that is there."""
+    store = going_on(workers=3, optimizer=2, generators=1)
+    lose(store, 0)
+    with impatient():
+        push(store, 1, [1.0])
+        flags = push(store, 2, [1.0]).flags, push(store, 1, rows=0, flags=Flag.AWAIT).flags & Flag.SPEAK
+        give(store, report_of(store, 1, parameters=vector(7.0), state=b"opB"))
+        give(store, report_of(store, 2, state=b"C"))
+    cut = store.wait_epoch(0, 0).cut
+
+    assert (Flag.NONE, Flag.SPEAK) == flags
+    assert ([7.0], 1, b"opB") == (cut.parameters.tolist(), cut.speaker, cut.state(cut.speaker))
+    store.commit(cut)
+    store.restart()
+    begun(store)
+    states = [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in range(3)]
+    assert [b"op", b"opB", b"opC"] == states
+
+
+def test_a_replica_that_has_reported_already_is_asked_to_speak():
+    """The first one was lost with what only it was to say; the epoch ends once somebody has said it."""
+    store = going_on(workers=3, optimizer=2, metrics=1)
+    reports = [report_of(store, worker, metrics=b"%d" % worker) for worker in (1, 2)]
+    with impatient():
+        for report in reports:
+            assert Flag.AGAIN == give(store, report).flags
+        lose(store, 0)
+        assert store.wait_epoch(0, 0) is None
+        flags = [give(store, awaiting(report)).flags for report in reports]
+        give(store, report_of(store, 1, metrics=b"x", parameters=vector(7.0), state=b"op"))
+    result = store.wait_epoch(0, 0)
+
+    assert [Flag.SPEAK, Flag.AGAIN] == flags
+    assert ([7.0], [b"1", b"2"], 20) == (result.cut.parameters.tolist(), result.metrics, result.rows)
+
+
+def test_a_first_replica_that_has_spoken_is_not_asked_again():
+    """Its report is as good as ever."""
+    store = going_on(workers=2, optimizer=2)
+    with impatient():
+        give(store, report_of(store, 0, parameters=vector(7.0), state=b"op"))
+        lose(store, 0)
+        assert Flag.AGAIN == give(store, report_of(store, 1)).flags
+
+    assert [7.0] == store.wait_epoch(0, 0).cut.parameters.tolist()
+
+
+def test_a_run_that_is_stopped_gets_its_weights_from_who_speaks():
+    """Worker 0 is not there to tell them."""
+    store = going_on(workers=2, optimizer=2)
+    lose(store, 0)
+    store.stop()
+    assert not store.reported
+    give(store, report_of(store, 1, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
+    cut = store.stopped_cut()
+
+    assert store.reported
+    assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(cut.speaker))
+
+
+# -- coming back to rounds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
+    """Until then it waits; then it has the state of the cut, and is waited for."""
+    store = going_on(joint=joint, merge=None if joint else "average", workers=2, optimizer=2)
+    lose(store, 1)
+    with impatient():
+        for sequence in range(store.plans[0].windows - 1):
+            push(store, 0, [1.0], sequence=sequence, base_version=sequence)
+        assert come_back(store, 1) is None
+        push(store, 0, [1.0], sequence=sequence + 1, base_version=sequence + 1)
+        give(store, report_of(store, 0, parameters=vector(7.0) if joint else EMPTY, state=b"op"))
+        store.commit(store.wait_epoch(0, 0).cut)
+        assert ready_again(store, 1) is None  # the driver is at its callbacks
+        store.release(1, NEVER)
+        begin = ready_again(store, 1)
+        restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
+        sequence = store.plans[0].windows
+        waits = push(store, 0, [1.0], sequence=sequence).flags
+        closed = push(store, 1, [1.0], sequence=sequence, attempt=2).flags
+
+    assert (sequence, 1, True) == (begin["sequence"], begin["epoch"], begin["restore"])
+    assert store.cut.parameters.tolist() == restored.parameters.tolist()
+    assert (b"op" if joint else b"") == restored.state
+    assert (Flag.AGAIN, Flag.NONE) == (waits, closed)
+    assert (set(), (1, 1)) == (store.absent, counts(store))
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(joint):
+    """It begins with the round after it."""
+    store = going_on(joint=joint, merge=None if joint else "average", workers=2, metrics=1, optimizer=1)
+    lose(store, 1)
+    with impatient():
+        push(store, 0, [1.0], sequence=0)
+        assert come_back(store, 1) is None
+        assert push(store, 0, [1.0], sequence=1, base_version=1).flags & Flag.CUT
+        weights = vector(7.0) if joint else EMPTY
+        give(store, update_of(store, 0, kind=Kind.CUT, sequence=2, rows=4, metrics=b"m", state=b"o",
+            parameters=weights))  # fmt: skip
+        begin = ready_again(store, 1)
+        assert push(store, 0, [1.0], sequence=2).flags & Flag.AGAIN
+    restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
+
+    assert (2, 0, True, b"") == (begin["sequence"], begin["epoch"], begin["restore"], restored.metrics)
+    assert store.cut.parameters.tolist() == restored.parameters.tolist()
+    assert (set(), (1, 1)) == (store.absent, counts(store))
+
+
+def test_a_cut_that_a_lost_worker_has_not_answered_is_that_of_the_others():
+    """It is made when the worker is lost, for one that is back too."""
+    store = going_on(joint=False, merge="average", metrics=1, cuts=(1,))
+    together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
+    for worker in (0, 1):
+        give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4, metrics=b"m"))
+    assert 0 == store.cut.place
+    lose(store, 2)
+
+    assert (1, [0, 1]) == (store.cut.place, sorted(store.cut.metrics))
+
+
+def test_a_cut_without_the_weights_of_replicas_is_none():
+    """The first was lost before it had said them; another cut is asked for."""
+    store = going_on(workers=3, cuts=(1,))
+    together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
+    for worker in (1, 2):
+        give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4))
+    lose(store, 0)
+    assert (0, None, True) == (store.cut.place, store.standing, store.wanted)
+    replies = together(*(lambda k=k: push(store, k, [1.0], sequence=1) for k in (1, 2)))
+
+    assert [Flag.CUT | Flag.SPEAK, Flag.CUT] == [reply.flags for reply in replies]
+
+
+def test_a_worker_whose_update_is_in_the_round_after_a_cut_waits_for_the_next_one():
+    """It would send that again, or go on without the mean that it is part of."""
+    store = going_on(joint=False, merge="average", workers=3, cuts=(1,))
+    together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
+    with impatient():
+        give(store, update_of(store, 2, kind=Kind.CUT, sequence=1, rows=4))
+        push(store, 2, [1.0], sequence=1)
+        lose(store, 2)
+        assert come_back(store, 2) is None
+        for worker in (0, 1):
+            give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4))
+        assert ready_again(store, 2) is None
+        for worker in (0, 1):
+            push(store, worker, [1.0], sequence=1)
+        for worker in (0, 1):
+            give(store, update_of(store, worker, kind=Kind.CUT, sequence=2, rows=4))
+        begin = ready_again(store, 2)
+
+    assert (2, 2) == (begin["sequence"], store.cut.place)
+
+
+def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
+    """Its replica is gone: it is absent before the time of a silent worker is up, until the next cut."""
+    store = going_on(silence=3.0)
+    store.at(2.0)
+    assert not store.join(1, 1, 2, "host", 1)
+    store.at(3.0)
+    assert come_back(store, 1) is None
+    said = [entry["message"] for entry in store.log]
+
+    assert ({1}, (1, 0), None) == (store.absent, counts(store), store.failure)
+    assert ["Worker 1 on host (process 1) was started again. The run goes on without it."] == said
+    assert 409 == status_of(lambda: push(store, 1, [1.0]))
+
+
+def test_a_worker_that_waits_to_come_back_and_is_silent_is_lost_again():
+    """A third attempt may come; nothing is waited for meanwhile."""
+    store = going_on()
+    lose(store, 1)
+    assert come_back(store, 1) is None
+    lose(store, 1)
+
+    assert ({1}, (2, 0)) == (store.absent, counts(store))
+    assert come_back(store, 1, attempt=3) is None
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_run_that_stops_sends_home_who_waits_to_come_back(joint):
+    """Its task ends, and no round waits for it."""
+    store = going_on(joint=joint, merge=None if joint else "average")
+    lose(store, 1)
+    assert come_back(store, 1) is None
+    store.stop()
+
+    assert ready_again(store, 1)["stop"]
+    assert {1} == store.absent
+
+
+def test_nobody_comes_back_after_the_last_epoch():
+    """There is nothing left to train."""
+    store = going_on(joint=False, merge="average", workers=2, epochs=1)
+    lose(store, 1)
+    assert come_back(store, 1) is None
+    with impatient():
+        give(store, report_of(store, 0))
+    store.commit(store.wait_epoch(0, 0).cut)
+
+    assert ({1}, (1, 0)) == (store.absent, counts(store))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_comes_back_with_other_rows_is_refused(mode):
+    """Its partition is not the same when computed again."""
+    store = going_on(mode)
+    lose(store, 1)
+
+    with pytest.raises(RefusedError, match="came back with 9 rows instead of 10"):
+        come_back(store, 1, rows=9)
+    assert {1} == store.absent
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_workers_are_there_again_after_a_restart(mode):
+    """The job has failed, for a task did too often: all begin anew, those that were absent too."""
+    store = going_on(mode, workers=2, joint=False, optimizer=1)
+    lose(store, 1)
+    with impatient():
+        give(store, report_of(store, 0, state=b"o"))
+        store.commit(store.wait_epoch(0, 0).cut)
+    store.restart()
+    begun(store, attempt=5)
+    states = [give(store, update_of(store, k, kind=Kind.RESTORE, attempt=5)).state for k in (0, 1)]
+
+    assert ([b"o", b""], set()) == (states, store.absent)
