@@ -72,11 +72,14 @@ def in_the_workers(spark):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(spark, problem, eventually):
-    """Compare driver, application and workers before and after each test; then a fit has to work."""
+    """Compare driver, application and workers before and after each test; then a fit has to work.
+
+    Yields the files of broadcasts and shuffles that may stay.
+    """
     model = SparkModel(problem.model(), num_workers=2)
     model.fit(problem.x, problem.y, verbose=0)
     before, held = on_the_driver(spark), blocks(spark)
-    yield
+    yield held
 
     def left():
         now = on_the_driver(spark)
@@ -191,7 +194,7 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 
 @pytest.mark.apart
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
-def test_after_an_executor_was_killed(problem, tmp_path, restarts):
+def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothing_is_left):
     """The run goes on with the executor that takes its place; if it may not, the error names the setting."""
     model, objects = Bomb(tmp_path / "done", 13 + 3, kill_executor).model(problem)
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=restarts)
@@ -204,6 +207,8 @@ def test_after_an_executor_was_killed(problem, tmp_path, restarts):
     else:
         with pytest.raises(WorkerLostError, match=r"137.* set spark\.executor\.memoryOverhead to 1024m"):
             spark_model.fit(problem.x, problem.y, **settings)
+
+    nothing_is_left.update(blocks(spark))  # of the executor that was killed: Spark's, until the session ends
 
 
 def test_after_a_worker_raised(problem, tmp_path):

@@ -943,7 +943,7 @@ def test_a_mistake_is_found(machine, mistake):
     """The laws are such that a store which does not keep them is seen to."""
     mistaken = type(mistake.__name__, (machine,), {"kind": mistake})
     found = settings(
-        max_examples=100, stateful_step_count=50, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=1000, stateful_step_count=50, derandomize=True, database=None, phases=[Phase.generate],
         report_multiple_bugs=False,
     )  # fmt: skip
     with pytest.raises(AssertionError):
