@@ -274,16 +274,22 @@ def _numpy_type(kind: Any) -> Any:
     return names[kind.simpleString()]
 
 
-def require_free(frame: DataFrame, name: str) -> None:
-    """Check that a DataFrame has no column of a name, as Spark compares names.
+def require_free(frame: DataFrame, *names: str) -> None:
+    """Check that a DataFrame has no columns of names of ours, and that these differ, as Spark compares names.
 
     Raises:
-        ConfigError: it has one.
+        ConfigError: it has one, or two are the same.
     """
     exact = str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
-    taken = frame.columns if exact else [column.lower() for column in frame.columns]
-    if (name if exact else name.lower()) in taken:
-        raise ConfigError(f"The DataFrame has a column {name!r} already; choose another name for ours.")
+    taken = {each if exact else each.lower() for each in frame.columns}
+    ours: set[str] = set()
+    for name in names:
+        key = name if exact else name.lower()
+        if key in taken:
+            raise ConfigError(f"The DataFrame has a column {name!r} already; choose another name for ours.")
+        if key in ours:
+            raise ConfigError(f"Two of our columns would be called {name!r}; give each a name of its own.")
+        ours.add(key)
 
 
 def _require_booleans(frame: DataFrame, name: str) -> None:

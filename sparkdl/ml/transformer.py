@@ -45,11 +45,10 @@ class Predicts(PredictionParams, Stored):
             }
         else:
             parts = {"predictionCol": column.cast("double") if shape == (1,) else column}
-        found = {self.getOrDefault(name): part for name, part in parts.items() if self.getOrDefault(name)}
-        for name in found:
-            require_free(dataset, name)
+        found = [(self.getOrDefault(name), part) for name, part in parts.items() if self.getOrDefault(name)]
+        require_free(dataset, *(name for name, _ in found))
         frame = dataset.withColumn(made, predict(*source.selected))
-        return frame.select("*", *(part.alias(name) for name, part in found.items())).drop(made)
+        return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
 
     def builder(self) -> Any:
         """Return the function that built the model, if one did."""

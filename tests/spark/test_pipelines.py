@@ -238,6 +238,23 @@ def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, tab
     assert before == jobs()
 
 
+def test_two_columns_of_one_name_are_refused(spark, problem, table):
+    """As Spark compares names: a frame would lose one of them, or neither could be selected."""
+    model = problem.model()
+    same = KerasTransformer(model=model, predictionCol="p", probabilityCol="p", rawPredictionCol="p")
+    alike = KerasTransformer(model=model, predictionCol="P", probabilityCol="p")
+
+    with pytest.raises(ConfigError, match="Two of our columns would be called 'p'; give each a name"):
+        same.transform(table)
+    with pytest.raises(ConfigError, match="Two of our columns would be called 'P'"):
+        alike.transform(table)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert ["p", "P"] == alike.transform(table).columns[-2:]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
     """A vector of another size, in the middle: the error of the job that computes it says which."""
     short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
