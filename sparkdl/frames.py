@@ -128,6 +128,28 @@ def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Any
     return rows if column.sparse else rows.toarray()
 
 
+def remedy(column: str, kind: str, depth: int) -> str:
+    """Return how to make numbers of a column that holds something else, as the end of a sentence.
+
+    Args:
+        column: how code calls the column.
+        kind: the type of its values, or of what its arrays hold, as Spark calls it.
+        depth: how many arrays are around each value.
+    """
+
+    def cast(target: str) -> str:
+        return f'.cast("{"array<" * depth}{target}{">" * depth}")'
+
+    if kind.startswith("decimal"):
+        return f"with {column}{cast('double')}"
+    if kind.startswith(("date", "timestamp")):
+        return f"with {column}{cast('timestamp')}{cast('double')}"
+    if kind.startswith("string"):
+        stage = "HashingTF" if depth else "StringIndexer"
+        return f"with {stage} of pyspark.ml.feature for words, {column}{cast('double')} for written numbers"
+    return ""
+
+
 def _null(column: Column, row: str) -> DataError:
     return DataError(
         f"Expected no nulls in {column.name}; {row} is null or has one. Drop or fill them first, for one "

@@ -249,17 +249,17 @@ def _numeric(frame: DataFrame, name: str) -> Any:
         from pyspark.ml.functions import vector_to_array
 
         return vector_to_array(column, "float32")
-    element = kind
+    element, depth = kind, 0
     while isinstance(element, types.ArrayType):
-        element = element.elementType
+        element, depth = element.elementType, depth + 1
     if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
         element, types.DecimalType
     ):
+        convert = frames.remedy(f'df["{name}"]', element.simpleString(), depth)
         raise ConfigError(
             f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
-            f'{element.simpleString()}. Convert it first, for one with df.withColumn("{name}", '
-            f'df["{name}"].cast("double")), or pass decode={{"{name}": function}}, which makes an array of a '
-            "value."
+            f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "
+            f'decode={{"{name}": function}}, which makes an array of a value.'
         )
     return column
 

@@ -1,6 +1,7 @@
 """In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from pyspark.ml.evaluation import (
     MulticlassClassificationEvaluator,
     RegressionEvaluator,
 )
-from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
+from pyspark.ml.feature import HashingTF, StandardScaler, StringIndexer, VectorAssembler
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
@@ -24,6 +25,7 @@ from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
 from sparkdl.rules import DiLoCo
+from sparkdl.tables import frame_source
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
 NAMES = list("abcdef")
@@ -218,6 +220,30 @@ def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, j
         estimator.copy({estimator.getParam(name): value for name, value in params.items()}).fit(frame)
 
     assert before == jobs()
+
+
+ODD = {  # no numbers yet, one value each
+    "price": "cast(1.5 as decimal(3,1))", "prices": "array(cast(1.5 as decimal(3,1)))",
+    "nested": "array(array(cast(1.5 as decimal(3,1))))",
+    "day": "date'2026-11-24'", "days": "array(date'2026-11-24')",
+    "time": "timestamp'2026-11-24 12:00:00'", "plain": "timestamp_ntz'2026-11-24 12:00:00'",
+    "written": "'1.5'", "writings": "array('1.5')",
+}  # fmt: skip
+
+
+def test_the_remedy_that_is_named_for_a_column_works(spark):
+    """It is followed to the letter: what is evaluated here is what the error says."""
+    df = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in ODD.items()))
+    for name in ODD:
+        with pytest.raises(ConfigError, match=f"Expected column '{name}' to hold numbers") as caught:
+            frame_source(df, (name,), (1,))
+        (remedy,) = re.findall(r'df\["\w+"\]\.cast\S+\)(?=,| for)', str(caught.value))
+        mended = df.withColumn(name, eval(remedy, {"df": df}))
+        assert 1 == frame_source(mended, (name,), (1,)).peek().values[0].size
+    words = StringIndexer(inputCol="written", outputCol="index").fit(df).transform(df)
+    many = HashingTF(numFeatures=1, inputCol="writings", outputCol="hashed").transform(words)
+    for name in ("index", "hashed"):
+        assert 1 == frame_source(many, (name,), (1,)).peek().values[0].size
 
 
 def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, table, jobs):
