@@ -54,7 +54,8 @@ def column_array(
     if pa.types.is_struct(values.type):
         return _vectors(values, column, name_row)
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
-    while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+    _require_numbers(values.type, column, name_row)
+    while _is_list(values.type):
         lengths = _per_row(np.diff(np.asarray(values.offsets)), lengths)
         values = values.flatten()
         if values.null_count:
@@ -65,8 +66,25 @@ def column_array(
     if wrong.any():
         bad = int(np.argmax(wrong))
         raise _misshapen(column, name_row(bad), int(lengths[bad]))
-    array = values.to_numpy(zero_copy_only=False)
-    return column.cast(array.reshape(count, *column.shape), f"the batch of {name_row(0)}" if count else "")
+    return column.cast(values.to_numpy(zero_copy_only=False).reshape(count, *column.shape), name_row)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
+    """Check that a column holds numbers, or arrays of numbers."""
+    element, depth = kind, 0
+    while _is_list(element):
+        element, depth = element.value_type, depth + 1
+    known = pa.types.is_boolean(element) or pa.types.is_integer(element) or pa.types.is_floating(element)
+    if not known and not pa.types.is_null(element):
+        convert = remedy("column", str(element), depth) or "or give another"
+        raise DataError(
+            f"Expected {column.name} to hold numbers, arrays of numbers or vectors; {name_row(0)} has "
+            f"{kind}. Convert the column first, {convert}."
+        )
 
 
 def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode: Decode) -> Array:
@@ -81,8 +99,12 @@ def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode
                 f"{array.shape}."
             )
         array = array.reshape(1, *column.shape)
-        rows[index] = column.cast(array, f"the batch of {name_row(0)}", index)[0]
+        rows[index] = column.cast(array, functools.partial(_one_row, name_row(index)))[0]
     return rows
+
+
+def _one_row(name: str, row: int) -> str:
+    return name
 
 
 def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
@@ -119,7 +141,7 @@ def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Any
         raise _misshapen(column, name_row(bad), int(sizes[bad]))
     flat = numbers.flatten().to_numpy(zero_copy_only=False)
     if dense.all() and not column.sparse:
-        return column.cast(flat.reshape(len(values), *column.shape), "the batch")
+        return column.cast(flat.reshape(len(values), *column.shape), name_row)
     entries, within = np.zeros(len(flat), entry_of(column.dtype)), np.repeat(dense, counts)
     entries["value"] = flat
     entries["index"][within] = np.tile(np.arange(size), int(dense.sum()))
@@ -144,7 +166,7 @@ def remedy(column: str, kind: str, depth: int) -> str:
         return f"with {column}{cast('double')}"
     if kind.startswith(("date", "timestamp")):
         return f"with {column}{cast('timestamp')}{cast('double')}"
-    if kind.startswith("string"):
+    if "string" in kind:
         stage = "HashingTF" if depth else "StringIndexer"
         return f"with {stage} of pyspark.ml.feature for words, {column}{cast('double')} for written numbers"
     return ""

@@ -8,7 +8,7 @@ its column's dtype, and one that does not is a DataError that names the row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -67,7 +67,7 @@ class Column:
         try:
             array = np.asarray(values)
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
-                return self.cast(array, place, first)
+                return self.cast(array, lambda row: f"row {first + row} of {place}")
         except ValueError:
             pass  # Ragged, or not all numbers; the rows are looked at one by one.
         rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
@@ -95,27 +95,31 @@ class Column:
             raise DataError(
                 f"Expected {self.name} of shape {self.shape}; row {index} of {place} has shape {array.shape}."
             )
-        cast: Array = self.cast(array[None], place, index)[0]
+        cast: Array = self.cast(array[None], lambda _: f"row {index} of {place}")[0]
         return cast
 
-    def cast(self, array: Array, place: str, first: int = 0) -> Array:
+    def cast(self, array: Array, name_row: Callable[[int], str]) -> Array:
         """Return the rows in this column's dtype.
+
+        Args:
+            array: the rows.
+            name_row: says where one of them comes from.
 
         Raises:
             DataError: they are not numbers, or whole numbers are expected and some are none, or too large.
         """
         if array.dtype.kind not in "biuf":
             raise DataError(
-                f"Expected {self.name} to be numbers ({self.dtype}); row {first} of {place} has "
+                f"Expected {self.name} to be numbers ({self.dtype}); {name_row(0)} has "
                 f"{_short(array.ravel()[:1].tolist())}."
             )
         with np.errstate(invalid="ignore"):  # NaN is no whole number, and found to be none
             result = array.astype(self.dtype, copy=False)
         if result.dtype != array.dtype and result.dtype.kind in "biu" and not (result == array).all():
-            bad = first + int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
+            bad = int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
             raise DataError(
-                f"Expected {self.name} to be whole numbers that fit {self.dtype}, as in the first row; row "
-                f"{bad} of {place} has {_short(array[bad - first].tolist())}."
+                f"Expected {self.name} to be whole numbers that fit {self.dtype}, as in the first row; "
+                f"{name_row(bad)} has {_short(array[bad].tolist())}."
             )
         return result
 

@@ -360,7 +360,7 @@ class SparkModel:
         schema = models.fit_features(self.model, sample.schema(keras.config.floatx()), reshape=frame)
         first = schema.batch(
             [
-                column.cast(np.reshape(part, (1, *column.shape)), "the data")
+                column.cast(np.reshape(part, (1, *column.shape)), lambda _: "the first row")
                 for column, part in zip(schema.columns, sample.values, strict=True)
             ]
         )

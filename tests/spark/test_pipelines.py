@@ -486,7 +486,12 @@ def test_sql_predicts(spark, problem, table):
     np.testing.assert_allclose(expected, [row.p for row in rows], atol=1e-5)
     np.testing.assert_allclose(expected[:, 1], [row.one for row in rows], atol=1e-5)
     if hasattr(functions, "arrow_udf"):
-        assert 1 == spark.sql("SELECT score(sparse) FROM points WHERE row = 3").count()
+        (found,) = spark.sql("SELECT score(sparse) AS p FROM points WHERE row = 3").collect()
+        np.testing.assert_allclose(expected[3], found.p, atol=1e-5)
+    with pytest.raises(
+        Exception, match=r"hold numbers, .*; row 0 of a batch has .*decimal.* with column\.cast"
+    ):
+        spark.sql("SELECT score(array(1.5)) FROM points").collect()
     with pytest.raises(ModelError, match="does not say which inputs it takes"):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 

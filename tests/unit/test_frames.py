@@ -1,5 +1,9 @@
 """What is wrong in a batch of Arrow columns is found, and the row named."""
 
+import re
+from datetime import date, datetime
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -44,6 +48,30 @@ BAD = [
     ([[[1, 2], [3, 4]], [[5, 6], None]], (2, 2), NESTED, "row 1 of partition 1 is null or has one"),
     ([[[1, 2], [3, None]], [[5, 6], [7, 8]]], (2, 2), NESTED, "row 0 of partition 1 is null or has one"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ([Decimal("1.5")], 'with column.cast("double").'),
+        ([date(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
+        ([datetime(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
+        ([["a"]], 'with HashingTF of pyspark.ml.feature for words, column.cast("array<double>") for'),
+        ([b"a"], "or give another."),
+    ],
+)
+def test_what_is_no_number_is_named_with_what_to_do(values, remedy):
+    """Of a function in SQL nobody knows its columns before a batch comes."""
+    message = f"Expected picture to hold numbers, .*; row 0 of partition 1 has .*first, {re.escape(remedy)}"
+
+    with pytest.raises(DataError, match=message):
+        blocks(values, (1,), None)
+
+
+def test_a_number_that_does_not_fit_is_named_once():
+    """By its own row."""
+    with pytest.raises(DataError, match=r"fit int32, as in the first row; 1 has 0\.5\."):
+        column_array(pa.array([1.0, 0.5]), Column("x", (), "int32"), str)
 
 
 INDICES, VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
