@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
-from sparkdl.schema import AnyRows, Column, as_array
+from sparkdl.schema import AnyRows, Column, as_array, share_of
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array
 
@@ -61,11 +61,10 @@ def column_array(
         if values.null_count:
             nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
     if nulls.any():
-        raise _null(column, name_row(int(np.argmax(nulls))))
+        raise _null(column, nulls, name_row)
     wrong = lengths != size
     if wrong.any():
-        bad = int(np.argmax(wrong))
-        raise _misshapen(column, name_row(bad), int(lengths[bad]))
+        raise _misshapen(column, wrong, lengths, name_row)
     return column.cast(values.to_numpy(zero_copy_only=False).reshape(count, *column.shape), name_row)
 
 
@@ -91,7 +90,7 @@ def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode
     rows = np.empty((len(values), *column.shape), column.dtype)
     for index, value in enumerate(values):
         if not value.is_valid:
-            raise _null(column, name_row(index))
+            raise _null(column, np.asarray(values.is_null()), name_row)
         array = decoded(value.as_py(), column.name, name_row(index), decode)
         if not _alike(array.shape, column.shape):
             raise DataError(
@@ -131,14 +130,14 @@ def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Any
     size = int(np.prod(column.shape, dtype=int))
     nulls = np.asarray(values.is_null())
     if nulls.any():
-        raise _null(column, name_row(int(np.argmax(nulls))))
+        raise _null(column, nulls, name_row)
     kinds, sizes, indices, numbers = values.flatten()
     counts = np.diff(np.asarray(numbers.offsets))
     dense = kinds.to_numpy(zero_copy_only=False) == 1
     sizes = np.where(dense, counts, sizes.fill_null(0).to_numpy(zero_copy_only=False))
-    if (sizes != size).any():
-        bad = int(np.argmax(sizes != size))
-        raise _misshapen(column, name_row(bad), int(sizes[bad]))
+    wrong = sizes != size
+    if wrong.any():
+        raise _misshapen(column, wrong, sizes, name_row)
     flat = numbers.flatten().to_numpy(zero_copy_only=False)
     if dense.all() and not column.sparse:
         return column.cast(flat.reshape(len(values), *column.shape), name_row)
@@ -172,16 +171,19 @@ def remedy(column: str, kind: str, depth: int) -> str:
     return ""
 
 
-def _null(column: Column, row: str) -> DataError:
+def _null(column: Column, nulls: Array, name_row: Callable[[int], str]) -> DataError:
     return DataError(
-        f"Expected no nulls in {column.name}; {row} is null or has one. Drop or fill them first, for one "
-        "with df.dropna()."
+        f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or has one. Drop or "
+        f"fill them first, for one with df.dropna(). {share_of(int(nulls.sum()), len(nulls))}"
     )
 
 
-def _misshapen(column: Column, row: str, length: int) -> DataError:
-    size = int(np.prod(column.shape, dtype=int))
-    return DataError(f"Expected {column.name} of shape {column.shape}, {size} values; {row} has {length}.")
+def _misshapen(column: Column, wrong: Array, lengths: Array, name_row: Callable[[int], str]) -> DataError:
+    size, bad = int(np.prod(column.shape, dtype=int)), int(np.argmax(wrong))
+    return DataError(
+        f"Expected {column.name} of shape {column.shape}, {size} values; {name_row(bad)} has {lengths[bad]}. "
+        f"{share_of(int(wrong.sum()), len(wrong))}"
+    )
 
 
 def _per_row(counts: Any, lengths: Any) -> Any:

@@ -62,16 +62,32 @@ class Column:
             DataError: a value has another shape or cannot be a number of this dtype; names the row.
         """
         if self.sparse:
-            found = [self._numbers(value, place, first + index) for index, value in enumerate(values)]
-            return SparseRows.of(found, self.shape, self.dtype)
+            return SparseRows.of(self._each(self._numbers, values, place, first), self.shape, self.dtype)
         try:
             array = np.asarray(values)
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
                 return self.cast(array, lambda row: f"row {first + row} of {place}")
         except ValueError:
             pass  # Ragged, or not all numbers; the rows are looked at one by one.
-        rows = [self._row(value, place, first + index) for index, value in enumerate(values)]
+        rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _each(
+        self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
+    ) -> list[Any]:  # fmt: skip
+        """Return what is taken of each row."""
+        try:
+            return [take(value, place, first + index) for index, value in enumerate(values)]
+        except DataError as error:
+            refused = sum(not self._takes(value) for value in values)
+            raise DataError(f"{error} {share_of(refused, len(values))}") from None
+
+    def _takes(self, value: Any) -> bool:
+        try:
+            self._row(value, "", 0)
+        except DataError:
+            return False
+        return True
 
     def _numbers(self, value: Any, place: str, index: int) -> tuple[Array, Array]:
         """Return the numbers of a row that are not 0, after their indices."""
@@ -145,6 +161,11 @@ def count_sparse(value: Any) -> int:
 def as_array(value: Any) -> Array:
     """Return the value of a row as an array; it may be a vector of Spark's."""
     return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+
+
+def share_of(refused: int, rows: int) -> str:
+    """Return the sentence that says how many rows of a batch cannot be taken."""
+    return f"Of the {rows} rows read together, {refused} cannot be taken."
 
 
 def _present(array: Array) -> Array:

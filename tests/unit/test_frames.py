@@ -74,6 +74,20 @@ def test_a_number_that_does_not_fit_is_named_once():
         column_array(pa.array([1.0, 0.5]), Column("x", (), "int32"), str)
 
 
+@pytest.mark.parametrize(
+    ("values", "shape", "kind", "count"),
+    [
+        ([1, None, None], (), NUMBERS, 2),
+        ([[1, 2], None, [3, 4]], (2,), LISTS, 1),
+        ([[1, 2], [3], []], (2,), LISTS, 2),
+    ],
+)
+def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
+    """Of those that came in one batch."""
+    with pytest.raises(DataError, match=f"Of the 3 rows read together, {count} cannot be taken.$"):
+        blocks(values, shape, kind)
+
+
 INDICES, VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
 VECTORS = pa.struct([("type", pa.int8()), ("size", pa.int32()), ("indices", INDICES), ("values", VALUES)])
 

@@ -26,6 +26,15 @@ def test_none_is_no_number():
         column.of([1.0, None, 2.0], "partition 0")
 
 
+@pytest.mark.parametrize("sparse", [0, 1])
+def test_how_many_rows_are_refused_is_said(sparse):
+    """Nulls and wrong shapes alike, of those of one block."""
+    column = Column("x", (2,), "float32", sparse)
+
+    with pytest.raises(DataError, match="row 1 of .* Of the 4 rows read together, 3 cannot be taken.$"):
+        column.of([[1.0, 2.0], None, [1.0], [1.0, None]], "partition 0")
+
+
 @pytest.mark.parametrize(
     ("dtype", "values", "bad"),
     [
