@@ -26,6 +26,7 @@ from sparkdl.prediction import ship
 from sparkdl.records import Record
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
+LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # 0 and 1 are booleans
 REAL = types.FloatType, types.DoubleType
 TEXT = types.StringType, types.BinaryType
 ORDER = {"int64": 0, "float": 1, "bytes": 2}  # each holds what the one before it does, but bytes
@@ -65,10 +66,10 @@ def read_tfrecords(
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         for name, data in _records_in(batches):
             columns: list[list[Any]] = [[] for _ in schema.fields]
-            for record in data:
-                parsed = records.parse(record, sequence=sequences)
+            for number, record in enumerate(data):
+                parsed, place = records.parse(record, sequence=sequences), f"record {number} of {name}"
                 for column, field in zip(columns, schema.fields, strict=True):
-                    column.append(_from_record(parsed, field, name))
+                    column.append(_from_record(parsed, field, place))
                 if len(columns) and len(columns[0]) == frames.ROWS_PER_BATCH:
                     yield frames.batch_of(columns, schema)
                     columns = [[] for _ in schema.fields]
@@ -87,7 +88,7 @@ def _records_in(batches: Iterator[Any]) -> Iterator[tuple[str, Iterator[bytes]]]
             yield name.as_py(), records.read(gzip.GzipFile(fileobj=file) if packed else file, name.as_py())
 
 
-def _from_record(record: Record, field: types.StructField, name: str) -> Any:
+def _from_record(record: Record, field: types.StructField, place: str) -> Any:
     """Return a column's value of a record, None where it has none.
 
     Raises:
@@ -97,35 +98,40 @@ def _from_record(record: Record, field: types.StructField, name: str) -> Any:
     if record.lists is not None and field.name in record.lists:
         lists = record.lists[field.name]
         if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.ArrayType):
-            raise _misfit(field, name, f"a list of {len(lists)} features")
-        return [[_cast(each, kind.elementType.elementType, field, name) for each in part] for part in lists]
+            raise _misfit(field, place, f"a list of {len(lists)} features")
+        return [[_cast(each, kind.elementType.elementType, field, place) for each in part] for part in lists]
     values = record.features.get(field.name)
     if values is None:
         return None
     if isinstance(kind, types.ArrayType):
-        return [_cast(each, kind.elementType, field, name) for each in values]
+        return [_cast(each, kind.elementType, field, place) for each in values]
     if len(values) != 1:
         if not values:
             return None
-        raise _misfit(field, name, f"{len(values)} values")
-    return _cast(values[0], kind, field, name)
+        raise _misfit(field, place, f"{len(values)} values")
+    return _cast(values[0], kind, field, place)
 
 
-def _cast(value: Any, kind: Any, field: types.StructField, name: str) -> Any:
+def _cast(value: Any, kind: Any, field: types.StructField, place: str) -> Any:
     if isinstance(kind, types.StringType) and isinstance(value, bytes):
-        return value.decode()
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise _misfit(field, place, "bytes that are no UTF-8") from None
     if isinstance(kind, types.BooleanType) and value in (0, 1):
         return bool(value)
     expected: Any = int if isinstance(kind, WHOLE) else int | float
     expected = bytes if isinstance(kind, types.BinaryType) else expected
     if isinstance(kind, types.StringType) or not isinstance(value, expected):
-        raise _misfit(field, name, f"{type(value).__name__} values")
+        raise _misfit(field, place, f"{type(value).__name__} values")
+    if isinstance(kind, WHOLE) and not -LIMITS[type(kind)] <= value < LIMITS[type(kind)]:
+        raise _misfit(field, place, str(value))
     return float(value) if isinstance(kind, REAL) else value
 
 
-def _misfit(field: types.StructField, name: str, given: str) -> DataError:
+def _misfit(field: types.StructField, place: str, given: str) -> DataError:
     kind = field.dataType.simpleString()
-    return DataError(f"The column {field.name!r} takes {kind}; a record of {name} has {given} there.")
+    return DataError(f"The column {field.name!r} takes {kind}; {place} has {given} there.")
 
 
 def _kind_of(field: types.StructField, *, sequences: bool) -> str:
@@ -249,8 +255,8 @@ def _write_part(
     def serialized() -> Iterator[bytes]:
         for batch in batches:
             for row in batch.to_pylist():
-                next(counter)
-                yield records.serialize(_to_record(row, fields, sequences=sequences))
+                place = f"row {next(counter)} of partition {context.partitionId()}"
+                yield records.serialize(_to_record(row, fields, place, sequences=sequences))
 
     with frames.open_for_writing(f"{folder}/{name}") as file:
         if packed:
@@ -271,20 +277,28 @@ def _writable(field: types.StructField) -> Any:
     return column
 
 
-def _to_record(row: dict[str, Any], fields: list[types.StructField], *, sequences: bool) -> Record:
+def _to_record(
+    row: dict[str, Any], fields: list[types.StructField], place: str, *, sequences: bool
+) -> Record:  # fmt: skip
     features: dict[str, list[Any]] = {}
     lists: dict[str, list[list[Any]]] = {}
     for field in fields:
         value = row[field.name]
         if value is None:
             continue
-        make = _plain(field)
-        if not isinstance(field.dataType, types.ArrayType):
-            features[field.name] = [make(value)]
-        elif isinstance(field.dataType.elementType, types.ArrayType):
-            lists[field.name] = [list(map(make, part)) for part in value]
-        else:
-            features[field.name] = list(map(make, value))
+        make, kind = _plain(field), field.dataType
+        try:
+            if not isinstance(kind, types.ArrayType):
+                features[field.name] = [make(value)]
+            elif isinstance(kind.elementType, types.ArrayType):
+                lists[field.name] = [list(map(make, part)) for part in value]
+            else:
+                features[field.name] = list(map(make, value))
+        except TypeError:
+            raise DataError(
+                f"The column {field.name!r} has a null within {place}, which no record holds. Fill it first, "
+                f'or leave it out, for one with functions.array_compact("{field.name}").'
+            ) from None
     return Record(features, lists if sequences else None)
 
 

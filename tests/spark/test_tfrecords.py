@@ -126,17 +126,35 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
 
 
 def test_a_column_that_does_not_fit_is_named(spark, tmp_path):
-    """In the job that reads it, with the file."""
-    frame = spark.createDataFrame([(1, [1, 2], "x")], "id bigint, many array<bigint>, word string")
+    """In the job that reads it, with the record and the file."""
+    frame = spark.createDataFrame(
+        [(1, [1, 2], "x", 2**40, b"\xff"), (2, [1, 2], "x", 2**40, b"\xff")],
+        "id bigint, many array<bigint>, word string, large bigint, odd binary",
+    ).coalesce(1)
     write_tfrecords(frame, str(tmp_path / "t"))
 
-    for schema, given in [
-        ("id string", "int values"), ("id binary", "int values"), ("many bigint", "2 values"),
-        ("word bigint", "bytes values"),
+    for schema, number, given in [
+        ("id string", 0, "int values"), ("id binary", 0, "int values"), ("many bigint", 0, "2 values"),
+        ("word bigint", 0, "bytes values"), ("large int", 0, f"{2**40}"), ("id boolean", 1, "2"),
+        ("odd string", 0, "bytes that are no UTF-8"),
     ]:  # fmt: skip
         name, kind = schema.split()
-        with pytest.raises(Exception, match=f"'{name}' takes {kind}; a record of .* has {given} there"):
+        message = f"'{name}' takes {kind}; record {number} of .*tfrecord has {given} there"
+        with pytest.raises(Exception, match=message):
             read_tfrecords(str(tmp_path / "t"), schema).collect()
+
+
+def test_a_null_within_an_array_is_named(spark, tmp_path):
+    """No record holds one, and no list of a sequence is one."""
+    cases = [
+        ("many array<bigint>", [([1],), ([1, None],)]),
+        ("steps array<array<float>>", [([[1.0]],), ([[1.0], None],)]),
+    ]
+    for schema, rows in cases:
+        name, _ = schema.split()
+        frame = spark.createDataFrame(rows, schema).coalesce(1)
+        with pytest.raises(DataError, match=f"The column '{name}' .* null within row 1 of partition 0"):
+            write_tfrecords(frame, str(tmp_path / "t"), sequences=True)
 
 
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
