@@ -107,13 +107,33 @@ def parts_of(value: Any) -> Iterator[tuple[Any, ...]]:
         value: a tuple of arrays, or structures of such, which is one; a dataset with a length, such as
             keras.utils.PyDataset; or what can be iterated over, such as a generator, tf.data.Dataset or a
             DataLoader of torch's, which give one batch after another.
+
+    Raises:
+        DataError: it is none of these.
     """
     if isinstance(value, tuple):
-        yield value
+        yield _part(value)
     elif hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "__iter__"):
-        yield from (tuple(value[index]) for index in range(len(value)))
+        yield from (_part(value[index], "dataset") for index in range(len(value)))
+    elif hasattr(value, "__iter__"):
+        yield from (_part(batch, type(value).__name__) for batch in value)
     else:
-        yield from map(tuple, value)
+        raise _no_rows(type(value).__name__)
+
+
+def _part(batch: Any, of: str = "") -> tuple[Any, ...]:
+    if not isinstance(batch, tuple | list):
+        raise _no_rows(f"{of} of {type(batch).__name__}")
+    if len(batch) not in (2, 3):
+        raise _no_rows(f"{of + ' of ' if of else ''}{type(batch).__name__} of length {len(batch)}")
+    return tuple(batch)
+
+
+def _no_rows(given: str) -> DataError:
+    return DataError(
+        "A function of rows should return a tuple (x, y) or (x, y, sample_weight) of arrays, or batches that "
+        f"are such tuples; got {given}. Labels go with the features, and a list is taken for batches."
+    )
 
 
 def blocks_of_parts(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sparkdl.feed import Block, weigh
+from sparkdl.errors import DataError
+from sparkdl.feed import Block, parts_of, weigh
 from sparkdl.schema import Column, Schema
 
 SCHEMA = Schema(
@@ -30,3 +31,28 @@ def test_rows_with_weights_keep_them():
     block = Block(np.zeros(1, np.uint64), 0, columns)
 
     assert [block] == list(weigh([block], SCHEMA, {0: 3.0}))
+
+
+ROWS = np.zeros((5, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "given"),
+    [
+        (ROWS, "ndarray of ndarray"),
+        ([ROWS, ROWS[:, 0]], "list of ndarray"),
+        ((ROWS,), "tuple of length 1"),
+        (iter([ROWS]), "list_iterator of ndarray"),
+        (None, "NoneType"),
+        (5, "int"),
+    ],
+)
+def test_what_a_function_of_rows_returns_without_labels_is_refused(made, given):
+    """It says what came; a list of x and y is one of two batches."""
+    with pytest.raises(DataError, match=rf"return a tuple \(x, y\) .*; got {given}\."):
+        list(parts_of(made))
+
+
+def test_batches_are_tuples_or_lists():
+    """As torch's loaders have them."""
+    assert [(1, 2), (3, 4)] == list(parts_of([[1, 2], (3, 4)]))
