@@ -21,6 +21,8 @@ from sparkdl.schema import Column, Counts, Sample, Schema
 from sparkdl.sources import Source, first_value
 from sparkdl.weights import Array
 
+EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold
+
 
 class FrameSource(Source):
     """Columns of a DataFrame.
@@ -226,7 +228,9 @@ def _column(frame: DataFrame, name: str | list[str], *, raw: bool, sparse: bool)
         return functions.unwrap_udt(array_to_vector(_column(frame, name, raw=False, sparse=False)))
     if isinstance(name, str):
         return _existing(frame, name) if raw else _numeric(frame, name)
-    return functions.array(*(_numeric(frame, each).cast("double") for each in name))
+    columns = [_numeric(frame, each) for each in name]
+    narrow = all(isinstance(frame.schema[each].dataType, EXACT) for each in name)
+    return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
 
 
 def _existing(frame: DataFrame, name: str) -> Any:

@@ -222,6 +222,19 @@ def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, j
     assert before == jobs()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [(["float", "float"], "float"), (["float", "smallint"], "float"), (["float", "double"], "double"),
+     (["int", "float"], "double")],
+)  # fmt: skip
+def test_several_columns_are_no_wider_than_they_have_to_be(spark, kinds, expected):
+    """32-bit floats, and whole numbers that these hold, go to Python as 32-bit floats."""
+    frame = spark.range(1).selectExpr(*(f"cast(1 as {kind}) as c{place}" for place, kind in enumerate(kinds)))
+    source = frame_source(frame, (["c0", "c1"],), (1,))
+
+    assert [("c0", f"array<{expected}>")] == frame.select(*source.selected).dtypes
+
+
 ODD = {  # no numbers yet, one value each
     "price": "cast(1.5 as decimal(3,1))", "prices": "array(cast(1.5 as decimal(3,1)))",
     "nested": "array(array(cast(1.5 as decimal(3,1))))",
