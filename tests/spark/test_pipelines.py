@@ -642,6 +642,26 @@ def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
     assert noting.model is None
 
 
+def test_callbacks_that_watch_what_is_not_there_warn_here(estimator, table, tmp_path):
+    """Without validation rows there is no val_loss: training goes on and says so, as Keras does."""
+    watching = [
+        keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.ReduceLROnPlateau("val_loss"),
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), "val_loss", save_best_only=True),
+    ]  # fmt: skip
+
+    with pytest.warns(UserWarning, match="val_loss") as caught:
+        fitted = estimator.copy({estimator.callbacks: watching}).fit(table)
+
+    said = " ".join(str(each.message) for each in caught)
+    for words in (
+        "Early stopping conditioned on",
+        "Learning rate reduction is conditioned",
+        "save best model",
+    ):
+        assert words in said
+    assert 2 == fitted.summary.totalIterations
+
+
 @pytest.mark.classic
 def test_a_row_with_a_weight_keeps_it(spark, problem):
     """A Row of features, label and weight is a tuple of three, whatever its fields are called."""
