@@ -1,10 +1,13 @@
 """In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
 
+import collections
+import logging
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import threading
 
 import keras
 import numpy as np
@@ -82,9 +85,14 @@ def test_a_fit_is_that_of_a_spark_model_and_leaves_the_given_model(spark, estima
     assert 203 == fitted.summary.training["rows"]
 
 
-def test_classification_predicts_classes_probabilities_and_raw_predictions(spark, problem, estimator, table):
-    """Columns are kept, rows too, and Spark's evaluators take what is added."""
-    fitted = estimator.fit(table)
+def test_classification_predicts_classes_probabilities_and_raw_predictions(
+    spark, problem, estimator, table, caplog
+):
+    """Columns are kept, and rows; Spark's evaluators take what is added, of which the log tells."""
+    with caplog.at_level(logging.INFO, "sparkdl.ml.estimator"):
+        fitted = estimator.fit(table)
+    said = f"By its loss, {estimator.uid} predicts class indices, probabilities and raw predictions."
+    assert said in caplog.messages
 
     out = fitted.transform(table)
 
@@ -140,6 +148,73 @@ def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, t
         np.testing.assert_allclose(
             *[[row.probability.toArray() for row in part] for part in (rows, found)], atol=1e-5
         )
+
+
+def test_nested_arrays_are_features(spark, problem, table):
+    """They train and predict as Keras does, whatever batches predictions are made in."""
+    nested = functions.array(functions.array(*NAMES[:3]), functions.array(*NAMES[3:]))
+    frame = table.withColumn("nested", nested)
+    layers = [keras.Input((2, 3)), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+
+    fitted = KerasEstimator(model=model, featuresCol="nested", numWorkers=2, seed=1).fit(frame)
+
+    expected = fitted.getModel().predict(problem.x.reshape(-1, 2, 3), verbose=0)
+    for size in (7, 1024):
+        rows = fitted.setInferenceBatchSize(size).transform(frame).orderBy("row").collect()
+        np.testing.assert_allclose(expected, [row.probability.toArray() for row in rows], atol=1e-5)
+
+
+class Named(keras.layers.Layer):
+    """A layer that calls what is registered under a name, and tells who made it."""
+
+    def __init__(self, function, path, **options):
+        super().__init__(**options)
+        self.given = {"function": function, "path": path}
+        self.apply = keras.saving.get_registered_object(function)
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def call(self, x):
+        return self.apply(x)
+
+    def get_config(self):
+        return super().get_config() | self.given
+
+
+def made_of_named(path, units):
+    """Return a model with such a layer, and the custom objects that it needs."""
+    custom = {"Named": Named, "twice": lambda x: 2 * x}
+    with keras.saving.custom_object_scope(custom):
+        layers = [keras.Input((6,)), Named("twice", str(path)), keras.layers.Dense(units)]
+        model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model, custom
+
+
+def test_custom_objects_go_with_the_stages(spark, problem, table, tmp_path):
+    """What only customObjects knows is found to train and to predict."""
+    model, custom = made_of_named(tmp_path / "made", 4)
+
+    fitted = KerasEstimator(model=model, customObjects=custom, numWorkers=2, seed=1).fit(table)
+
+    row = fitted.transform(table).orderBy("row").first()
+    expected = fitted.getModel().predict(problem.x[:1], verbose=0)[0]
+    np.testing.assert_allclose(expected, row.probability.toArray(), atol=1e-5)
+
+
+def test_each_python_process_makes_one_model(spark, problem, table, tmp_path):
+    """Which the tasks of a transform share, and those of the next."""
+    model, custom = made_of_named(tmp_path / "made", 5)
+    transformer = KerasTransformer(model=model, customObjects=custom)
+
+    for _ in range(2):
+        assert 203 == len(transformer.transform(table.repartition(6)).select("prediction").collect())
+
+    made = collections.Counter((tmp_path / "made").read_text().split())
+    made.pop(str(os.getpid()))  # which wrote when the model was made
+    assert {1} == set(made.values()), made
 
 
 def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
@@ -392,6 +467,17 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
     assert "guess" in KerasTransformer.load(str(tmp_path / "transformer")).transform(table).columns
 
 
+def test_a_pipeline_that_is_not_fitted_is_saved(spark, estimator, tmp_path):
+    """With ours in it: Params and weights are what they were."""
+    assembler = VectorAssembler(inputCols=NAMES, outputCol="features")
+    Pipeline(stages=[assembler, estimator]).save(str(tmp_path / "pipeline"))
+
+    first, loaded = Pipeline.load(str(tmp_path / "pipeline")).getStages()
+
+    assert (NAMES, 16, 2) == (first.getInputCols(), loaded.getBatchSize(), loaded.getEpochs())
+    np.testing.assert_array_equal(weights_of(estimator), weights_of(loaded))
+
+
 def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_path):
     """Each fit builds one; a file cannot hold the function."""
 
@@ -443,6 +529,29 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
 
 
 @leaves_its_pool
+def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
+    """Each of the first two waits in its first epoch for the other, and would fail alone."""
+
+    class Meeting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.came, self.barrier = [], threading.Barrier(2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.came.append(epoch)
+            if len(self.came) <= 2:
+                self.barrier.wait(120)
+
+    made = estimator.copy({estimator.callbacks: [Meeting()], estimator.numWorkers: 1, estimator.epochs: 1})
+    search = CrossValidator(
+        estimator=made, estimatorParamMaps=ParamGridBuilder().addGrid(made.batchSize, [64, 128]).build(),
+        evaluator=MulticlassClassificationEvaluator(), numFolds=2, parallelism=2, seed=1,
+    )  # fmt: skip
+
+    assert 2 == len(search.fit(table).avgMetrics)
+
+
+@leaves_its_pool
 def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, estimator, table):
     """The model is a Param as any other: a grid may be of models."""
     models = [problem.model(keras.optimizers.Adam(rate)) for rate in (1e-6, 0.05)]
@@ -468,6 +577,7 @@ def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, es
     assert 0 == fitted[0].transform(table.filter("row < 0")).count()
 
 
+@pytest.mark.each_master
 def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     """Shuffled, repartitioned and read from many files: a row's prediction is of that row."""
     frame = table.select("row", "array").repartition(7).sortWithinPartitions(functions.rand(1))
