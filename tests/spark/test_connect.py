@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, hosted, predict_udf
+from sparkdl import SparkModel, hosted, predict_udf, run
 from sparkdl.errors import ClusterError, ConfigError, DivergedError, PreflightError, WorkerError
 from sparkdl.ml import KerasTransformer
+from sparkdl.tfrecords import write_tfrecords
 
 MASTERS = ("connect",)
 
@@ -74,6 +75,9 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
         spark_model.fit(lambda worker, workers: (problem.x, problem.y))
     with pytest.raises(ConfigError, match=r"preserve_partitions=True needs to know .* Leave it out"):
         spark_model.fit(table, preserve_partitions=True)
+    for call in (lambda: run(lambda worker: worker.rank), lambda: write_tfrecords(table, "/tmp/records")):
+        with pytest.raises(ConfigError, match="needs a SparkContext, .* Take a classic session"):
+            call()
     with pytest.raises(ConfigError, match="saved to an absolute path of .* got 'file:///stage'"):
         KerasTransformer(model=problem.model()).save("file:///stage")
 

@@ -90,6 +90,28 @@ def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, file
     assert 150 < split.training["rows"] < 180
 
 
+def test_parquet_is_read_on_executors_as_in_the_docs(spark, problem, frames, tmp_path):
+    """Row group by row group, by pyarrow, without Spark: docs/data.md has this function."""
+    folder = str(tmp_path / "visits")
+    frames["array"].select("features", "label").repartition(3).write.parquet(folder)
+
+    def rows(worker, num_workers):
+        import glob
+
+        import numpy
+        import pyarrow.parquet
+
+        for path in sorted(glob.glob(f"{folder}/*.parquet"))[worker::num_workers]:
+            for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=["features", "label"]):
+                features, label = batch.columns
+                yield numpy.stack(features.to_numpy(zero_copy_only=False)), label.to_numpy()
+
+    history = SparkModel(problem.model(), num_workers=2).fit(rows, epochs=2, verbose=0, seed=1)
+
+    assert 203 == sum(history.training["worker_rows"])
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
 def test_several_inputs_and_weights_come_from_a_function(spark, problem):
     """Structures and sample weights are as in `fit` of arrays."""
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
