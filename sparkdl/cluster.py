@@ -320,8 +320,8 @@ class ConnectCluster(Cluster):
             ConfigError: always; says what to do without one.
         """
         raise ConfigError(
-            "Over Spark Connect there are no RDDs and no SparkContext, which this needs. Pass a DataFrame, "
-            "or take a SparkSession without remote()."
+            "This needs a SparkContext, which Spark Connect does not have. Take a classic session, a "
+            "SparkSession without remote()."
         )
 
     def setting(self, name: str, default: str = "") -> str:

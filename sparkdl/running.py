@@ -58,6 +58,7 @@ def run(
     )  # fmt: skip
     _require_one_argument(function)
     cluster = cluster_of(own_gpus=True)
+    context = cluster.context  # which says so where there is none
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     launch.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)
@@ -65,7 +66,7 @@ def run(
         interrupts = stack.enter_context(noted_interrupts())
         stack.enter_context(launch.claim(cluster, num_workers))
         endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))
-        tasks = cluster.context.parallelize(range(num_workers), num_workers)
+        tasks = context.parallelize(range(num_workers), num_workers)
         expected = preflight.expectations(_backend(), local=cluster.local)
 
         def submit(generation: int, barrier: bool) -> Job:
