@@ -79,6 +79,7 @@ def test_executors_may_come_and_go(standalone, mode):
     assert report["away"] < 1e-5 or mode == "asynchronous"
 
 
+@pytest.mark.whole
 def test_where_spark_encrypts_so_do_workers():
     """Nobody has to ask for it."""
     settings = {"authenticate": "true", "authenticate.secret": "known", "network.crypto.enabled": "true"}
@@ -125,6 +126,7 @@ def gpus(folder):
 VISIBLE = {"CUDA_VISIBLE_DEVICES": "5,6,7"}.items()
 
 
+@pytest.mark.whole
 def test_tasks_take_the_gpus_that_spark_gave_them(tmp_path):
     """Addresses count within CUDA_VISIBLE_DEVICES."""
     settings = {"shareGpus": "true", **gpus(tmp_path)}

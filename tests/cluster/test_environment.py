@@ -88,6 +88,7 @@ def test_executors_without_sparkdl_are_sent_it(problem, environment):
     assert history.training["restarts"] == 0
 
 
+@pytest.mark.whole
 def test_executors_without_keras_are_refused(spark, problem, environment):
     """The error names the host, what is missing, the driver's version and the remedy."""
     environment("keras")

@@ -70,14 +70,19 @@ def in_the_workers(spark):
     return spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
 
 
+@pytest.fixture(scope="session")
+def warm(spark, problem):
+    """What the first fit leaves in a process, such as threads of the JVM's, is there for all tests."""
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, verbose=0)
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left(spark, problem, eventually):
+def nothing_is_left(warm, spark, problem, eventually):
     """Compare driver, application and workers before and after each test; then a fit has to work.
 
     Yields the files of broadcasts and shuffles that may stay.
     """
     model = SparkModel(problem.model(), num_workers=2)
-    model.fit(problem.x, problem.y, verbose=0)
     before, held = on_the_driver(spark), blocks(spark)
     yield held
 
@@ -96,7 +101,7 @@ def nothing_is_left(spark, problem, eventually):
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "frame"])
 def test_after_a_fit(spark, problem, frames, kind, mode):
     """Thread, socket, job, broadcast and files, those of shuffles too, are gone when fit returns."""

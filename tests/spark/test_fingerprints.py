@@ -43,7 +43,7 @@ def expected(problem, before=2):
     return reference
 
 
-@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize("every", [4, pytest.param(None, marks=pytest.mark.whole)])
 def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, tmp_path, caplog, every):
     """A worker is killed in the third epoch: the answer is that of a run which had the order from there."""
     marker = tmp_path / "done"
@@ -104,7 +104,7 @@ def test_other_rows_end_the_fit(spark, problem, tmp_path, later, words):
     ("mode", "columns", "preserve"),
     [
         ("synchronous", (), False),
-        ("synchronous", ("label",), True),
+        pytest.param("synchronous", ("label",), True, marks=pytest.mark.whole),
         pytest.param("synchronous", ("label",), False, marks=pytest.mark.whole),
         pytest.param("synchronous", (), True, marks=pytest.mark.whole),
         pytest.param("asynchronous", (), False, marks=pytest.mark.whole),
@@ -123,7 +123,7 @@ def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_pa
     assert len(history.history["loss"]) == 4
 
 
-@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("before", [2, pytest.param(0, marks=pytest.mark.whole)])
 def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     spark, problem, tmp_path, caplog, before
 ):

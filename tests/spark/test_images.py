@@ -132,7 +132,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
         with pytest.raises(DataError, match=message):
             fit(frame)
     refused = [
-        ({"decode": None}, "it holds binary. Convert it first, .* or pass decode="),
+        ({"decode": None}, "it holds binary. Pass decode="),
         ({"decode": {"contents": decode}}, "functions for 'contents', and the columns .* 'content'"),
         ({"decode": [decode]}, "decode should be a dict of functions by the names of columns"),
     ]

@@ -31,7 +31,7 @@ def port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("frequency", ["batch", "epoch"])
+@pytest.mark.parametrize("frequency", ["batch", pytest.param("epoch", marks=pytest.mark.whole)])
 def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
     """To the bit, with one certificate from its start to its end."""
     settings = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
