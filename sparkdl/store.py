@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isfinite, nan
-from typing import Any
+from typing import Any, NoReturn
 
 from sparkdl.batches import Plan
 from sparkdl.books import (
@@ -228,8 +228,7 @@ class ParameterStore:
         rounds = isinstance(self.merging, Rounds)
         alike = [each.rows for each in held] == [each.rows for each in self.held]
         if whole(held) != whole(self.held) or not (alike or rounds):
-            self.failure = DataError(_other_rows(self.held, held, resumed=not self.plans))
-            raise RefusedError(422, str(self.failure))
+            self._refuse_rows(_other_rows(self.held, held, resumed=not self.plans))
         if self.cut.before is not None:
             self.cut = self.noted = self.cut.before
             self._go_on(self.cut)
@@ -240,16 +239,21 @@ class ParameterStore:
         self._warn(says)
 
     def _compare_one(self, worker: int, held: Held) -> None:
-        """Go on with a worker that comes back without rounds, and may have taken rows of others."""
+        """Go on with a worker that comes back while others train, and may have taken rows of theirs."""
         if held.rows != self.held[worker].rows:
-            raise RefusedError(
-                422,
+            self._refuse_rows(
                 f"Worker {worker} came back with {held.rows} rows instead of {self.held[worker].rows}: "
-                f"its partition is not the same when computed again. {REMEDY}",
+                f"its partition is not the same when computed again. {REMEDY}"
             )
         if held != self.held[worker] and not self.warned:
             self.warned = True
             self._warn(f"Worker {worker} came back with other rows, or in another order, and goes on.")
+
+    def _refuse_rows(self, says: str) -> NoReturn:
+        """End the run, whose rows are not those that it began with."""
+        self.failure = self.failure or DataError(says)
+        self.changed.notify_all()
+        raise RefusedError(422, says)
 
     def _warn(self, message: str) -> None:
         self._tell(logging.WARNING, f"{message} {REMEDY}")

@@ -58,26 +58,17 @@ def is_wanted(asked: bool | None, settings: Settings) -> bool:
     return said == "true" or not said and any(settings.setting(name) == "true" for name in ENCRYPTED)
 
 
-def require_library() -> None:
-    """Find the library that makes certificates, which only an endpoint's process needs.
+def server_context() -> tuple[ssl.SSLContext, bytes]:
+    """Return what an endpoint needs, with a new key, and the certificate (DER) that its workers are to see.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the library that makes them is not there, which only an endpoint's process needs.
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
             f"An endpoint with TLS needs the package cryptography, which {socket.gethostname()} has not. Run "
             'pip install "sparkdl-keras[tls]" there, or pass tls=False.'
         )
-
-
-def server_context() -> tuple[ssl.SSLContext, bytes]:
-    """Return what an endpoint needs, with a new key, and the certificate (DER) that its workers are to see.
-
-    Raises:
-        ConfigError: the library that makes them is not there.
-    """
-    require_library()
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -147,7 +147,7 @@ def test_a_compile_of_the_models_own_needs_its_configuration():
 
 
 @pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"), reason="MultiOptimizer is new in Keras 3.14"
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="MultiOptimizer came with Keras 3.14"
 )
 def test_several_optimizers_are_refused_by_name():
     """A schedule, a learning rate and a count of steps are then several."""

@@ -18,7 +18,7 @@ from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
 MASTERS = ("local", "local-cluster")
 
 if not Path("/proc/self/net/tcp").exists():
-    pytest.skip("only Linux has /proc, which shows open sockets and processes", allow_module_level=True)
+    pytest.skip("finds sockets and processes in /proc, which only Linux has", allow_module_level=True)
 
 
 def listening():

@@ -819,6 +819,19 @@ class GoingOn:
         self.gone(worker)
         assert self.absent == self.store.absent
 
+    @settled
+    @precondition(lambda self: getattr(self, "standing", None))
+    @rule(value=values_)
+    def lose_one_that_is_ahead(self, value):
+        """A worker stood for a cut, sent an update and died, and is back before all others have stood."""
+        worker = min(self.standing)
+        for _ in range(2):
+            self.step(worker, value, False)
+        self.lose(worker)
+        if worker in self.absent:
+            assert self.join(worker)
+            self.let_in(worker, self.ready(worker))
+
     @precondition(lambda self: self.absent - self.waiting_room)
     @rule(data=st.data())
     def push_of_the_lost(self, data):

@@ -32,8 +32,6 @@ from sparkdl.gang import noted_interrupts
 from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
 
-LOCAL = Plan((), 0, 4, 1, False, False, 0)
-
 
 def finish_epoch(store, epoch=0, **fields):
     """Let every worker report an epoch and the driver commit it; return its result."""
@@ -213,6 +211,7 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
         store.ready(0, 1, 2, 9, 0, {})
 
     assert (422, None) == (error.value.status, store.members[0].held)
+    assert isinstance(store.failure, DataError)
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -23,13 +23,11 @@ from stores import (
 )
 
 from sparkdl import merging
-from sparkdl.batches import Plan
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.exchange import awaiting
 from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
 
-LOCAL = Plan((), 0, 4, 1, False, False, 0)
 STALL = 10.0
 MODES = ["synchronous", "asynchronous", "hogwild"]
 
