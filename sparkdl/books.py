@@ -257,8 +257,9 @@ def spooled(state: bytes) -> bytes | mmap:
 
 
 def kept(vector: Vector) -> Vector:
-    """Keep a vector out of memory when it is large: a cut is seldom read, and the center goes on."""
-    return vector if vector.nbytes <= LARGE else np.frombuffer(_mapped(as_bytes(vector)), np.float32)
+    """Return a copy of a vector, out of memory when it is large: a cut is seldom read."""
+    large = vector.nbytes > LARGE
+    return np.frombuffer(_mapped(as_bytes(vector)), np.float32) if large else vector.copy()
 
 
 def _mapped(data: bytes | memoryview) -> mmap:

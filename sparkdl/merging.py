@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -110,7 +111,7 @@ class Merging(ABC):
             self.changed.notify_all()
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return the center and the statistics, which updates replace and do not touch, and their version."""
+        """Return the center and the statistics, which no update touches, and their version."""
         with self.changed:
             return self.parameters, self.statistics, self.version
 
@@ -435,8 +436,9 @@ class DeltaRounds(Rounds):
 class Locked(Merging):
     """Asynchronous: each update is merged under one lock, its staleness known.
 
-    However many workers there are, few exchanges of a large model are under way at a time, from the body that
-    is read to the center that has arrived; the rest waits in sockets.
+    The center is changed in place, and a worker gets a copy of it. However many workers there are, few
+    exchanges of a large model are under way at a time, from the body that is read to the center that has
+    arrived; the rest waits in sockets. So there is one vector for each of these, and the center.
 
     Where staleness is bounded (stale-synchronous parallel: Ho et al., 2013), a worker that has made more
     than ``bound`` exchanges more than the slowest one waits for it before it goes on.
@@ -446,12 +448,13 @@ class Locked(Merging):
         self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
         bound: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(parameters, statistics, num_workers)
+        super().__init__(parameters.copy(), statistics, num_workers)
         self.rule, self.state = rule, rule.init(parameters)
         self.decays = decays
         self.last: dict[int, int] = {}
         self.bound = bound
         self.clocks: dict[int, int] = {}  # the exchanges of each worker that is training
+        self.given: Callable[[], Vector | None] = _nothing  # a copy of this center that somebody has
         self.flights = 0  # exchanges whose body, or whose center on its way to a worker, takes memory
 
     def bind(self, working: int) -> None:
@@ -505,7 +508,7 @@ class Locked(Merging):
             self.changed.notify_all()
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Merge an update and answer the center, which the next one replaces and does not touch."""
+        """Merge an update and answer what the center then is."""
         update = read()
         with self.changed:
             _check(self, update)
@@ -513,7 +516,8 @@ class Locked(Merging):
             body, update = [update.parameters], without_body(update)
             if merge is not None:
                 step, self.state = apply(self.rule, body.pop(), self.state, merge)
-                self.parameters = self.parameters + step
+                self.parameters += step
+                self.given = _nothing
                 del step
             del body
             reply = self._words(update, control, counts=merge is not None)
@@ -521,8 +525,24 @@ class Locked(Merging):
                 return reply
             return replace(
                 reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-                parameters=self.parameters, statistics=self.statistics,
+                parameters=self.parameters.copy(), statistics=self.statistics,
             )  # fmt: skip
+
+    def snapshot(self) -> tuple[Vector, Vector, int]:
+        """Return a copy of the center, one for all who ask at once, the statistics, and their version."""
+        with self.changed:
+            copy = self.given()
+            if copy is None:
+                copy = self.parameters.copy()
+                self.given = weakref.ref(copy)
+            return copy, self.statistics, self.version
+
+    def replace(self, parameters: Vector, statistics: Vector) -> None:
+        """Take the values of another center, as a new version."""
+        with self.changed:
+            self.parameters[...] = parameters
+            self.given = _nothing
+            super().replace(self.parameters, statistics)
 
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
         """Return the control words of the moment at which the worker is not too far ahead."""
@@ -574,7 +594,7 @@ class Striped(Locked):
         self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
         bound: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(parameters.copy(), statistics, num_workers, rule, decays, bound)
+        super().__init__(parameters, statistics, num_workers, rule, decays, bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
         self.adding = 0  # updates that are counted, and not in the center yet
         self.settling = 0  # who waits until there are none, and lets no other begin meanwhile
@@ -601,11 +621,6 @@ class Striped(Locked):
             parameters=self.parameters.copy(), statistics=self.statistics,
         )  # fmt: skip
 
-    def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return a copy of the center, the statistics, and their version."""
-        parameters, statistics, version = super().snapshot()
-        return parameters.copy(), statistics, version
-
     def settle(self) -> None:
         """Wait until additions have ended; none begins before the caller gives back the lock."""
         with self.changed:
@@ -617,6 +632,7 @@ class Striped(Locked):
     def _added(self) -> None:
         with self.changed:
             self.adding -= 1
+            self.given = _nothing
             if self.settling:
                 self.changed.notify_all()
 
@@ -634,8 +650,13 @@ class Striped(Locked):
                 part = slice(index * STRIPE, (index + 1) * STRIPE)
                 with lock:
                     self.parameters[part] = parameters[part]
+            self.given = _nothing
             self.statistics = statistics
             self.version += 1
+
+
+def _nothing() -> None:
+    """Be a weak reference to what is gone."""
 
 
 def without_body(update: Update) -> Update:

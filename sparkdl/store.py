@@ -98,8 +98,8 @@ class ParameterStore:
         first = shape.plan.first_epoch
         states, rule = carried or Carried({}, merging.state)
         merging.state = rule
-        parameters, statistics, version = merging.snapshot()
-        self.cut = Cut(first, kept(parameters), statistics, version, shape.first_step, states, rule)
+        parameters, statistics = kept(merging.parameters), merging.statistics
+        self.cut = Cut(first, parameters, statistics, merging.version, shape.first_step, states, rule)
         self.noted = self.cut  # the newest one, which may not have been committed
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # replicas have their own
@@ -504,10 +504,10 @@ class ParameterStore:
 
     def _cut_of(self, book: Book, epoch: int) -> Cut:
         """Return where the run is, of which every worker has said what there is to say."""
-        parameters, statistics, version = self.merging.snapshot()
-        parameters, statistics = book.weights or (kept(parameters), statistics)
+        merging = self.merging
+        parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
         return Cut(
-            epoch, parameters, statistics, version, self.progress, book.states, self.merging.state
+            epoch, parameters, statistics, merging.version, self.progress, book.states, merging.state
         )  # fmt: skip
 
     def _stand(self, update: Update, read: Read) -> Reply:
@@ -553,8 +553,8 @@ class ParameterStore:
     def _gate(self, update: Update) -> Reply:
         """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
         last = update.epoch + 1 >= self.shape.epochs
-        waits = isinstance(self.merging, Rounds) or last
-        through = update.epoch + (2 if waits else 1)
+        rounds = isinstance(self.merging, Rounds)
+        through = update.epoch + (2 if rounds or last else 1)
 
         def open_() -> bool:
             return (
@@ -579,7 +579,7 @@ class ParameterStore:
         goes_on = reply.evaluate < 0 and not last and not self.stopping
         if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
             self._take_up(update.worker)
-        if reply.evaluate < 0 and waits and update.base_version != self.merging.version:
+        if goes_on and rounds and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()
             reply = replace(
                 reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics, version=version
@@ -784,11 +784,10 @@ class ParameterStore:
                 return
             assert isinstance(merging, Locked)  # noqa: S101 - the other kind
             merging.settle()
-            parameters, statistics, version = merging.snapshot()
             self.noted = replace(
-                self.cut, parameters=kept(parameters), statistics=statistics, version=version,
-                progress=self.progress, rule=merging.state, losses=list(merging.losses),
-                ledger=dict(merging.last),
+                self.cut, parameters=kept(merging.parameters), statistics=merging.statistics,
+                version=merging.version, progress=self.progress, rule=merging.state,
+                losses=list(merging.losses), ledger=dict(merging.last),
                 books={epoch: book.noted() for epoch, book in self.books.items()},
             )  # fmt: skip
 

@@ -227,7 +227,9 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
 
 
 def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:
-    """Give a message its sections, taken from ``body``; vectors are views into it. Returns the message.
+    """Give a message its sections, taken from ``body``. Returns the message.
+
+    The parameters are a view into it; whoever keeps another section does not keep the whole body with it.
 
     Raises:
         WireError: ``body`` is not as long as the sections are.
@@ -239,7 +241,7 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     second = first + 4 * lengths.statistics
     third = second + lengths.metrics
     message.parameters = np.frombuffer(view[:first], "<f4")
-    message.statistics = np.frombuffer(view[first:second], "<f4")
+    message.statistics = np.frombuffer(bytes(view[first:second]), "<f4")
     message.metrics, message.state = bytes(view[second:third]), bytes(view[third:])
     return message
 

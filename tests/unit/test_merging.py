@@ -5,6 +5,7 @@ import gc
 import itertools
 import threading
 import time
+import tracemalloc
 import weakref
 from functools import partial
 
@@ -417,6 +418,37 @@ def test_a_new_center_is_a_new_version(mode):
 
     assert ([7.0], 1) == (before.tolist(), version)
     assert [7.0 if mode == "joint" else 8.0] == after.tolist()
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_who_asks_at_once_gets_one_copy(mode):
+    """A gang that starts again does not take the driver's memory for each of its workers."""
+    center = make_merging(Terms(mode, False, 2, Sum()), vector(1.0), EMPTY)
+    before = center.snapshot()[0]
+
+    assert before is center.snapshot()[0]
+
+    center.push(delta(0, 1.0), lambda: delta(0, 1.0), words)
+    moved = center.snapshot()[0]
+    center.replace(vector(7.0), EMPTY)
+    assert [1.0, 2.0, 7.0] == [*before, *moved, *center.snapshot()[0]]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_merge_takes_memory_for_its_reply_alone(mode):
+    """The center of a large model is changed where it is."""
+    size = 1 << 20
+    center = make_merging(Terms(mode, False, 1, Sum()), np.zeros(size, np.float32), EMPTY)
+    update = delta(0, *[1.0] * size)
+    tracemalloc.start()
+    try:
+        reply = center.push(update, lambda: update, words)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (reply.parameters == 1).all()
+    assert peak < 1.5 * reply.parameters.nbytes
 
 
 # -- normalizers ----------------------------------------------------------------------------------

@@ -428,6 +428,22 @@ def test_rounds_wait_for_the_driver_between_epochs():
     assert [8.0] == store.cut.parameters.tolist()
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+def test_who_is_to_end_is_sent_no_center(mode):
+    """At the end of a run all workers wait, and the driver's memory is not for a center for each."""
+    store = begun(store_of(mode, workers=1, size=1, joint=False, epochs=1))
+    push(store, 0, [1.0])
+    replies = []
+
+    def driver():
+        store.commit(store.wait_epoch(0, 10).cut)
+        store.stop()
+
+    together(lambda: replies.append(give(store, report_of(store, 0))), driver)
+
+    assert (Answer.NOTHING, Flag.STOP, 0) == (replies[0].kind, replies[0].flags, len(replies[0].parameters))
+
+
 def test_an_asynchronous_worker_is_at_most_an_epoch_ahead():
     """It goes on at once where the driver has let it, and waits where it has not."""
     store = begun(store_of("asynchronous", epochs=5))

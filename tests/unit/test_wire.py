@@ -54,6 +54,17 @@ def test_a_reply_comes_back_as_it_was_sent(reply):
     assert fields_of(reply) == fields_of(through(reply, wire.encode_reply, wire.decode_reply))
 
 
+def test_who_keeps_statistics_does_not_keep_the_body():
+    """Parameters are read where they came in; all else is small, and the store keeps it for long."""
+    sent = Update(Kind.REPORT, parameters=np.ones(3, np.float32), statistics=np.ones(2, np.float32))
+    body = b"".join(wire.sections(sent))
+    came = wire.fill(*wire.decode_update(wire.encode_update(sent)), body)
+
+    held = np.frombuffer(body, np.uint8)
+    assert np.shares_memory(held, came.parameters)
+    assert not np.shares_memory(held, came.statistics)
+
+
 def test_what_is_not_a_number_travels_too():
     """A loss that exploded, or a learning rate that stays, is nan on the other side."""
     assert np.isnan(through(Update(Kind.DELTA, loss=nan), wire.encode_update, wire.decode_update).loss)
