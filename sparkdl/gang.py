@@ -17,7 +17,7 @@ from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
-from sparkdl.hosted import Store
+from sparkdl.hosted import HostedStore, Store
 from sparkdl.launch import Job
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
@@ -186,8 +186,8 @@ class Gang:
 def noted_interrupts() -> Iterator[list[BaseException]]:
     """Note what the handler of SIGINT raises, for whoever looks after the run to raise it again.
 
-    Python drops it where it comes in the middle of a finalizer, and within the store, which the threads of
-    the endpoint share, it is kept back: it might come between a lock and the ``with`` block that frees it.
+    Python drops it where it comes in the middle of a finalizer, and within the store, which other threads
+    share, it is kept back: it might come between a lock and the ``with`` block that frees it.
     """
     noted: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
@@ -200,7 +200,7 @@ def noted_interrupts() -> Iterator[list[BaseException]]:
             handler(number, frame)
         except BaseException as raised:
             noted.append(raised)
-            if not _within_store(frame):
+            if not _has_locks(frame):
                 raise
 
     signal.signal(signal.SIGINT, noting)
@@ -211,7 +211,11 @@ def noted_interrupts() -> Iterator[list[BaseException]]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _within_store(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_globals.get("__name__") != ParameterStore.__module__:
+def _has_locks(frame: FrameType | None) -> bool:
+    """Return whether a frame is of the store, or of a client's but for the jobs by which that one asks."""
+    modules = set()
+    while frame is not None:
+        modules.add(frame.f_globals.get("__name__"))
         frame = frame.f_back
-    return frame is not None
+    asks = launch.__name__ in modules
+    return ParameterStore.__module__ in modules or HostedStore.__module__ in modules and not asks

@@ -29,6 +29,7 @@ from sparkdl.books import Held
 from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
 from sparkdl.gang import noted_interrupts
+from sparkdl.hosted import HostedRun, HostedStore
 from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
 
@@ -806,10 +807,18 @@ def test_what_comes_again_late_moves_nobody():
         assert {1: 0} == clocks
 
 
-def test_an_interrupt_leaves_no_lock_behind():
+def store_of_client():
+    """Return a store as the client of one in worker 0 has it."""
+    shape = store_of().shape
+    return HostedStore(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: begun(store_of("asynchronous", workers=1)), store_of_client], ids=["own", "of a client"]
+)
+def test_an_interrupt_leaves_no_lock_behind(make):
     """Ctrl-C between the lock and the block that frees it is kept back; the driver raises it when it may."""
-    store = begun(store_of("asynchronous", workers=1))
-    pressed = []
+    store, pressed = make(), []
 
     def press(_frame, event, function):
         if event == "c_return" and getattr(function, "__name__", "") == "__enter__" and not pressed:
