@@ -69,7 +69,7 @@ def kill_after(process, folder, most, eventually):
     ("frequency", "epochs", "moments"),
     [
         ("1", 25, [8]), pytest.param("2", 25, [6, 6], marks=pytest.mark.whole),
-        pytest.param("1", 300, [3] * 20, marks=pytest.mark.whole),
+        pytest.param("1", 300, [3] * 20, marks=[pytest.mark.whole, pytest.mark.timeout(1800)]),
     ],
 )  # fmt: skip
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
