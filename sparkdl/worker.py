@@ -32,6 +32,8 @@ from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
+KEPT = 4  # how many models a process keeps for later tasks,
+KEPT_BYTES = 32 << 20  # and how many bytes they may have together: of large ones only the newest
 
 
 class Loop:
@@ -393,7 +395,8 @@ def _train(
             _kept.clear()  # its variables lie on the devices of this task
 
 
-_kept: dict[tuple[str, bool | None], Any] = {}  # the newest model of this process, compiled functions and all
+# The newest models of this process, compiled functions and all, each with its bytes; the newest is the last.
+_kept: dict[tuple[str, bool | None], tuple[Any, int]] = {}
 
 
 def take_replica(
@@ -401,12 +404,13 @@ def take_replica(
 ) -> Replica:
     """Return a replica with the values of a spec, the compiled one of an earlier task where it fits."""
     key = spec.key, joint
-    if key not in _kept:
-        _kept.clear()
-        _kept[key] = make_replica(models.thaw(spec, objects, builder), joint=joint)
+    replica: Replica | None = _again(key)
+    if replica is None:
+        nbytes = _make_room(spec)
+        replica = make_replica(models.thaw(spec, objects, builder), joint=joint)
+        _kept[key] = replica, nbytes
     else:
-        models.restore(_kept[key].model, spec)
-    replica: Replica = _kept[key]
+        models.restore(replica.model, spec)
     return replica
 
 
@@ -415,9 +419,28 @@ def take_model(spec: models.ModelSpec, objects: models.Objects, builder: Callabl
     for joint in (False, True):
         if (spec.key, joint) in _kept:
             return take_replica(spec, objects, builder, joint=joint).model
-    if (spec.key, None) not in _kept:
-        _kept.clear()
-        _kept[spec.key, None] = models.thaw(spec, objects, builder)
+    key = spec.key, None
+    model = _again(key)
+    if model is None:
+        nbytes = _make_room(spec)
+        model = models.thaw(spec, objects, builder)
+        _kept[key] = model, nbytes
     else:
-        models.restore(_kept[spec.key, None], spec)
-    return _kept[spec.key, None]
+        models.restore(model, spec)
+    return model
+
+
+def _again(key: tuple[str, bool | None]) -> Any:
+    """Return what is kept by this key, from now on as the newest, or None."""
+    if key not in _kept:
+        return None
+    _kept[key] = _kept.pop(key)
+    return _kept[key][0]
+
+
+def _make_room(spec: models.ModelSpec) -> int:
+    """Let go of the oldest models until few and small ones are left beside a new one; return its bytes."""
+    nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
+    while _kept and (len(_kept) == KEPT or nbytes + sum(each for _, each in _kept.values()) > KEPT_BYTES):
+        del _kept[next(iter(_kept))]
+    return nbytes

@@ -1,0 +1,42 @@
+"""Models that a process keeps for later tasks."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import models, worker
+
+
+def spec_of(units, number=0.0):
+    """Return what a model with so many outputs is as values, every weight of it this number."""
+    model = keras.Sequential(
+        [keras.Input((3,), name="in"), keras.layers.Dense(units, name="out")], name="one"
+    )
+    model.compile("sgd", "mse")
+    model.set_weights([np.full_like(weight, number) for weight in model.get_weights()])
+    return models.freeze(model)[0]
+
+
+@pytest.mark.parametrize(("most", "others", "kept"), [(1 << 20, 3, True), (1 << 20, 4, False), (0, 1, False)])
+def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, kept):
+    """A few small ones, as cross-validation has them in turn; of large ones only the newest."""
+    monkeypatch.setattr(worker, "_kept", {})
+    monkeypatch.setattr(worker, "KEPT_BYTES", most)
+    first = worker.take_replica(spec_of(1, 1.0), {}, None, joint=True)
+    for units in range(2, 2 + others):
+        worker.take_replica(spec_of(units), {}, None, joint=True)
+    again = worker.take_replica(spec_of(1, 2.0), {}, None, joint=True)
+
+    assert kept == (again is first)
+    assert again is worker.take_replica(spec_of(1, 2.0), {}, None, joint=True)
+    assert 2.0 == again.model.get_weights()[0][0, 0]
+
+
+def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
+    """It is compiled already; and of several specs with one key the values are those of each."""
+    monkeypatch.setattr(worker, "_kept", {})
+    replica = worker.take_replica(spec_of(1, 1.0), {}, None, joint=False)
+
+    assert replica.model is worker.take_model(spec_of(1, 3.0), {}, None)
+    assert 3.0 == replica.model.get_weights()[0][0, 0]
+    assert worker.take_model(spec_of(2, 4.0), {}, None) is worker.take_model(spec_of(2, 4.0), {}, None)
