@@ -217,7 +217,7 @@ def explain(error: Exception, cluster: Cluster) -> SparkDLError:
     if other := re.search(OTHER_PYTHON, text):
         return PreflightError(
             f"An executor (hosts: {', '.join(cluster.hosts())}) runs Python {other[1]}.{other[2]}, the "
-            f"driver {other[3]}. {preflight.REMEDY}"
+            f"driver {other[3]}. {preflight.remedy(local=cluster.local)}"
         )
     if "RefusedError: " not in text and (raised := _raised(text)):
         return raised

@@ -19,6 +19,7 @@ import sparkdl
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
 REMEDY = "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
+HERE = "Activate this program's environment, or set PYSPARK_PYTHON={python} before Spark starts."
 STALE = "This Python process has Keras on another backend already"
 
 
@@ -39,9 +40,14 @@ def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
         "sparkdl_file": sparkdl.__file__,
         "mark": MARK,
         "missing": MISSING,
-        "remedy": REMEDY,
+        "remedy": remedy(local=local),
         "stale": STALE,
     }
+
+
+def remedy(*, local: bool) -> str:
+    """Return what to do where executors have another environment, or where they are on this machine."""
+    return HERE.format(python=sys.executable) if local else REMEDY
 
 
 def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  # noqa: C901 - see above

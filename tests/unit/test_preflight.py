@@ -1,6 +1,7 @@
 """Whether an executor reaches the endpoint, as it finds out before anything else."""
 
 import socket
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -66,6 +67,19 @@ def test_another_program_is_named(identity, certificate):
         _, error = together(greet, lambda: check(listener.getsockname()[1], identity[1] * certificate))
 
     assert "another program answers there" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("local", "words"),
+    [(True, f"set PYSPARK_PYTHON={sys.executable} before"), (False, "spark.pyspark.python, or --archives")],
+)
+def test_what_is_missing_is_named_with_what_to_do(local, words):
+    """On this machine the driver's own Python will do; elsewhere its path may mean nothing."""
+    expected = preflight.expectations("torch", local=local)
+    expected["packages"] = {"no-such-package": "1.0"}
+
+    with pytest.raises(RuntimeError, match=f"has no no-such-package; the driver has .* 1.0. .*{words}"):
+        preflight.by_value(preflight.check)(expected, None)
 
 
 def test_nobody_there_is_named():
