@@ -174,12 +174,12 @@ def free() -> int:
     return sum(int(each.get("size", 0)) for each in totals if each.get("type") in ("fast", "rest"))
 
 
-def sample() -> dict[str, float]:
-    """Return what this process holds."""
+def sample() -> tuple[float, ...]:
+    """Return what this process holds, in the order of the bars."""
     gc.collect()  # some thousand objects of requests wait for it
     memory, kept = held(Path("/proc/self"))[0], free()
     threads, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
-    return dict(zip(BARS, (memory / 1e6, (memory - kept) / 1e6, threads, descriptors), strict=True))
+    return memory / 1e6, (memory - kept) / 1e6, threads, descriptors
 
 
 def store_of(workers: int) -> ParameterStore:
@@ -192,9 +192,10 @@ def store_of(workers: int) -> ParameterStore:
     return ParameterStore(shape, make_merging(terms, center, statistics, None))
 
 
-def drive(store: ParameterStore, gang: Gang, seconds: float) -> list[dict[str, float]]:
+def drive(store: ParameterStore, gang: Gang, seconds: float) -> dict[str, np.ndarray]:
     """Be the driver of a run for so long; return what this process held, once a second."""
-    samples, begun, epoch = [], time.monotonic(), 0
+    samples = np.ones((int(seconds) + 1, len(BARS)))  # which takes no more memory as time passes
+    begun, epoch, count = time.monotonic(), 0, 0
     store.release(0, float("nan"))
     while (passed := time.monotonic() - begun) < seconds and store.failure is None:
         result = store.wait_epoch(epoch, 0.2)
@@ -204,10 +205,10 @@ def drive(store: ParameterStore, gang: Gang, seconds: float) -> list[dict[str, f
             epoch += 1
         store.log.clear()
         gang.disturb()
-        if passed > len(samples):
-            samples.append(sample())
+        if passed > count:
+            samples[count], count = sample(), count + 1
     store.stop()
-    return samples
+    return dict(zip(BARS, samples[:count].T, strict=True))
 
 
 def soak(workers: int, minutes: float, **options: float) -> dict:
@@ -234,20 +235,25 @@ def soak(workers: int, minutes: float, **options: float) -> dict:
 # --- the verdict --------------------------------------------------------------------------------
 
 
-def quarters(samples: list[dict[str, float]], name: str) -> tuple[float, float]:
+def warm(samples: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """Return how much there was of something once the process was warm."""
+    return samples[name][int(WARM_UP * len(samples[name])) :]
+
+
+def quarters(samples: dict[str, np.ndarray], name: str) -> tuple[float, float]:
     """Return the medians of the first and the last quarter, once the process was warm."""
-    values = [each[name] for each in samples[int(WARM_UP * len(samples)) :]]
+    values = warm(samples, name)
     length = max(1, len(values) // 4)
     return statistics.median(values[:length]), statistics.median(values[-length:])
 
 
-def slope(samples: list[dict[str, float]], name: str) -> float:
+def slope(samples: dict[str, np.ndarray], name: str) -> float:
     """Return by how much something grew in an hour, by least squares, once the process was warm."""
-    values = [each[name] for each in samples[int(WARM_UP * len(samples)) :]]
+    values = warm(samples, name)
     return float(3600 * np.polyfit(np.arange(len(values)), values, 1)[0]) if len(values) > 1 else 0.0
 
 
-def grown(samples: list[dict[str, float]]) -> list[str]:
+def grown(samples: dict[str, np.ndarray]) -> list[str]:
     """Return what grew by more than its bar allows."""
     return [name for name, bar in BARS.items() if -np.subtract(*quarters(samples, name)) > bar]
 

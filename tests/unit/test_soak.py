@@ -33,12 +33,8 @@ def test_what_grows_is_found(name):
     steady[name][:20] -= 20
     growing = steady | {name: steady[name] + np.arange(100) / 5}
 
-    assert [] == soak.grown(samples_of(steady))
-    assert [name] == soak.grown(samples_of(growing))
-
-
-def samples_of(columns):
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    assert [] == soak.grown(steady)
+    assert [name] == soak.grown(growing)
 
 
 SOUND = {
