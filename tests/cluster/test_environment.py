@@ -106,6 +106,7 @@ def test_executors_with_another_keras_are_refused(spark, problem, environment):
     assert f" has keras 9.9.0, the driver keras {keras.__version__}. " in refused(spark, problem)
 
 
+@pytest.mark.whole
 def test_executors_without_the_backend_are_refused(spark, problem, environment):
     """Keras is there, and not what it runs on."""
     environment("tensorflow")
@@ -113,6 +114,7 @@ def test_executors_without_the_backend_are_refused(spark, problem, environment):
     assert " has no tensorflow, the Keras backend of the driver. " in refused(spark, problem)
 
 
+@pytest.mark.whole
 def test_executors_with_another_numpy_are_refused(spark, problem, environment):
     """Arrays of one major version may not be read by another."""
     environment("numpy-").add("numpy-1.0.dist-info/METADATA", "Name: numpy\nVersion: 1.0\n")

@@ -82,6 +82,22 @@ def test_what_is_missing_is_named_with_what_to_do(local, words):
         preflight.by_value(preflight.check)(expected, None)
 
 
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        ({"python": "3.8"}, f"runs Python 3.{sys.version_info[1]} .*, the driver 3.8"),
+        ({"packages": {"keras": "1.0"}}, r"has keras 3\..*, the driver keras 1.0"),
+        ({"packages": {"numpy": "0.1"}}, r"has numpy \d.*, the driver numpy 0.1"),
+        ({"backend": "no_such_backend"}, "has no no_such_backend, the Keras backend of the driver"),
+        ({"sparkdl": "0.0"}, "has another sparkdl, .*; the driver has 0.0 from .*--py-files"),
+    ],
+)
+def test_what_differs_is_named(differs, words):
+    """The version here, and that of the driver."""
+    with pytest.raises(RuntimeError, match=words):
+        preflight.by_value(preflight.check)(preflight.expectations(None, local=True) | differs, None)
+
+
 def test_nobody_there_is_named():
     """With the settings that decide which address it is."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
