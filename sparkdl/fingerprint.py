@@ -7,8 +7,9 @@ mixed with their keys (``ordered``), and the digests alone (``free``). Sums do n
 order a shuffle brings them; the sum of ``free`` over a gang does not see who has which row.
 
 A row is words of 64 bits, or of as many as its columns can be divided into. Each is multiplied by an odd
-number of its place in the row, after its upper half was put into its lower, so that no two changed signs
-make up for each other; the sum is mixed by splitmix64. It tells mistakes, and withstands no attack.
+number of its place in the row, after it was shifted to the right, by no multiple of a number's bits, and put
+into itself, so that changed signs do not make up for each other; the sum is mixed by splitmix64. It tells
+mistakes, and withstands no attack.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _words(column: Array) -> Words:
     rows = np.ascontiguousarray(column).reshape(len(column), prod(column.shape[1:]))
     unit = gcd(rows.shape[1] * rows.itemsize, 8)
     words = rows.view(f"u{unit}")
-    return words ^ (words >> np.uint64(32)) if unit == 8 else words.astype(np.uint64)
+    return words ^ (words >> np.uint64(29)) if unit == 8 else words.astype(np.uint64)
 
 
 def _entries(rows: SparseRows) -> Words:
