@@ -438,7 +438,8 @@ class Locked(Merging):
 
     The center is changed in place, and a worker gets a copy of it. However many workers there are, few
     exchanges of a large model are under way at a time, from the body that is read to the center that has
-    arrived; the rest waits in sockets. So there is one vector for each of these, and the center.
+    arrived; the rest waits in sockets. So there is one vector for each of these, the center, and for a moment
+    what a rule makes of a delta.
 
     Where staleness is bounded (stale-synchronous parallel: Ho et al., 2013), a worker that has made more
     than ``bound`` exchanges more than the slowest one waits for it before it goes on.
