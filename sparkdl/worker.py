@@ -403,14 +403,11 @@ def take_replica(
     spec: models.ModelSpec, objects: models.Objects, builder: Callable[[], Any] | None, *, joint: bool
 ) -> Replica:
     """Return a replica with the values of a spec, the compiled one of an earlier task where it fits."""
-    key = spec.key, joint
-    replica: Replica | None = _again(key)
-    if replica is None:
-        nbytes = _make_room(spec)
-        replica = make_replica(models.thaw(spec, objects, builder), joint=joint)
-        _kept[key] = replica, nbytes
-    else:
-        models.restore(replica.model, spec)
+
+    def make() -> Replica:
+        return make_replica(models.thaw(spec, objects, builder), joint=joint)
+
+    replica: Replica = _take(spec, joint, make)
     return replica
 
 
@@ -419,28 +416,19 @@ def take_model(spec: models.ModelSpec, objects: models.Objects, builder: Callabl
     for joint in (False, True):
         if (spec.key, joint) in _kept:
             return take_replica(spec, objects, builder, joint=joint).model
-    key = spec.key, None
-    model = _again(key)
-    if model is None:
-        nbytes = _make_room(spec)
-        model = models.thaw(spec, objects, builder)
-        _kept[key] = model, nbytes
+    return _take(spec, None, lambda: models.thaw(spec, objects, builder))
+
+
+def _take(spec: models.ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
+    """Return what is kept for a spec, its values set, or make it; of the others few and small ones stay."""
+    key = spec.key, joint
+    if key in _kept:
+        made, nbytes = _kept.pop(key)
+        models.restore(made if joint is None else made.model, spec)
     else:
-        models.restore(model, spec)
-    return model
-
-
-def _again(key: tuple[str, bool | None]) -> Any:
-    """Return what is kept by this key, from now on as the newest, or None."""
-    if key not in _kept:
-        return None
-    _kept[key] = _kept.pop(key)
-    return _kept[key][0]
-
-
-def _make_room(spec: models.ModelSpec) -> int:
-    """Let go of the oldest models until few and small ones are left beside a new one; return its bytes."""
-    nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
-    while _kept and (len(_kept) == KEPT or nbytes + sum(each for _, each in _kept.values()) > KEPT_BYTES):
-        del _kept[next(iter(_kept))]
-    return nbytes
+        nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
+        while len(_kept) >= KEPT or _kept and nbytes + sum(each for _, each in _kept.values()) > KEPT_BYTES:
+            del _kept[next(iter(_kept))]
+        made = make()
+    _kept[key] = made, nbytes
+    return made
