@@ -49,7 +49,7 @@ ROWS = 4  # of an update
 RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "secret"
 SHARE = 0.01  # of requests, and of answers, that the relay loses
 SILENCE, STALL = 3.0, 60.0  # as SparkModel has them
-WARM_UP = 0.2  # of the time, which says nothing of growth
+WARM_UP, WARM_SECONDS = 0.2, 60  # of the time, and at least: what says nothing of growth
 BARS = {  # how much more at the end is no growth
     "MB of memory": 4.0, "MB of it in use": 0.5, "threads": 0.0, "descriptors": 8.0,
 }  # fmt: skip
@@ -236,8 +236,9 @@ def soak(workers: int, minutes: float, **options: float) -> dict:
 
 
 def warm(samples: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Return how much there was of something once the process was warm."""
-    return samples[name][int(WARM_UP * len(samples[name])) :]
+    """Return how much there was of something once the process was warm; at least the last of it."""
+    values = samples[name]
+    return values[min(len(values) - 1, max(int(WARM_UP * len(values)), WARM_SECONDS)) :]
 
 
 def quarters(samples: dict[str, np.ndarray], name: str) -> tuple[float, float]:
@@ -284,7 +285,8 @@ def words_of(outcome: dict, options) -> str:
     count_table = table(["counted", ""], [[name, f"{count:,}"] for name, count in counts.items()])
     words = (
         f"{options.workers} worker processes for {options.minutes:g} minutes, asynchronous, {SIZE:,} "
-        f"parameters; medians of samples once a second after the first {WARM_UP:.0%} of the time. "
+        f"parameters; medians of samples once a second after the first {WARM_UP:.0%} of the time, "
+        f"and {WARM_SECONDS} s at least. "
         f"{harness.machine({'sparkdl': sys.executable})}"
     )
     exact = verdict("Each worker's updates in the center, exactly once:", adds_up(outcome))

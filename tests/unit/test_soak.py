@@ -29,12 +29,18 @@ def test_some_seconds_of_it():
 @pytest.mark.parametrize("name", soak.BARS)
 def test_what_grows_is_found(name):
     """What goes up and down is none of that, nor what grows while the process gets warm."""
-    steady = {each: 30 + 0.1 * np.sin(np.arange(100)) for each in soak.BARS}
-    steady[name][:20] -= 20
-    growing = steady | {name: steady[name] + np.arange(100) / 5}
+    steady = {each: 30.0 + np.arange(220) % 2 for each in soak.BARS}
+    steady[name][:60] -= 20
+    growing = steady | {name: steady[name] + np.arange(220) / 5}
 
     assert [] == soak.grown(steady)
     assert [name] == soak.grown(growing)
+
+
+@pytest.mark.parametrize("seconds", [1, 12])
+def test_a_process_that_never_got_warm_has_not_grown(seconds):
+    """Some seconds are of a process that loads its code and fills its pools."""
+    assert [] == soak.grown({each: 30.0 + np.arange(seconds) for each in soak.BARS})
 
 
 SOUND = {
