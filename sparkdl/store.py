@@ -46,10 +46,11 @@ from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import DataError, DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
-from sparkdl.weights import EMPTY, Vector, is_finite
+from sparkdl.weights import EMPTY, Vector, is_finite, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
+TIDY = 10.0  # seconds after which what many small requests have freed is given back
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 REMEDY = (
@@ -72,6 +73,7 @@ class ParameterStore:
         self.changed = threading.Condition(merging.lock)
         self.clock = time.monotonic
         self.looked = inf  # when the driver last looked for silent workers
+        self.tidied = self.clock()  # when memory was last given back
         self.generation = 1
         merging.generation = 1
         self.members: dict[int, Member] = {}
@@ -765,6 +767,13 @@ class ParameterStore:
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
             self._take_back()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Give back what requests have freed: of many threads' the C library keeps ever more."""
+        if self.clock() - self.tidied > TIDY:
+            self.tidied = self.clock()
+            trim(inf)
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take the weights that a callback set on the driver as the new center."""

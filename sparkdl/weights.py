@@ -38,10 +38,10 @@ def address(array: Array) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
 
 
-def trim(freed: int) -> None:
+def trim(freed: float) -> None:
     """Give memory back to the system after so many bytes were freed, where the C library would keep it.
 
-    A few are left to it, which is quicker at them.
+    A few are left to it, which is quicker at them; a trim takes some milliseconds.
     """
     if freed > LARGE:
         with suppress(OSError, AttributeError, TypeError):

@@ -1,8 +1,10 @@
 """The book of a run: who takes part, what was counted, how far the epochs are."""
 
+import re
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -514,6 +516,29 @@ def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch
     push(store, 0, [1.0])
 
     assert [True] == looked
+
+
+def resident():
+    """Return how many bytes of its own this process holds in memory."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", status)[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process holds")
+def test_what_requests_have_freed_is_given_back_now_and_then():
+    """The C library keeps the holes between what is still in use, until an epoch ends."""
+    store = begun(store_of("asynchronous"))
+    pairs = [(np.ones(10_000, np.float32), np.ones(1_000, np.float32)) for _ in range(2_000)]
+    begin, used = resident(), [small for _, small in pairs]
+    del pairs
+    finish_epoch(store)  # in the first seconds of a run
+    kept = begin - resident()
+    after = store.clock() + 11
+    store.clock = lambda: after
+    store.commit(store.cut)
+
+    assert kept < 40e6 < begin - resident()
+    assert 2_000 == len(used)
 
 
 # -- ends and restarts ----------------------------------------------------------------------------
