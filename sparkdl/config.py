@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import StrEnum
 from numbers import Integral, Real
@@ -352,6 +352,20 @@ class CheckpointConfig:
         whole_number("keep_best", self.keep_best, least=0)
         if self.best not in ("min", "max"):
             raise ConfigError(f'best should be "min" or "max"; got {self.best!r}.')
+
+    @classmethod
+    def of(cls, given: Any) -> CheckpointConfig:
+        """Return one of a folder, of what ``settings`` gave, or of one."""
+        if isinstance(given, CheckpointConfig):
+            return given
+        fields = dict(given) if isinstance(given, dict) else {"uri": given}
+        if isinstance(every := fields.get("every"), dict):
+            fields["every"] = timedelta(**every)
+        return cls(**fields)
+
+    def settings(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {**asdict(self), "every": {"seconds": self.seconds} if self.seconds else self.every}
 
     @property
     def seconds(self) -> float | None:

@@ -627,6 +627,12 @@ def input_names(model: keras.Model) -> tuple[str, ...]:
     return tuple(keys.get(id(tensor), tensor.name) for tensor in inputs)
 
 
+def output_names(model: keras.Model) -> tuple[str, ...]:
+    """Return how a model calls its outputs, in their order, if it tells: a dict's keys, or their names."""
+    made = getattr(model, "_outputs_struct", None)
+    return tuple(made) if isinstance(made, dict) else tuple(getattr(model, "output_names", None) or ())
+
+
 def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
     """Return a compiled model like this one, of its own: with its weights and its optimizer's state.
 

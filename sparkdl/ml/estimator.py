@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl import losses, models
 from sparkdl.errors import ModelError
-from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_input
+from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.spark_model import SparkModel
@@ -126,9 +126,11 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         trained = SparkModel(given, **arguments(self, SETTINGS))
         fit = arguments(self, FIT)
         fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]  # one fit's each
-        fit["features_col"] = by_input(self.getOrDefault("featuresCol"), models.input_names(trained.model))
+        inputs, outputs = models.input_names(trained.model), models.output_names(trained.model)
+        fit["features_col"] = by_name(self.getOrDefault("featuresCol"), inputs, "input")
+        fit["label_col"] = by_name(fit["label_col"], outputs, "output")
         if self.isDefined("weightCol"):
-            fit["sample_weight"] = self.getOrDefault("weightCol")
+            fit["sample_weight"] = by_name(self.getOrDefault("weightCol"), outputs, "output")
         history = trained.fit(dataset, **fit)
         result = KerasEstimatorModel(trained.model)
         result._builder = builder

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.config import (
+    CheckpointConfig,
     Late,
     Mode,
     Placement,
+    WorkerLoss,
     choose,
     parse_port,
     parse_quorum,
@@ -224,9 +226,13 @@ class TrainingParams(ModelParams, PredictionParams):
     bindAddress = _param("the address that the endpoint listens on", TEXT)
     advertisedHost = _param("the host that executors connect to", TEXT)
     port = _param("the endpoint's port, or a range of ports to try; 0: any", _checked(parse_port))
+    tls = _param("whether workers and the endpoint speak TLS; by default where Spark itself encrypts", FLAG)
     startTimeout = _param("seconds that executors and the gang may take to start", _seconds)
     maxRestarts = _param("how often in a row a run that lost a worker is taken up again", _natural)
     stallTimeout = _param("seconds without a word after which a worker is lost", _seconds)
+    onWorkerLoss = _param(
+        '"fail": all workers start again, or "continue" without the one that is lost', _one_of(WorkerLoss)
+    )  # fmt: skip
     recoveryEvery = _param("exchanges of an epoch after which there is a place to go on from", _whole)
     shareGpus = _param("whether two workers may be on one GPU", FLAG)
     staleness = _param("exchanges that a worker may be ahead of the slowest", _natural)
@@ -236,32 +242,38 @@ class TrainingParams(ModelParams, PredictionParams):
     placement = _param('where the endpoint is: "driver" or, over Spark Connect, "worker"', _one_of(Placement))
     distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
 
-    labelCol = _param("the column of labels, or several, as featuresCol", _columns)
-    weightCol = _param("the column of sample weights", TEXT)
+    labelCol = _param("the column of labels, or several, by output, as featuresCol by input", _columns)
+    weightCol = _param("the column of sample weights, or several, by output", _columns)
     validationIndicatorCol = _param("the column of booleans that say which rows are for validation", TEXT)
     validationSplit = _param("the fraction of rows that is held out", SHARE)
     validationBatchSize = _param("rows per forward pass over validation rows", _whole)
     validationFreq = _param("evaluate after so many epochs, or after those of a list", _epochs)
     batchSize = _param("rows per update of the optimizer", _whole)
     epochs = _param("how many epochs", _whole)
+    initialEpoch = _param("the epoch at which training begins", _natural)
     stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
     shuffle = _param("whether rows are dealt in a random order", FLAG)
     preservePartitions = _param("whether each worker gets whole partitions, and rows stay in theirs", FLAG)
     classWeight = _param("the weight of a row by the class of its label", _classes)
     callbacks = _param("Keras callbacks, which run on the driver", _plain(TypeConverters.toList))
     seed = _param("what every random order is drawn from", _natural)
+    checkpoint = _param(
+        "a folder for the checkpoints of one fit, or a sparkdl.CheckpointConfig",
+        _plain(CheckpointConfig.of),
+    )  # fmt: skip
+    resume = _param("whether to go on from the newest checkpoint there, where there is one", FLAG)
     verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
 
 
 SETTINGS = (
     "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
-    "advertisedHost", "port", "startTimeout", "maxRestarts", "stallTimeout", "recoveryEvery", "shareGpus",
-    "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement", "distribution",
+    "advertisedHost", "port", "tls", "startTimeout", "maxRestarts", "stallTimeout", "onWorkerLoss",
+    "recoveryEvery", "shareGpus", "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement", "distribution",
 )  # fmt: skip
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
-    "batchSize", "epochs", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed", "verbose",
-    "preservePartitions", "decode",
+    "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed",
+    "verbose", "preservePartitions", "decode", "checkpoint", "resume",
 )  # fmt: skip
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 
@@ -275,23 +287,28 @@ def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def by_input(columns: Any, inputs: tuple[str, ...]) -> Any:
+def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
     """Return a dict of columns by input, of one that may be of inputs by column, and others as they are.
+
+    Args:
+        columns: the name of a column, or a list or a dict of such.
+        names: those of the model's inputs, or of its outputs; none, if it does not tell.
+        what: which of them these are, "input" or "output".
 
     Raises:
         ConfigError: it can be read in both ways.
     """
     if (
-        not inputs
+        not names
         or not isinstance(columns, dict)
         or not all(isinstance(each, str) for each in columns.values())
     ):
         return columns
     turned = {name: column for column, name in columns.items()}
-    reads, turns = columns.keys() >= set(inputs), turned.keys() >= set(inputs)
+    reads, turns = columns.keys() >= set(names), turned.keys() >= set(names)
     if reads and turns and turned != columns:
         raise ConfigError(
-            f"{columns} may name columns by input or inputs by column of {', '.join(inputs)}. Rename a "
+            f"{columns} may name columns by {what} or {what}s by column of {', '.join(names)}. Rename a "
             "column, or pass a list of columns in this order."
         )
     return turned if turns else columns

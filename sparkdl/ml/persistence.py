@@ -65,6 +65,8 @@ class KerasWriter(MLWriter):
         set_here = {param.name: value for param, value in stage._paramMap.items() if value is not None}
         if "merge" in set_here:
             set_here["merge"] = to_settings(set_here["merge"])
+        if "checkpoint" in set_here:
+            set_here["checkpoint"] = set_here["checkpoint"].settings()
         left = [name for name in set_here if name in OBJECTS and name != "model"]
         if left:
             logger.warning(

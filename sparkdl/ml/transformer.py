@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, functions
 
 from sparkdl import losses, models
 from sparkdl.errors import ModelError
-from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_input
+from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.prediction import column_function, frame_features
 from sparkdl.tables import frame_source, require_free
@@ -24,7 +24,7 @@ class Predicts(PredictionParams, Stored):
         if model is None:
             raise ModelError(f"{type(self).__name__} has no model; set one.")
         models.require_model(model)
-        names = by_input(self.getOrDefault("featuresCol"), models.input_names(model))
+        names = by_name(self.getOrDefault("featuresCol"), models.input_names(model), "input")
         decode = self.getOrDefault("decode") if self.isDefined("decode") else None
         source = frame_source(dataset, (names,), (models.count_parts(model)[0],), decode=decode)
         schema = frame_features(model, source)

@@ -1,13 +1,17 @@
 """Params are checked where they are set, by Spark's rules, without a JVM."""
 
 import inspect
+import json
+import re
+from datetime import timedelta
 
 import numpy as np
 import pytest
 from pyspark.ml.param import Param
 
+from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import ConfigError
-from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_input
+from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
 
 
 def test_each_param_has_an_owner_words_and_accessors():
@@ -59,6 +63,8 @@ def test_a_copy_has_values_of_its_own():
         ({"task": "ranking"}, ConfigError, "task should be one of 'auto', 'classification', 'regression'"),
         ({"merge": "mean"}, ConfigError, "merge should be one of 'average'"),
         ({"quorum": 1.5}, ConfigError, "quorum should be"),
+        ({"onWorkerLoss": "wait"}, ConfigError, "onWorkerLoss should be one of 'fail', 'continue'"),
+        ({"checkpoint": 3}, ConfigError, "uri should be a path or a URI; got 3"),
         ({"featuresCol": 3}, TypeError, "name of a column"),
         ({"classWeight": [1.0]}, TypeError, "dict of numbers by class"),
         ({"shuffle": "yes"}, TypeError, "shuffle"),
@@ -85,6 +91,31 @@ def test_params_become_the_arguments_of_a_fit():
     assert ("held", {1: 2.0}) == (fit["validation_indicator_col"], fit["class_weight"])
 
 
+OTHERWISE = {  # what a stage says by other Params, or which Spark has no use for
+    "x", "y", "sample_weight", "features_col", "validation_data", "validation_steps", "parameter_server_mode",
+}  # fmt: skip
+
+
+def test_there_is_a_param_for_whatever_a_spark_model_takes():
+    """For its settings and for the arguments of its fit, each by its name in Spark's spelling."""
+    taken = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters}
+    named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in taken - OTHERWISE}
+
+    assert named - {"self", "model"} == {*SETTINGS, *FIT}
+    assert {*SETTINGS, *FIT} < {param.name for param in TrainingParams().params}
+
+
+@pytest.mark.parametrize("every", ["epoch", 16, timedelta(minutes=1.5)])
+def test_checkpoints_are_a_folder_or_a_configuration(every):
+    """JSON, in which stages are saved, holds either."""
+    config = CheckpointConfig("hdfs:///kept", every=every, keep=3)
+    given = TrainingParams(checkpoint=config).getCheckpoint()
+    saved = json.loads(json.dumps(given.settings()))
+
+    assert config == given == TrainingParams(checkpoint=saved).getCheckpoint()
+    assert CheckpointConfig("hdfs:///kept") == TrainingParams(checkpoint="hdfs:///kept").getCheckpoint()
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
@@ -101,10 +132,10 @@ def test_several_inputs_are_mapped_either_way(columns, expected):
     """Columns by input, as in SparkModel, or inputs by column, as other pipelines have it."""
     inputs = () if "anything" in columns else ("points", "words")  # a subclassed model does not tell
 
-    assert expected == by_input(columns, inputs)
+    assert expected == by_name(columns, inputs, "input")
 
 
 def test_a_mapping_that_may_be_read_either_way_is_refused():
     """It would be a guess, and silent."""
-    with pytest.raises(ConfigError, match="may name columns by input or inputs by column"):
-        by_input({"a": "b", "b": "c", "c": "a"}, ("a", "b", "c"))
+    with pytest.raises(ConfigError, match="may name columns by output or outputs by column"):
+        by_name({"a": "b", "b": "c", "c": "a"}, ("a", "b", "c"), "output")
