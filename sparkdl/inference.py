@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparkdl.heads import classify
 from sparkdl.schema import AnyRows, Schema, as_pair
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
-from sparkdl.weights import Array
+from sparkdl.weights import LARGE, Array
 from sparkdl.worker import evaluate, take_model, take_replica
 
 
@@ -108,7 +109,7 @@ def _predict_arrow(
     output, head = options["output"], options["head"]
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
-        parts = _arrays_of(columns, job.schema, options.get("decode") or {})
+        parts = _arrays_of(columns, job, options.get("decode") or {})
         found = models.concatenate([_predict(model, job, arrays) for arrays in parts])
         predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
     else:
@@ -121,17 +122,24 @@ def _predict_arrow(
 
 
 def _arrays_of(
-    columns: Sequence[Any], schema: Schema, decode: Mapping[int, frames.Decode]
+    columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, frames.Decode]
 ) -> Iterator[list[AnyRows]]:
-    """Yield the arrays of a batch, a few rows at once where they have to be decoded."""
+    """Yield the arrays of a batch, of few rows at once where these are large: they may be stored as less."""
     count = len(columns[0])
-    size = feed.rows_per_block(schema.columns) if decode else count
+    size = feed.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
     for start in range(0, count, size):
         name_row = functools.partial(_name_row, start)
         yield [
             frames.column_array(values.slice(start, size), column, name_row, decode.get(place))
-            for place, (values, column) in enumerate(zip(columns, schema.columns, strict=True))
+            for place, (values, column) in enumerate(zip(columns, job.schema.columns, strict=True))
         ]
+
+
+def _rows_at_once(job: InferenceJob) -> int:
+    """Return how many rows are little memory with all their zeros, whole batches if it can be."""
+    row = sum(prod(column.shape) * np.dtype(column.dtype).itemsize for column in job.schema.columns)
+    rows = max(1, LARGE // max(1, row))
+    return rows - rows % job.batch_size if rows > job.batch_size else rows
 
 
 def _name_row(start: int, row: int) -> str:

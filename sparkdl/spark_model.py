@@ -483,7 +483,7 @@ class SparkModel:
             session=source.session, custom_objects=self.custom_objects, builder=self._builder,
             streams=source.frame.isStreaming,
         )  # fmt: skip
-        return source.frame.withColumn(output_col, predict(*source.selected))
+        return source.frame.withColumn(output_col, predict(*source.features()))
 
     def output_shapes(self) -> Any:
         """Return the shape of one row's prediction, or a dict of them by output; known after a fit."""

@@ -59,6 +59,13 @@ class FrameSource(Source):
         self.sample = sample._replace(names=tuple(labels))
         self.selected = self._select()
 
+    def features(self) -> list[Any]:
+        """Return the columns for a function that predicts: vectors as they store their numbers."""
+        return self._select(sparse=[place for place in self._vectors() if place not in self.decode])
+
+    def _vectors(self) -> list[int]:
+        return [place for place, name in enumerate(self._names) if _is_vector(self.frame, name)]
+
     def _select(self, raw: Sequence[int] = (), sparse: Sequence[int] = ()) -> list[Any]:
         """Return the columns as numbers and arrays; some as they are, some vectors without zeros."""
         kept = {*self.decode, *raw}
@@ -69,8 +76,7 @@ class FrameSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
-        vectors = [place for place, value in enumerate(self._names) if _is_vector(self.frame, value)]
-        first = self.frame.select(*self._select(raw=vectors)).limit(1)
+        first = self.frame.select(*self._select(raw=self._vectors())).limit(1)
         rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
             raise DataError("There are no rows to train on: the DataFrame is empty.")
@@ -136,6 +142,9 @@ class FrameSource(Source):
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
             part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
             frame = frame.unionByName(validation._rows(schema.columns, part))
+        moves = seed is not None or validation is not None or self.ahead or cluster.remote
+        if self.partitions is None and not moves and self.num_partitions() == num_workers:
+            self.partitions = num_workers
         coalesced = self.partitions is not None and self.partitions > num_workers
         if coalesced:
             frame = frame.coalesce(num_workers)

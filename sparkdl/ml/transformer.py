@@ -47,7 +47,7 @@ class Predicts(PredictionParams, Stored):
             parts = {"predictionCol": column.cast("double") if shape == (1,) else column}
         found = [(self.getOrDefault(name), part) for name, part in parts.items() if self.getOrDefault(name)]
         require_free(dataset, *(name for name, _ in found))
-        frame = dataset.withColumn(made, predict(*source.selected))
+        frame = dataset.withColumn(made, predict(*source.features()))
         return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
 
     def builder(self) -> Any:

@@ -55,6 +55,20 @@ def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, 
     assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=shuffle), start) < 5
 
 
+@pytest.mark.parametrize("kind", ["rdd", "frame"])
+def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
+    """Where there are as many partitions as workers, of whatever sizes, nothing asks for a shuffle."""
+    model, start = problem.model(), problem.model().get_weights()
+    rows = 140, 63
+
+    history = SparkModel(model, num_workers=2).fit(
+        data_of(kind, spark, problem, rows), batch_size=16, epochs=2, verbose=0, shuffle=False
+    )
+
+    assert list(rows) == history.training["worker_rows"]
+    assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=False), start) < 5
+
+
 def test_rows_of_a_group_stay_together(spark, problem):
     """Of a DataFrame that is repartitioned by a column no shuffle of ours breaks up a group."""
     frame = data_of("frame", spark, problem).repartition(3, "label")
