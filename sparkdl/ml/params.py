@@ -268,7 +268,8 @@ class TrainingParams(ModelParams, PredictionParams):
 SETTINGS = (
     "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
     "advertisedHost", "port", "tls", "startTimeout", "maxRestarts", "stallTimeout", "onWorkerLoss",
-    "recoveryEvery", "shareGpus", "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement", "distribution",
+    "recoveryEvery", "shareGpus", "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement",
+    "distribution",
 )  # fmt: skip
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",

@@ -24,7 +24,7 @@ def predicted(model, column, batch_size):
 
 
 def test_wide_sparse_vectors_are_never_all_dense_at_once():
-    """A batch of hashed words would be a gigabyte with its zeros, of which a task has a few rows at a time."""
+    """A batch of hashed words would be a gigabyte with its zeros; a task has few rows of it at a time."""
     size, count, random = 1 << 18, 1000, np.random.default_rng(0)
     indices = random.integers(0, size, (count, 3))
     rows = [{"type": 0, "size": size, "indices": sorted(each), "values": [1.0] * 3} for each in indices]

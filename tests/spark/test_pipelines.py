@@ -232,9 +232,8 @@ def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
 
     fitted = KerasEstimator(featuresCol={"left": "features", "right": ["a", "b"]}, **params).fit(table)
     pairs = table.withColumn("pair", functions.array("a", "b"))
-    turned = KerasEstimator(
-        **params | {"featuresCol": {"features": "left", "pair": "right"}, "labelCol": {"label": "kind", "a": "size"}}
-    ).fit(pairs)  # fmt: skip
+    params["labelCol"] = {"label": "kind", "a": "size"}
+    turned = KerasEstimator(featuresCol={"features": "left", "pair": "right"}, **params).fit(pairs)
 
     np.testing.assert_allclose(weights_of(fitted), weights_of(turned), atol=1e-6)
     out = fitted.transform(table)
