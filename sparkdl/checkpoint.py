@@ -29,7 +29,7 @@ from sparkdl.fingerprint import Fingerprint
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
 DIGEST_BYTES = 32
-NAME = re.compile(r"checkpoint-(\d{8})(?:_(.+))?\.sparkdl")
+NAME = re.compile(r"checkpoint-(\d{8})(?:_(-?\d+(?:\.\d+)?(?:e[-+]\d+)?))?\.sparkdl")
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
 
 
@@ -111,7 +111,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         try:
             self._look()
-        except Exception as error:
+        except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
         if fresh and self._names:
             raise ConfigError(

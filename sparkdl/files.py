@@ -1,12 +1,20 @@
-"""Files on any file system: local paths by the standard library, URIs through Hadoop's."""
+"""Files on any file system: local paths by the standard library, URIs through Hadoop's.
+
+What goes wrong is an OSError, whichever of them says so.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from sparkdl.errors import ConfigError
 
@@ -35,8 +43,8 @@ def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bo
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(local, target)
         return
-    system, path = _hadoop(target, context)
-    system.copyFromLocalFile(False, True, _local(local, context), path)
+    with _hadoop(target, context) as (system, path):
+        system.copyFromLocalFile(False, True, _local(local, context), path)
 
 
 def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> None:
@@ -50,24 +58,25 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
     if not (of_spark or is_uri(source)):
         shutil.copyfile(source, local)
         return
-    system, path = _hadoop(source, context)
-    system.copyToLocalFile(False, path, _local(local, context), True)
+    with _hadoop(source, context) as (system, path):
+        system.copyToLocalFile(False, path, _local(local, context), True)
 
 
 def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
     """Return whether there is a file at a path or URI, as ``put`` takes it."""
     if not (of_spark or is_uri(target)):
         return Path(target).exists()
-    system, path = _hadoop(target, context)
-    return bool(system.exists(path))
+    with _hadoop(target, context) as (system, path):
+        return bool(system.exists(path))
 
 
 def names(folder: str, *, context: Any) -> list[str]:
     """Return the names of what is in a folder at a path or URI; none if there is no such folder."""
     if not is_uri(folder):
         return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
-    system, path = _hadoop(folder, context)
-    return sorted(each.getPath().getName() for each in system.listStatus(path)) if system.exists(path) else []
+    with _hadoop(folder, context) as (system, path):
+        found = system.listStatus(path) if system.exists(path) else ()
+        return sorted(each.getPath().getName() for each in found)
 
 
 def publish(local: Path, target: str, *, context: Any) -> None:
@@ -88,24 +97,24 @@ def publish(local: Path, target: str, *, context: Any) -> None:
         finally:
             os.close(folder)
         return
-    system, path = _hadoop(target, context)
-    begun = _path(f"{target}.begun", context)
-    system.copyFromLocalFile(True, True, _local(local, context), begun)
-    if not system.rename(begun, path):
-        raise OSError(f"{target} cannot be written.")
+    with _hadoop(target, context) as (system, path):
+        begun = _path(f"{target}.begun", context)
+        system.copyFromLocalFile(True, True, _local(local, context), begun)
+        if not system.rename(begun, path):
+            raise OSError(f"{target} cannot be written.")
 
 
 def qualified(path: str, *, context: Any) -> str:
     """Return the URI of a path of Spark's default file system, or of a URI, with its file system in it."""
-    system, found = _hadoop(path, context)
-    uri = str(system.makeQualified(found).toUri())
+    with _hadoop(path, context) as (system, found):
+        uri = str(system.makeQualified(found).toUri())
     return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
 
 
 def make_folder(path: str, *, context: Any) -> None:
     """Make a folder of Spark's, and those it is in."""
-    system, found = _hadoop(path, context)
-    system.mkdirs(found)
+    with _hadoop(path, context) as (system, found):
+        system.mkdirs(found)
 
 
 def move(source: str, target: str, *, context: Any) -> None:
@@ -114,10 +123,10 @@ def move(source: str, target: str, *, context: Any) -> None:
     Raises:
         OSError: it cannot be moved.
     """
-    system, path = _hadoop(source, context)
-    system.mkdirs(_path(target, context).getParent())
-    if not system.rename(path, _path(target, context)):
-        raise OSError(f"{source} cannot be moved to {target}.")
+    with _hadoop(source, context) as (system, path):
+        system.mkdirs(_path(target, context).getParent())
+        if not system.rename(path, _path(target, context)):
+            raise OSError(f"{source} cannot be moved to {target}.")
 
 
 def discard(target: str, *, context: Any) -> None:
@@ -130,15 +139,25 @@ def discard(target: str, *, context: Any) -> None:
 
 def remove(path: str, *, context: Any) -> None:
     """Remove a file of Spark's, or a folder and all in it, if it is there."""
-    system, found = _hadoop(path, context)
-    system.delete(found, True)
+    with _hadoop(path, context) as (system, found):
+        system.delete(found, True)
 
 
-def _hadoop(uri: str, context: Any) -> tuple[Any, Any]:
+@contextmanager
+def _hadoop(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield Hadoop's file system of a URI, and its path; what Java raises meanwhile is an OSError."""
     if context is None:
-        raise ConfigError(f"{uri} is read and written through Spark; start a SparkSession first.")
-    path = _path(uri, context)
-    return path.getFileSystem(context._jsc.hadoopConfiguration()), path
+        raise ConfigError(
+            f"{uri} is read and written through a SparkContext, and there is none. Start a SparkSession "
+            "first; a client of Spark Connect never has one: name a path of its own machine there, which may "
+            "be of a mounted file system."
+        )
+    try:
+        path = _path(uri, context)
+        yield path.getFileSystem(context._jsc.hadoopConfiguration()), path
+    except (Py4JError, PySparkException) as error:
+        says, _, _ = str(getattr(error, "java_exception", error)).partition("\n")  # without Java's stack
+        raise OSError(f"{uri}: {says}") from error
 
 
 def _local(path: Path, context: Any) -> Any:

@@ -156,6 +156,35 @@ def test_a_run_goes_on_after_the_last_epoch(spark, problem, tmp_path, mode, freq
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.fixture(params=["file", "viewfs"])
+def shared(spark, request, tmp_path):
+    """A folder, and the URI that is its name to Hadoop: of local files, or of a view that names others."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    if request.param == "file":
+        return folder, folder.as_uri()
+    mounted = f"fs.viewfs.mounttable.{tmp_path.name}.link./shared"
+    spark.sparkContext._jsc.hadoopConfiguration().set(mounted, folder.as_uri())
+    return folder, f"viewfs://{tmp_path.name}/shared"
+
+
+def test_what_hadoop_cannot_read_is_named_and_the_one_before_it_used(problem, shared, caplog):
+    """As what is torn on a local disk; and only the newest are kept there, nothing half written."""
+    folder, uri = shared
+    options = {**SETTINGS, "checkpoint": f"{uri}/checkpoints"}
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 3})
+    made = [f"checkpoint-0000000{number}.sparkdl" for number in (2, 3)]
+    found = [path.name for path in (folder / "checkpoints").iterdir()]
+    assert made == sorted(name for name in found if not name.startswith("."))  # Hadoop's checksums
+    assert not [name for name in found if "begun" in name or "00000001" in name]
+    os.truncate(folder / "checkpoints" / made[-1], 1000)
+
+    history = SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, resume=True, **options)
+
+    assert any(f"{made[-1]} is not used: it is torn" in line for line in caplog.messages)
+    assert (1, list(range(5))) == (history.training["resumed"], history.epoch)
+
+
 def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
     """With what a callback made of its model at the end, here the best weights."""
     stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)

@@ -163,6 +163,18 @@ def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, tab
         SparkModel(problem.model(), num_workers=2).fit(table, epochs=99, verbose=0, callbacks=[Interrupt()])
 
 
+def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_path):
+    """Hadoop's file systems are out of its reach, which is said with what to do."""
+    spark_model = SparkModel(problem.model(), num_workers=1)
+    folder, options = tmp_path / "run", {"resume": True, "verbose": 0}
+
+    with pytest.raises(ConfigError, match="a client of Spark Connect never has one: name a path of its own"):
+        spark_model.fit(table, checkpoint=folder.as_uri(), **options)
+    for epochs in (1, 2):
+        history = spark_model.fit(table, epochs=epochs, checkpoint=str(folder), **options)
+    assert (1, [0, 1]) == (history.training["resumed"], history.epoch)
+
+
 def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
     """A traceback comes through the endpoint, and what the preflight found through Spark."""
 

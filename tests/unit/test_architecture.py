@@ -45,6 +45,7 @@ DOORS = {
     "jax": {"backends.jax"},
     "torch": {"backends.torch"},
     "pyspark": {
+        "files",
         "cluster",
         "launch",
         "sources",
@@ -59,6 +60,7 @@ DOORS = {
         "ml.transformer",
         "ml.estimator",
     },
+    "py4j": {"files"},
     "pandas": {"launch"},
     "pyarrow": {"frames"},
     "rich": {"progress"},

@@ -84,7 +84,7 @@ def test_a_checkpoint_is_what_was_saved(tmp_path):
 def test_the_newest_and_the_best_are_kept(tmp_path):
     """Also those of an earlier process, whose values are in the names."""
     settings = {"keep": 2, "keep_best": 1, "best": "max", "monitor": "accuracy"}
-    save(open_(tmp_path / "a", **settings), 1, 2, 3, 4, values=[0.5, 0.9, 0.7, float("nan")])
+    save(open_(tmp_path / "a", **settings), 1, 2, 3, 4, values=[0.5, 0.9, 1e-7, float("nan")])
     assert [2, 3, 4] == versions_in(tmp_path / "a")
     save(open_(tmp_path / "a", **settings), 5, 6, values=[0.8, None])
     assert [2, 5, 6] == versions_in(tmp_path / "a")
@@ -132,9 +132,11 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
 def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
     """It would mix its checkpoints with those of the other; what a driver that died left half is removed."""
     (tmp_path / ".checkpoint-half").touch()
-    (tmp_path / "notes.txt").touch()
+    others = ["checkpoint-00000001_copy.sparkdl", "notes.txt"]
+    for name in others:
+        (tmp_path / name).touch()
     save(open_(tmp_path, fresh=True), 1)
-    assert ["checkpoint-00000001.sparkdl", "notes.txt"] == sorted(path.name for path in tmp_path.iterdir())
+    assert ["checkpoint-00000001.sparkdl", *others] == sorted(path.name for path in tmp_path.iterdir())
 
     with pytest.raises(ConfigError, match=r"has checkpoints of an earlier run.*resume=True"):
         open_(tmp_path, fresh=True)
@@ -142,6 +144,13 @@ def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match="Checkpoints cannot be kept in"):
         open_(tmp_path / "file", fresh=True)
     assert newest(tmp_path / "empty") is None
+
+
+def test_a_uri_needs_a_spark_context():
+    """Which a client of Spark Connect has not: what to do there is said as well."""
+    says = r"^s3a://bucket/run is read .* Start a SparkSession first; a client of Spark Connect never has one"
+    with pytest.raises(ConfigError, match=says):
+        open_("s3a://bucket/run", fresh=True)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
