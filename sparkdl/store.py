@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isfinite, nan
+from mmap import mmap
 from typing import Any, NoReturn
 
 from sparkdl.batches import Plan
@@ -88,6 +89,8 @@ class ParameterStore:
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.standing: Book | None = None  # what is known of a cut that is being made
         self.wanted = False  # whether there is to be one as soon as rounds allow
+        self.unsaid: set[int] = set()  # without rounds, who has still to say what it is since it was noted
+        self.said: dict[int, bytes | mmap] = {}  # and what those said that have ended no epoch since
         self.held: tuple[Held, ...] = ()  # what each worker holds, where the run goes on from
         self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
@@ -117,7 +120,7 @@ class ParameterStore:
             self.held, self.cut, self.noted = held, cut, cut
             self._go_on(cut)
             if isinstance(self.merging, Locked):
-                self.merging.last = dict(cut.ledger)
+                self.merging.last, self.said = dict(cut.ledger), dict(cut.states)
             self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
             for epoch, book in self.books.items():
                 if len(book.metrics) == self.shape.num_workers:
@@ -380,7 +383,13 @@ class ParameterStore:
             evaluate = self._to_evaluate(update.worker)
             if update.worker == self._deputy():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
+            if self._is_asked(update) and not reply.flags & Flag.AGAIN:
+                reply = replace(reply, flags=reply.flags | Flag.CUT)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
+
+    def _is_asked(self, update: Update) -> bool:
+        """Return whether a worker is to say what it is now; at an epoch's end it does in any case."""
+        return update.worker in self.unsaid and bool((update.sequence + 1) % self.plans[0].windows)
 
     def _sound(self, update: Update) -> Update:
         """Take out of an update what cannot be merged: it counts, and says nothing.
@@ -489,6 +498,7 @@ class ParameterStore:
             self.changed.notify_all()
             return
         self.books.setdefault(update.epoch, Book()).take(update)
+        self.said.pop(update.worker, None)
         self._end_epochs()
         self.changed.notify_all()
 
@@ -513,7 +523,7 @@ class ParameterStore:
         )  # fmt: skip
 
     def _stand(self, update: Update, read: Read) -> Reply:
-        """Take what a worker is between two rounds of an epoch; that of all workers is a cut.
+        """Take what a worker is in the middle of an epoch; in rounds that of all workers is a cut.
 
         No worker sends an update before it has said that, so that no round closes meanwhile.
         """
@@ -524,7 +534,17 @@ class ParameterStore:
             if standing is not None and isinstance(merging, Rounds) and update.sequence == merging.round:
                 standing.take(update)
                 self._end_standing(merging, standing)
+            elif isinstance(merging, Locked) and self._is_new(update):
+                self.said[update.worker] = spooled(update.state)
+                self.unsaid.discard(update.worker)
             return self._control()  # also where it comes again, and the cut is made
+
+    def _is_new(self, update: Update) -> bool:
+        """Return whether a worker has not gone on since it has said this."""
+        worker = update.worker
+        return (update.sequence, update.epoch) == (
+            self.merging.next_sequence(worker), self._next_epoch(worker)
+        )  # fmt: skip
 
     def _end_standing(self, merging: Rounds, standing: Book) -> None:
         """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
@@ -633,9 +653,14 @@ class ParameterStore:
             )  # fmt: skip
 
     def _state_of(self, worker: int) -> bytes:
-        """Return what a worker said of itself last."""
-        said = [epoch for epoch, book in self.books.items() if worker in book.states]
-        return bytes(self.books[max(said)].states[worker]) if said else self.cut.state(worker)
+        return bytes(self._states().get(worker, b""))
+
+    def _states(self) -> dict[int, bytes | mmap]:
+        """Return what each worker said of itself last."""
+        states = dict(self.cut.states)
+        for _, book in sorted(self.books.items()):
+            states |= book.states
+        return states | self.said
 
     # Requests of the driver.
 
@@ -784,8 +809,12 @@ class ParameterStore:
             )
             self.noted = self.cut
 
-    def note(self) -> None:
-        """Let ``noted`` be what there is at this moment, or as soon as rounds allow."""
+    def note(self, *, ends: bool = False) -> None:
+        """Let ``noted`` be what there is at this moment, or as soon as rounds allow.
+
+        Without rounds each worker is in it as it was when it said so last. It is to say so again for the next
+        one, unless an epoch ``ends``, where all have just done that.
+        """
         with self.changed:
             merging = self.merging
             if isinstance(merging, Rounds):
@@ -793,10 +822,12 @@ class ParameterStore:
                 return
             assert isinstance(merging, Locked)  # noqa: S101 - the other kind
             merging.settle()
+            if not ends:
+                self.unsaid = set(range(self.shape.num_workers))
             self.noted = replace(
-                self.cut, parameters=kept(merging.parameters), statistics=merging.statistics,
-                version=merging.version, progress=self.progress, rule=merging.state,
-                losses=list(merging.losses), ledger=dict(merging.last),
+                self.cut, states=self._states(), parameters=kept(merging.parameters),
+                statistics=merging.statistics, version=merging.version, progress=self.progress,
+                rule=merging.state, losses=list(merging.losses), ledger=dict(merging.last),
                 books={epoch: book.noted() for epoch, book in self.books.items()},
             )  # fmt: skip
 

@@ -445,8 +445,10 @@ class Run:
         checkpoints = self.checkpoints
         if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans:
             return
-        if checkpoints.asks() or logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
+        if checkpoints.asks():
             store.note()
+        elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
+            store.note(ends=True)
         cut = store.noted
         if checkpoints.is_due(cut, ends=logs is not None):
             self._save(checkpoints, store, cut, logs)

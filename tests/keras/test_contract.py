@@ -11,7 +11,7 @@ import pytest
 from gang import OneDropped, merging_of, take, train
 from keras import layers
 
-from sparkdl import models
+from sparkdl import models, optimizers
 from sparkdl.backends import make_replica
 from sparkdl.backends.base import Batch, Center, Mean
 from sparkdl.batches import Plan, ranks
@@ -692,3 +692,27 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
     np.testing.assert_array_equal(weights, after)
     assert losses[-len(later) :] == later
     assert reports[1:] == resumed
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_epoch(mode):
+    """Each is that of the worker's last counted update, or of the one before it."""
+    keras.utils.set_random_seed(1)
+    model, x, y = dropping(keras.optimizers.Adam(3e-3))
+    options = {"mode": mode, "rows": (TOTAL // 2,) * 2, "batch_size": 8, "epochs": 3, "seed": 5}
+    stores, began = [], {}
+
+    class Begins(Loop):
+        def _restore(self):
+            resumed = super()._restore()
+            began[self.worker] = int(optimizers.batches_seen(self.replica.model))
+            return resumed
+
+    with pytest.raises(LostError):
+        train(model, x, y, loop=Lost, recovery=1, stores=stores, **options)
+    stores[0].note()
+    cut = stores[0].noted
+    train(model, x, y, loop=Begins, cut=cut, **options)
+
+    behind = {cut.ledger.get(worker, -1) + 1 - steps for worker, steps in began.items()}
+    assert behind <= {0, 1}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -83,8 +84,8 @@ class Machine(RuleBasedStateMachine):
         self.store = store_of(
             self.mode, joint=self.joint, merge="sum", workers=WORKERS, size=2, kind=self.kind,
             plan=Plan((), 0, batch, 1, self.joint, False, 0), epochs=10**6, cuts=(EVERY,), silence=SILENCE,
-            run=bytes([self.run % 256]) * 16, metrics=1, stall=STALL, goes_on=self.goes_on_without,
-            **self.terms,
+            run=bytes([self.run % 256]) * 16, metrics=1, generators=12, stall=STALL,
+            goes_on=self.goes_on_without, **self.terms,
         )  # fmt: skip
         self.store.clock = self.store.merging.clock = lambda: self.now
         self.generation, self.version = 1, 0
@@ -137,10 +138,10 @@ class Machine(RuleBasedStateMachine):
         return reply
 
     def restored(self, worker):
-        """Return the center that a worker begins with, which is that of this moment."""
+        """Return what a worker begins with, which is the center of this moment."""
         reply = self.give(self.say(worker, Kind.RESTORE))
         assert [self.center(), self.ledger.version] == [reply.parameters[0], reply.version]
-        return reply.parameters[0]
+        return reply
 
     # Who is not of the run any more.
 
@@ -261,11 +262,13 @@ class OneByOneLaw:
 
     Attributes:
         counted: the value of each update, by worker and sequence.
+        said: what each worker said last that it is.
         reports: who has reported which epoch.
         handed: how many losses the driver has.
     """
 
     counted: dict = field(default_factory=dict)
+    said: dict = field(default_factory=dict)
     reports: set = field(default_factory=set)
     handed: int = 0
 
@@ -282,16 +285,18 @@ class OneByOne(Machine):
 
     Attributes:
         over: the epochs that all who were there at some moment had reported.
+        unsaid: the workers that have not said what they are since the last cut in the middle of an epoch.
+        told: those of them that know; ``stood``: what each has said last in the middle of an epoch.
     """
 
     law = OneByOneLaw
 
     def open_store(self):
-        self.over = set()
+        self.over, self.unsaid = set(), set()
         super().open_store()
 
     def join_all(self):
-        self.absent = set()
+        self.absent, self.told, self.stood = set(), set(), [None] * WORKERS
         self.note_ends()
         super().join_all()
 
@@ -329,8 +334,9 @@ class OneByOne(Machine):
         """A worker begins after its last update that counts, in the epoch that it has not reported."""
         assert self.ledger.next_sequence(worker) == begin["sequence"]
         assert self.epoch_of(worker) == begin["epoch"]
-        self.restored(worker)
-        self.sent[worker] = None
+        assert self.ledger.said.get(worker, b"") == self.restored(worker).state
+        self.sent[worker] = self.stood[worker] = None
+        self.told.discard(worker)
         self.leave(worker)
         self.enter(worker)
         if begin["epoch"]:
@@ -353,9 +359,44 @@ class OneByOne(Machine):
     def may_push(self, worker):
         return self.may_train(worker)
 
+    def too_far(self, worker):
+        """Return whether a worker has to wait for others."""
+        return False
+
     def flag(self, worker):
-        """Return what a worker is told with the center after its update."""
-        return Flag.NONE
+        """Return what a worker is told with the center after the update that it sent."""
+        if self.too_far(worker):
+            return Flag.AGAIN
+        within = (self.sent[worker].sequence + 1) % WINDOWS
+        return Flag.CUT if within and worker in self.unsaid else Flag.NONE
+
+    def is_now(self, worker, epoch):
+        """Return the state of a worker, which another moment's is not."""
+        return np.array([self.run, self.ledger.next_sequence(worker), epoch], "<i4").tobytes()
+
+    def stand(self, worker):
+        """A worker that was told to says what it is before it goes on."""
+        if worker not in self.told:
+            return
+        epoch, sequence = self.epoch_of(worker), self.ledger.next_sequence(worker)
+        said = {"state": self.is_now(worker, epoch), "metrics": b"m", "rows": ROWS}
+        self.stood[worker] = self.say(worker, Kind.CUT, epoch=epoch, sequence=sequence, **said)
+        self.give(self.stood[worker])
+        self.ledger.said[worker] = said["state"]
+        self.unsaid.discard(worker)
+        self.told.discard(worker)
+
+    @rule(worker=workers_)
+    def stand_again(self, worker):
+        """What a worker said comes again, when it has gone on too: its newest state stays what it is."""
+        if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.told:
+            unsaid = worker in self.store.unsaid
+            self.give(stood)
+            assert unsaid or worker not in self.store.unsaid
+
+    def noted_now(self):
+        """Note that there is a cut of this moment, after which every worker is to say what it is."""
+        self.noted, self.unsaid = deepcopy(self.ledger), set(range(WORKERS))
 
     @rule(pushes=st.lists(st.tuples(workers_, values_, st.integers(0, 2)), min_size=1, max_size=6))
     def push_many(self, pushes):
@@ -366,6 +407,7 @@ class OneByOne(Machine):
     def push(self, worker, value, skip):
         if not self.may_push(worker):
             return
+        self.stand(worker)
         sequence = self.ledger.next_sequence(worker) + skip
         update = self.update(
             worker, value, sequence, base_version=self.version, epoch=self.epoch_of(worker)
@@ -374,15 +416,17 @@ class OneByOne(Machine):
         self.sent[worker], self.ledger.counted[worker, sequence] = update, value
         self.count(worker)
         if not self.ledger.version % EVERY:
-            self.noted = deepcopy(self.ledger)
-        self.answered(reply, self.flag(worker))
+            self.noted_now()
+        self.answered(worker, reply, self.flag(worker))
 
     def count(self, worker):
         """Note that a worker has made an exchange."""
 
-    def answered(self, reply, flag):
+    def answered(self, worker, reply, flag):
         assert flag == reply.flags
         assert flag & Flag.AGAIN or self.center() == reply.parameters[0]
+        if flag & Flag.CUT:
+            self.told.add(worker)
 
     @rule(worker=workers_, again=st.booleans())
     def repeat(self, worker, again):
@@ -390,7 +434,7 @@ class OneByOne(Machine):
         if (sent := self.sent[worker]) is not None:
             flag = self.flag(worker)
             reply = self.give(awaiting(sent) if again else sent)
-            self.answered(reply, flag if flag & Flag.AGAIN else flag | Flag.DUPLICATE)
+            self.answered(worker, reply, flag if flag & Flag.AGAIN else flag | Flag.DUPLICATE)
 
     @rule(worker=workers_, known=st.booleans())
     def pull(self, worker, known):
@@ -412,11 +456,15 @@ class OneByOne(Machine):
     def report(self, worker, twice):
         """A worker ends its epoch, or asks whether it may go on to the next one."""
         if self.may_push(worker):
+            self.stand(worker)
+            epoch = self.epoch_of(worker)
+            state = self.is_now(worker, epoch + 1)
             report = report_of(
-                self.store, worker, self.epoch_of(worker), metrics=b"m", **self.stamp(worker)
+                self.store, worker, epoch, metrics=b"m", state=state, **self.stamp(worker)
             )  # fmt: skip
             for _ in range(1 + twice):
                 self.give(report)
+            self.ledger.said[worker] = state
             self.ledger.reports.add((worker, report.epoch))
             self.note_ends()
             self.sent[worker] = None
@@ -436,10 +484,13 @@ class OneByOne(Machine):
     @rule()
     def note(self):
         """The driver asks for a cut, and has taken the epoch's end before where there is one."""
-        if self.store.cut.epoch in self.over:
+        unsaid, ends = self.unsaid, self.store.cut.epoch in self.over
+        if ends:
             self.end_epoch(self.store.cut.epoch)
-        self.store.note()
-        self.noted = deepcopy(self.ledger)
+        self.store.note(ends=ends)
+        self.noted_now()
+        if ends:
+            self.unsaid = unsaid
 
     @invariant()
     def nobody_takes_room(self):
@@ -471,12 +522,11 @@ class Bounded(OneByOne):
     def count(self, worker):
         self.clocks[worker] += 1
 
-    def flag(self, worker):
-        ahead = self.clocks.get(worker, 0) - min(self.clocks.values(), default=0)
-        return Flag.AGAIN if ahead > 1 else Flag.NONE
+    def too_far(self, worker):
+        return self.clocks.get(worker, 0) - min(self.clocks.values(), default=0) > 1
 
     def may_push(self, worker):
-        return self.may_train(worker) and worker in self.clocks and not self.flag(worker)
+        return self.may_train(worker) and worker in self.clocks and not self.too_far(worker)
 
     @invariant()
     def nobody_is_too_far(self):
@@ -542,7 +592,7 @@ class InRounds(Machine):
         """A worker begins after the cut."""
         assert self.ledger.version == begin["sequence"]
         assert self.ledger.version // WINDOWS == begin["epoch"]
-        self.at[worker], self.replicas[worker] = begin["sequence"], self.restored(worker)
+        self.at[worker], self.replicas[worker] = begin["sequence"], self.restored(worker).parameters[0]
 
     def roll_back(self):
         self.ledger = deepcopy(self.noted)
@@ -654,7 +704,7 @@ class InRounds(Machine):
         assert self.at[worker] == begin["sequence"]
         self.returning.discard(worker)
         self.speaks |= {worker} & {0}
-        self.replicas[worker] = self.restored(worker)
+        self.replicas[worker] = self.restored(worker).parameters[0]
 
     def push(self, worker, update):
         value = float(update.parameters[0]) if update.rows else None
@@ -920,10 +970,25 @@ class TrustsTheOrder(ParameterStore):
 class NotesWhatIsToCome(ParameterStore):
     """A store whose cut goes on to take in what workers report."""
 
-    def note(self):
-        super().note()
+    def note(self, **ends):
+        super().note(**ends)
         if isinstance(self.merging, Locked):
             self.noted = replace(self.noted, books=self.books)
+
+
+class ForgetsWhatWasSaid(ParameterStore):
+    """A store whose cut has of each worker what it was at an epoch's end."""
+
+    def note(self, **ends):
+        super().note(**ends)
+        self.noted = replace(self.noted, states=self.cut.states)
+
+
+class BelievesWhatIsOld(ParameterStore):
+    """A store that takes what a worker was for what it is, if that comes again."""
+
+    def _is_new(self, update):
+        return True
 
 
 class TakesBackTooEarly(ParameterStore):
@@ -948,7 +1013,8 @@ class WaitsForNobodyToSpeak(ParameterStore):
         (OneByOne, CountsTwice), (Hogwild, CountsTwice), (Bounded, CountsTwice), (Quorum, CountsTwice),
         (OneByOne, ForgetsTheLedger), (Hogwild, ForgetsTheLedger), (Bounded, ForgetsTheLedger),
         (OneByOne, ForgetsTheLosses), (InRounds, ForgetsTheLosses), (Gradients, LosesTheRounds),
-        (OneByOne, NotesWhatIsToCome), (InRounds, TrustsTheOrder), (Gradients, TrustsTheOrder),
+        (OneByOne, NotesWhatIsToCome), (OneByOne, ForgetsWhatWasSaid), (Hogwild, BelievesWhatIsOld),
+        (InRounds, TrustsTheOrder), (Gradients, TrustsTheOrder),
         (going_on(InRounds), TakesBackTooEarly), (going_on(Gradients), WaitsForNobodyToSpeak),
     ],
 )  # fmt: skip

@@ -710,12 +710,13 @@ def test_a_run_that_was_taken_up_wants_the_same_rows():
 def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     """Center, ledger, what workers have reported and their newest states are those of the cut."""
     first = begun(store_of(mode, workers=2, size=1, generators=1))
+    first.cut = replace(first.cut, states={0: b"o", 1: b"p"})
     push(first, 0, [2.0])
     with impatient():
         give(first, report_of(first, 0, state=b"n"))
-    cut = replace(first.cut, states={0: b"o", 1: b"p"}, books=first.books, ledger=first.merging.last)
+    first.note()
+    cut = replace(first.noted, parameters=vector(2.0))
     store = store_of(mode, workers=2, size=1, generators=1)
-    cut = replace(cut, parameters=vector(2.0), version=1)
     store.take_up(cut, (Held(10),) * 2)
     begun(store)
 
@@ -727,6 +728,31 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     push(store, 1, [3.0])
     assert [2.0] == cut.parameters.tolist()
     assert 2.0 < store.merging.parameters[0]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode):
+    """It is asked with its next center, but at an epoch's end; what comes late is not what it is now."""
+    shape = {"workers": 2, "size": 1, "generators": 1, "epochs": 4}
+    store = begun(store_of(mode, cuts=(2,), **shape))
+    assert not push(store, 0, [1.0]).flags
+    assert Flag.CUT == push(store, 1, [1.0]).flags  # the second update
+    give(store, cut_of(store, 1, 1, state=b"b"))
+    assert Flag.CUT == push(store, 0, [1.0], sequence=1).flags
+    give(store, cut_of(store, 0, 2, state=b"a"))
+    assert Flag.CUT == push(store, 1, [1.0], sequence=1).flags  # the fourth
+    give(store, cut_of(store, 1, 2, state=b"c"))
+    give(store, cut_of(store, 1, 1, state=b"b"))  # again, too late
+    assert not push(store, 0, [1.0], sequence=2).flags  # it will report the epoch
+
+    assert {0: b"a", 1: b"b"} == store.noted.states
+    other = store_of(mode, **shape)
+    other.take_up(store.noted, (Held(10),) * 2)
+    store.restart()
+    for each, states in ((other, [b"a", b"b"]), (store, [b"a", b"c"])):
+        begun(each, attempt=2)
+        restored = [give(each, update_of(each, k, kind=Kind.RESTORE, attempt=2)) for k in (0, 1)]
+        assert states == [reply.state for reply in restored]
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
