@@ -107,6 +107,9 @@ class Connection:
         if answer.length is None and not answer.chunked:
             answer.close()
             raise ConnectionError("the head of the answer broke off")
+        if answer.status == 408:
+            answer.close()
+            raise ConnectionError("the request did not get through in time")
         if answer.status >= 400:
             message = _message(answer.read())
             self.close()

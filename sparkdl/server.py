@@ -16,11 +16,11 @@ Where the endpoint is in worker 0 (``hosting``), for that run's client and its o
 * ``POST /v1/replace``    binary: weights that the client set;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
-Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 409 an old generation or attempt,
-410 the run is over, 411 no length, 413 too large, 422 another model's layout. The token is compared
-before anything else is looked at, a body's header before its sections are read, and a request that is
-refused has its connection closed, so that its body is never read. Nothing is ever unpickled, and no path
-of a request touches the disk.
+Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 408 the rest of it did not come (it may
+be sent again), 409 an old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422
+another model's layout. The token is compared before anything else is looked at, a body's header before its
+sections are read, and a request that is refused has its connection closed, so that its body is never read.
+Nothing is ever unpickled, and no path of a request touches the disk.
 """
 
 from __future__ import annotations
@@ -103,6 +103,14 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     @app.errorhandler(WireError)
     def malformed(error: WireError) -> Any:
         return _refusal(400, str(error))
+
+    @app.errorhandler(TimeoutError)
+    def stalled(error: TimeoutError) -> Any:
+        return _refusal(408, "The rest of the request did not come.")
+
+    @app.errorhandler(ConnectionError)
+    def broken_off(error: ConnectionError) -> Any:
+        return _refusal(400, "The request broke off.")  # which nobody reads
 
     @app.errorhandler(404)
     @app.errorhandler(405)

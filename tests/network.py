@@ -90,6 +90,11 @@ class Network:
         if host != self.driver:
             call("ip", "-n", host, "route", "replace", "default", "via", self.gateway(worker))
 
+    def received(self, worker):
+        """Return how many bytes have come from a worker's host."""
+        file = f"/sys/class/net/link{worker}/statistics/rx_bytes"
+        return int(call("ip", "netns", "exec", self.driver, "cat", file))
+
     def slow(self, worker, rate):
         """Let no more than so much through a link, each way."""
         for host in (self.driver, self.workers[worker]):
@@ -115,5 +120,5 @@ def enter(namespace):
 
 
 def call(*command):
-    """Run a command that has to succeed."""
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    """Run a command that has to succeed; return what it prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

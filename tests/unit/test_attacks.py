@@ -1,21 +1,24 @@
 """Who has no token changes nothing, and keeps nobody from training."""
 
 import http.client
+import itertools
 import resource
 import socket
+import threading
 import time
 from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
-from stores import begun, state_of, store_of, update_of
+from stores import begun, state_of, store_of, together, update_of
 
-from sparkdl import strangers, tls
+from sparkdl import server, strangers, tls, wire
 from sparkdl.client import HttpExchange
 from sparkdl.exchange import Endpoint
 from sparkdl.server import Traffic, make_app, serve
 
 LORISES = 1000
+UPDATES = 100
 HEADS = [b"", b"P", b"POST /v1/exchange HTTP/1.1\r\nAuthorization: Bearer ", b"\r\n"]
 
 
@@ -122,6 +125,69 @@ def test_a_head_that_has_no_end_is_refused(port, store):
             answer.begin()
             assert 413 == answer.status
     assert before == state_of(store)
+
+
+def exchange_of(store, port, worker):
+    endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run)
+    return closing(HttpExchange(endpoint, worker, 1, 1, store.shape.layout))
+
+
+def train(store, exchange):
+    """Send updates that each add 1."""
+    for sequence in range(UPDATES):
+        exchange(update_of(store, 0, np.ones(5), sequence=sequence, base_version=sequence))
+
+
+def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
+    """None is merged and each is counted; who trains meanwhile gets through, and who sent them is named."""
+    flooded, trained = threading.Event(), threading.Event()
+
+    def flood():
+        for sequence in itertools.count():
+            flooding(update_of(store, 1, np.full(5, np.nan), sequence=sequence))
+            flooded.set()
+            if trained.is_set():
+                return sequence + 1
+
+    def work():
+        flooded.wait(60)
+        try:
+            train(store, honest)
+        finally:
+            trained.set()
+
+    with exchange_of(store, port, 0) as honest, exchange_of(store, port, 1) as flooding:
+        sent, error = together(flood, work)
+
+    assert (None, UPDATES) == (error, store.merging.version)
+    assert [float(UPDATES)] * 5 == store.merging.parameters.tolist()
+    assert sent == store.counters["not_finite"] > 1
+    assert "updates of worker 1 had NaN or Inf in them" in str(store.failure or "worker 1")
+
+
+@pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, caplog, kind):
+    """Worker 1 has as many of them as it may have requests; worker 0 trains on, and then they are closed."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    update = update_of(store, 1, np.ones(5))
+    header, parameters = wire.encode_update(update), wire.sections(update)[0]
+    half = header + bytes(parameters)[:10]
+    if "chunked" in kind:
+        half = b"%x\r\n%b\r\n14\r\n%b" % (len(header), header, half[len(header) :])
+    head = f"POST /v1/exchange HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret\r\n{kind}\r\n\r\n"
+    with ExitStack() as stack:
+        port = stack.enter_context(serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2))
+        stalled = [stack.enter_context(connect(port)) for _ in range(2)]
+        for sock in stalled:
+            sock.sendall(head.encode() + half)
+        train(store, stack.enter_context(exchange_of(store, port, 0)))
+
+        for sock in stalled:
+            with sock.makefile("rb") as stream:
+                assert b"HTTP/1.1 408" == stream.read()[:12]
+    assert [float(UPDATES)] * 5 == store.merging.parameters.tolist()
+    assert [] == caplog.records
+    assert [UPDATES, 0] == [store.merging.next_sequence(worker) for worker in (0, 1)]
 
 
 def test_a_server_that_stops_closes_who_waits(store):

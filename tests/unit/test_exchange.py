@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
-from sparkdl import server
+from sparkdl import server, wire
 from sparkdl.client import Connection, HttpExchange
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, LocalExchange, awaiting
@@ -305,6 +305,25 @@ def test_where_every_answer_ends_its_connection_each_update_takes_another(monkey
         for sequence in range(3):
             reply = exchange(update(1.0, sequence=sequence, base_version=sequence))
             assert [sequence + 1.0] == reply.parameters.tolist()
+
+
+def test_an_update_whose_sending_stalled_is_sent_again(monkeypatch):
+    """The endpoint has given up waiting for the rest of it, and says so."""
+
+    def stalling(sock, parts):
+        once.undo()
+        sock.sendall(parts[0])
+        assert server._can_read(sock, 30)
+        wire.send(sock, parts[1:])
+
+    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    with ExitStack() as stack, monkeypatch.context() as once:
+        store = store_of("asynchronous", workers=1, size=1)
+        (exchange,) = gang(lambda store: Http(store, stack), store)
+        once.setattr(wire, "send", stalling)
+
+        assert [1.0] == exchange(update(1.0)).parameters.tolist()
+    assert 1 == exchange.retried
 
 
 def test_a_reply_that_was_lost_is_asked_for_again(streaming):

@@ -178,6 +178,21 @@ def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, networ
     begin(setting, updates=1, size=40_000).end()  # 160 KB, 2.6 s each way
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, monkeypatch, setting):
+    """The endpoint has given up waiting for the rest of it when the link is back."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    for worker in range(WORKERS):
+        network.slow(worker, "500kbit")
+    run = begin(setting, updates=1, size=40_000)
+    assert run.drive(lambda: network.received(0) > 40_000)  # of 160 KB
+    network.cut(0, network.driver)
+    run.drive(after(2))
+    network.mend(0, network.driver)
+    run.end()
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_comes_late_or_on_a_connection_that_was_reset_counts_once(begin, setting):
     """A relay before the endpoint delays all that it hands on, and ends connections in the middle."""
