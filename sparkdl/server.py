@@ -88,6 +88,7 @@ class Traffic:
 def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
     """Return the Flask app over a store."""
     app = flask.Flask("sparkdl", static_folder=None)
+    app.url_map.merge_slashes = False  # it would answer with a page that leads elsewhere
     expected = f"Bearer {token}".encode()
 
     @app.before_request

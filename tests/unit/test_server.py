@@ -1,16 +1,19 @@
 """The endpoint: what it answers, and what it refuses before it reads it."""
 
+import gzip
 import http.client
 import io
 import json
 import logging
 import socket
+import tracemalloc
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from relay import RESET
 from stores import begun, state_of, store_of, update_of
 
 from sparkdl import server, tls, wire
@@ -342,7 +345,7 @@ def test_a_request_with_json_has_to_say_how_long_it_is(port):
 )
 def test_a_body_that_is_refused_is_not_read(port, token, path, status):
     """The answer comes before a byte of the body, and then the end of the connection."""
-    lines = f"POST {path} HTTP/1.1", f"Authorization: Bearer {token}", f"Content-Length: {10**9}"
+    lines = f"POST {path} HTTP/1.1", f"Authorization: Bearer {token}", f"Content-Length: {10**10}"
     with talk(port, *lines) as (_, stream):
         answer = stream.read()
 
@@ -352,7 +355,7 @@ def test_a_body_that_is_refused_is_not_read(port, token, path, status):
 def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
     """Its header is enough to know."""
     update = replace(update_of(store, 0, np.ones(5)), run=b"x" * 16)
-    lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**9}"
+    lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (sock, stream):
         sock.sendall(wire.encode_update(update))
         answer = stream.read()
@@ -375,6 +378,23 @@ def test_a_path_that_looks_like_a_host_is_refused(port, path):
         assert b"HTTP/1.1 400" == stream.readline()[:12]
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/../..", 404), ("/v1/../../etc/passwd", 404), ("/v1/ping/../status", 404),
+        ("/v1/%2e%2e/%2e%2e/etc/passwd", 404), ("/v1/..%2f..%2fetc/passwd", 404), ("/v1//status", 404),
+        ("/v1\\..\\..\\etc\\passwd", 404), ("/v1/..%5c..%5cetc%5cpasswd", 404), ("/static/x", 404),
+        ("..\\..\\etc\\passwd", 400), ("../../etc/passwd", 400), ("//h/v1/status", 400),
+        ("http://h/v1/status", 400), ("https://h/../etc/passwd", 400), ("file:///etc/passwd", 400),
+    ],
+)  # fmt: skip
+def test_a_path_leads_nowhere_else(port, path, status):
+    """Neither out of the endpoint nor on another way to one of its paths, nor without the token to any."""
+    for token, expected in (("secret", status), ("wrong", min(status, 401))):
+        with talk(port, f"GET {path} HTTP/1.1", f"Authorization: Bearer {token}") as (_, stream):
+            assert b"HTTP/1.1 %d" % expected == stream.readline()[:12]
+
+
 def test_a_head_that_begins_with_a_continuation_is_refused(port):
     """There is nothing that it goes on with."""
     with talk(port, "GET /v1/ping HTTP/1.1", " secret") as (_, stream):
@@ -383,11 +403,29 @@ def test_a_head_that_begins_with_a_continuation_is_refused(port):
 
 def test_a_body_that_nobody_asked_for_is_not_read(port):
     """The answer comes before it, and then the end of the connection."""
-    lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**9}"
+    lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (_, stream):
         answer = stream.read()
 
     assert b"HTTP/1.1 204" == answer[:12]
+
+
+@pytest.mark.parametrize("path", ["/v1/join", "/v1/exchange"])
+def test_a_compressed_body_is_not_unpacked(endpoint, store, path):
+    """Whatever its head says it is taken as it is, and some kilobytes do not become gigabytes."""
+    valid = joining() if path == "/v1/join" else message(update_of(store, 0, np.ones(5)))
+    bomb = gzip.compress(valid + b" " * (64 << 20), 1)
+    before = state_of(store)
+    tracemalloc.start()
+    try:
+        answer = endpoint.request("POST", path, bomb, TOKEN | {"Content-Encoding": "gzip"})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert 400 == answer[0]
+    assert peak < 8 << 20
+    assert before == state_of(store)
 
 
 STREAM = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Transfer-Encoding: chunked"
@@ -460,6 +498,19 @@ def test_a_stream_that_breaks_off_changes_nothing(port, store, caplog, end):
         sock.sendall(b"zz\r\n" if end == "no chunk" else update[:end])
         sock.shutdown(socket.SHUT_WR)
         assert b"HTTP/1.1 400" == stream.read(12)
+
+    assert before == state_of(store)
+    assert [] == caplog.records
+
+
+def test_a_connection_that_is_reset_in_a_body_is_nobodys_mistake(app, store, caplog):
+    """Nothing changes, and nothing is logged."""
+    before = state_of(store)
+    with serve(app, "127.0.0.1", 0, 2) as port:
+        lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 1000"
+        with talk(port, *lines) as (sock, _):
+            sock.sendall(message(update_of(store, 0, np.ones(5)))[:-1])
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
     assert before == state_of(store)
     assert [] == caplog.records
