@@ -124,14 +124,13 @@ class Steward:
                 "rows": store.plans[0].rows if store.plans else None,
                 "log": [store.log.popleft() for _ in range(len(store.log))],
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
-                "summary": store.summary(),
+                "summary": store.summary() | self.traffic.summary(),
                 "results": [
                     (epoch, vars(result) | {"cut": result.cut.values()})
                     for epoch, result in self.results.items()
                 ],
                 "stopped": store.stopped_cut().values() if stopped else None,
             }
-        known["summary"] |= {"bytes_received": self.traffic.received, "bytes_sent": self.traffic.sent}
         return pack(known)
 
 

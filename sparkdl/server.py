@@ -72,17 +72,29 @@ IDLE_SECONDS = 60  # how long a connection may say nothing
 
 
 class Traffic:
-    """How many bytes of messages went each way."""
+    """How many bytes of messages went each way, and how many requests were refused."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.received, self.sent = 0, 0
+        self.received, self.sent, self.refused = 0, 0, 0
 
     def count(self, received: int, sent: int) -> None:
-        """Add to both counts."""
+        """Count the bytes of an update and its reply."""
         with self._lock:
             self.received += received
             self.sent += sent
+
+    def refuse(self) -> None:
+        """Count a request that is answered with an error, or whose stream ends for one."""
+        with self._lock:
+            self.refused += 1
+
+    def summary(self) -> dict[str, int]:
+        """Return the counts."""
+        with self._lock:
+            return {
+                "bytes_received": self.received, "bytes_sent": self.sent, "refused_requests": self.refused,
+            }  # fmt: skip
 
 
 def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
@@ -97,30 +109,34 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
         if not hmac.compare_digest(given, expected):
             raise RefusedError(401, "The request carries no token, or not this run's.")
 
+    def refusal(status: int, message: str) -> Any:
+        traffic.refuse()
+        return flask.jsonify(error=message), status, {"Connection": "close"}
+
     @app.errorhandler(RefusedError)
     def refused(error: RefusedError) -> Any:
-        return _refusal(error.status, str(error))
+        return refusal(error.status, str(error))
 
     @app.errorhandler(WireError)
     def malformed(error: WireError) -> Any:
-        return _refusal(400, str(error))
+        return refusal(400, str(error))
 
     @app.errorhandler(TimeoutError)
     def stalled(error: TimeoutError) -> Any:
-        return _refusal(408, "The rest of the request did not come.")
+        return refusal(408, "The rest of the request did not come.")
 
     @app.errorhandler(ConnectionError)
     def broken_off(error: ConnectionError) -> Any:
-        return _refusal(400, "The request broke off.")  # which nobody reads
+        return refusal(400, "The request broke off.")  # which nobody reads
 
     @app.errorhandler(404)
     @app.errorhandler(405)
     def unknown(error: Any) -> Any:
-        return _refusal(error.code, "No such path or method.")
+        return refusal(error.code, "No such path or method.")
 
     @app.errorhandler(500)
     def broken(error: Any) -> Any:
-        return _refusal(500, f"The endpoint failed: {error.original_exception!r}.")
+        return refusal(500, f"The endpoint failed: {error.original_exception!r}.")
 
     @app.get("/v1/ping")
     def ping() -> Any:
@@ -165,7 +181,7 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     def status() -> Any:
         return {
             "generation": store.generation, "workers": len(store.members),
-            "bytes_received": traffic.received, "bytes_sent": traffic.sent, **store.summary(),
+            **traffic.summary(), **store.summary(),
         }  # fmt: skip
 
     return app
@@ -194,10 +210,6 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
     def leave() -> Any:
         steward.leave(**_json(worker=int))
         return {}
-
-
-def _refusal(status: int, message: str) -> Any:
-    return flask.jsonify(error=message), status, {"Connection": "close"}
 
 
 def _json(**fields: type) -> dict[str, Any]:
@@ -239,7 +251,7 @@ def _exchange(store: ParameterStore, traffic: Traffic) -> Any:
     first = next(replies, None)  # a refusal of the first update is the status of the answer
     if first is None:
         raise RefusedError(400, "The request holds no update.")
-    body: Any = _until_refused(first, replies)  # lists of buffers, which _Request.write sends
+    body: Any = _until_refused(first, replies, traffic)  # lists of buffers, which _Request.write sends
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
@@ -268,12 +280,14 @@ def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
     return wire.fill(replace(update), lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
 
 
-def _until_refused(first: list[Any], replies: Iterator[list[Any]]) -> Iterator[list[Any]]:
+def _until_refused(first: list[Any], replies: Iterator[list[Any]], traffic: Traffic) -> Iterator[list[Any]]:
     """Yield replies; a refusal after the first ends the connection, and is the status of the next one."""
     yield first
     try:
         yield from replies
     except (RefusedError, WireError) as error:
+        if isinstance(error, RefusedError):  # else its worker has ended, most likely
+            traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
 
 

@@ -483,7 +483,7 @@ class Run:
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
     def _record(self, store: Store, gang: Gang) -> None:
-        counts = {"bytes_received": self.traffic.received, "bytes_sent": self.traffic.sent} | store.summary()
+        counts = self.traffic.summary() | store.summary()
         dropped = counts.pop("dropped", {})
         self.training.update(counts, restarts=gang.lost)
         if dropped:

@@ -155,7 +155,10 @@ def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
 
 
 def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
-    """spark.sparkdl.bindAddress, .advertisedHost and .port, where arguments do not say otherwise."""
+    """spark.sparkdl.bindAddress, .advertisedHost and .port, where arguments do not say otherwise.
+
+    Who asks there without the token is refused, and counted.
+    """
     conf = spark.sparkContext._conf
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -167,12 +170,15 @@ def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
 
     def ask(epoch, logs):
         with socket.create_connection(("127.0.0.3", port)) as connection:
-            seen.append(connection.getpeername())
+            connection.sendall(b"GET /v1/status HTTP/1.1\r\nHost: h\r\n\r\n")
+            seen.append((connection.getpeername(), connection.recv(12)))
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=ask)
-    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, verbose=0, callbacks=[callback])
+    model = SparkModel(problem.model(), num_workers=2)
+    history = model.fit(problem.x, problem.y, verbose=0, callbacks=[callback])
 
-    assert seen == [("127.0.0.3", port)]
+    assert seen == [(("127.0.0.3", port), b"HTTP/1.1 401")]
+    assert 1 == history.training["refused_requests"]
 
 
 def test_proxies_of_the_executors_are_not_used(spark, problem, monkeypatch):

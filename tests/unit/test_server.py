@@ -323,6 +323,19 @@ def test_weights_that_broke_off_are_not_taken(app, port):
     assert (b"HTTP/1.1 400", []) == (answer[:12], taken)
 
 
+def test_requests_that_are_refused_are_counted(endpoint, store):
+    """Whoever tries tokens or paths is seen, and so is who sends what is none of this run's."""
+    other = message(replace(update_of(store, 0, np.ones(5)), run=b"x" * 16))
+    endpoint.request("GET", "/v1/ping", headers={})
+    endpoint.request("GET", "/v2/ping")
+    endpoint.request("POST", "/v1/join", b"{")
+    endpoint.request("POST", "/v1/exchange", other)
+    endpoint.request("POST", "/v1/exchange", message(update_of(store, 0, np.ones(5))))
+    status = json.loads(endpoint.request("GET", "/v1/status")[2])
+
+    assert (4, 1, 1) == (status["refused_requests"], status["refused"], status["exchanges"])
+
+
 @contextmanager
 def talk(port, *lines):
     """Send the head of a request as it is; yields the socket and its answer's status."""
@@ -476,7 +489,7 @@ def test_an_update_may_come_in_any_chunks(port, store):
 
 
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])
-def test_a_stream_ends_where_an_update_is_refused(port, store, bad):
+def test_a_stream_ends_where_an_update_is_refused(port, store, traffic, bad):
     """What was answered counts; the worker learns why when it asks again."""
     old = message(update_of(store, 0, np.ones(5), sequence=1, generation=0))
     with talk(port, *STREAM) as (sock, stream):
@@ -486,7 +499,7 @@ def test_a_stream_ends_where_an_update_is_refused(port, store, bad):
 
     assert b"HTTP/1.1 200" == answer[:12]
     assert not answer.endswith(b"0\r\n\r\n")
-    assert 1 == store.merging.version
+    assert (1, bad == "old") == (store.merging.version, traffic.refused)
 
 
 @pytest.mark.parametrize("end", [2, 40, -30, -2, "no chunk"])
