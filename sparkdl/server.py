@@ -393,6 +393,11 @@ class _Request(cheroot.server.HTTPRequest):
             whole = self._malformed("Content-Length")
         return whole
 
+    def simple_response(self, status: Any, msg: str = "") -> None:
+        """Refuse a request: 501 (an encoding) and 505 (a version) are mistakes of who sent it, too."""
+        refused = str(status)[:3] in ("501", "505")
+        super().simple_response("400 Bad Request" if refused else status, msg)
+
     def _malformed(self, what: str) -> bool:
         self.simple_response("400 Bad Request", f"Malformed {what}.")
         return False

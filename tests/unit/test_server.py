@@ -384,6 +384,22 @@ def test_a_length_that_is_none_is_refused(port, length):
         assert b"HTTP/1.1 400" == stream.readline()[:12]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["GET /v1/ping HTTP/0.9"], ["GET /v1/ping HTTP/2.0"],
+        ["POST /v1/exchange HTTP/1.1", "Transfer-Encoding: gzip"],
+        ["POST /v1/exchange HTTP/1.1", "Transfer-Encoding: gzip, chunked"],
+    ],
+)  # fmt: skip
+def test_another_version_or_encoding_is_refused(port, lines):
+    """As a mistake of who sends it: the endpoint has made none."""
+    with talk(port, *lines, "Authorization: Bearer secret") as (_, stream):
+        answer = stream.read()
+
+    assert b"HTTP/1.1 400" == answer[:12]
+
+
 @pytest.mark.parametrize("path", ["//[", "//[]", "//[x]/v1/ping"])
 def test_a_path_that_looks_like_a_host_is_refused(port, path):
     """And is none."""
