@@ -40,6 +40,10 @@ help: ## show this list
 	.venv/bin/python $(PIP_INSTALL) --editable '.[spark,tensorflow-cpu,dev]'
 	@touch $@
 
+.venv/.made-fuzz: .venv/.made
+	.venv/bin/python $(PIP_INSTALL) --editable '.[spark,tensorflow-cpu,fuzz]'
+	@touch $@
+
 .venv-lowest/.made: setup.cfg requirements/lowest.txt
 	$(call make_environment,.venv-lowest,$(OLDEST_PYTHON))
 	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[spark,tensorflow-cpu,examples,test]'
@@ -73,7 +77,7 @@ test: .venv/.made ## the tests
 test-fast: .venv/.made ## only the tests that need no JVM
 	.venv/bin/python -m pytest $(abreast) -m "not spark and not cluster" $(ARGS)
 
-fuzz: .venv/.made ## a million inputs each for the wire and for the endpoint; ARGS="--inputs N" for others
+fuzz: .venv/.made-fuzz ## a million inputs each for the wire and for the endpoint; ARGS="--inputs N" for others
 	@for target in wire http; do .venv/bin/python -W error tests/fuzz.py $$target $(ARGS) || exit 1; done
 
 examples: .venv/.made ## run every example
