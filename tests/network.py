@@ -1,11 +1,13 @@
-"""Hosts that are network namespaces of this machine, with links that can be cut and slowed down.
+"""Hosts that are network namespaces of this machine, with links that can be cut, slowed down and lossy.
 
 Each worker's host has a link of its own to the driver's. ``ip`` and ``tc`` of iproute2 make them, which takes
-root's rights.
+root's rights. Packets are lost by a filter of four instructions on what comes in, for not every kernel has
+``netem``: they draw a random number, and drop the packet if it is small.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +16,8 @@ from pathlib import Path
 
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 FILES = Path("/run/netns")
+RANDOM = 2**32 - 4096 + 56  # SKF_AD_OFF + SKF_AD_RANDOM, where a filter finds a random number
+LOSS = f"4,32 0 0 {RANDOM},53 0 1 {{}},6 0 0 0,6 0 0 2"  # load it; not below this? pass (0), else drop (2)
 ADDRESS = "198.18.0.1"  # the driver's, of a range that is set aside for tests of networks
 
 
@@ -100,6 +104,19 @@ class Network:
         for host in (self.driver, self.workers[worker]):
             limit = ["root", "tbf", "rate", rate, "burst", "5kb", "latency", "50ms"]
             call("tc", "-n", host, "qdisc", "replace", "dev", f"link{worker}", *limit)
+
+    def lose(self, worker, share):
+        """Lose a share of the packets of a link, each way, and whatever is in them."""
+        program = LOSS.format(int(share * 2**32))
+        for host in (self.driver, self.workers[worker]):
+            call("tc", "-n", host, "qdisc", "add", "dev", f"link{worker}", "clsact")
+            direct = ["ingress", "bpf", "direct-action", "bytecode", program]
+            call("tc", "-n", host, "filter", "add", "dev", f"link{worker}", *direct)
+
+    def lost(self, worker):
+        """Return how many packets of a link that is lossy did not get to the driver's host."""
+        shown = json.loads(call("tc", "-n", self.driver, "-s", "-j", "qdisc", "show", "dev", f"link{worker}"))
+        return next(each["drops"] for each in shown if each["kind"] == "clsact")
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Workers on other hosts than the driver's, and what networks do: training goes on, and counts once.
 
 Hosts are network namespaces, workers processes on them. A link is taken down and up again, at the driver's
-end (the worker's packets vanish) or at the worker's (its kernel knows no way); links are slow; and a relay
-delays and resets what goes through it.
+end (the worker's packets vanish) or at the worker's (its kernel knows no way); links are slow, or lose
+packets; and a relay delays and resets what goes through it.
 """
 
 import json
@@ -167,6 +167,18 @@ def test_a_slow_link_is_only_slow(begin, network, setting):
     for worker in range(WORKERS):
         network.slow(worker, "100kbit")
     begin(setting).end()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_where_packets_are_lost_every_update_counts_once(begin, network, setting):
+    """One in twenty, each way: requests, answers and what opens connections."""
+    try:
+        for worker in range(WORKERS):
+            network.lose(worker, 0.05)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this kernel has no filters that lose packets: {error.stderr.strip()}")
+    begin(setting).end()
+    assert sum(map(network.lost, range(WORKERS))) > 0
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
