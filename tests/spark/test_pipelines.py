@@ -12,7 +12,7 @@ import threading
 import keras
 import numpy as np
 import pytest
-from pyspark.ml import Pipeline
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
     MulticlassClassificationEvaluator,
@@ -433,6 +433,52 @@ def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, p
     assert 0 == done.returncode, done.stderr[-3000:]
     theirs = [line for line in done.stdout.splitlines() if line.startswith("ROW")]
     assert [f"ROW {row.row} {' '.join(float(v).hex() for v in row.probability)}" for row in mine] == theirs
+
+
+@pytest.fixture
+def mounted(spark, tmp_path):
+    """The URI of a file system that is not the default one, Hadoop's ViewFs; its /models are in tmp_path."""
+    configuration, name = spark.sparkContext._jsc.hadoopConfiguration(), tmp_path.name
+    (tmp_path / "models").mkdir()
+    key = f"fs.viewfs.mounttable.{name}.link./models"
+    configuration.set(key, (tmp_path / "models").as_uri())
+    yield f"viewfs://{name}"
+    configuration.unset(key)
+
+
+@pytest.fixture(params=["another", "default"])
+def place(request, spark, mounted):
+    """A folder to save into: the URI of one, or its path where its file system is made the default."""
+    if request.param == "another":
+        yield f"{mounted}/models"
+        return
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    before = configuration.get("fs.defaultFS")
+    configuration.set("fs.defaultFS", mounted)
+    yield "/models"
+    configuration.set("fs.defaultFS", before)
+
+
+@pytest.mark.classic  # over Spark Connect the file system is the server's default one
+def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table, tmp_path, place):
+    """Its model file too: what is read from there gives the same bits; nothing is written beside it."""
+    rows = table.drop("features")
+    assembler = VectorAssembler(inputCols=NAMES, outputCol="features")
+    keras_stage = KerasEstimator(model=problem.model(), numWorkers=2, seed=1)
+    fitted = Pipeline(stages=[assembler, keras_stage]).fit(rows)
+
+    for _ in range(2):
+        fitted.write().overwrite().save(f"{place}/fitted")
+
+    loaded = PipelineModel.load(f"{place}/fitted")
+    mine, theirs = (
+        [row.probability for row in each.transform(rows).orderBy("row").collect()]
+        for each in (fitted, loaded)
+    )
+    assert mine == theirs
+    (file,) = tmp_path.rglob("model.keras")
+    assert file.is_relative_to(tmp_path / "models" / "fitted" / "stages")
+    np.testing.assert_array_equal(weights_of(loaded.stages[1]), weights_of(fitted.stages[1]))
 
 
 def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, estimator, table, tmp_path):
