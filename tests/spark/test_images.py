@@ -8,7 +8,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.ml import KerasEstimator
 
-MASTERS = ("local", "local-cluster", "standalone")
+MASTERS = ("local", "local-cluster", "standalone", "connect")
 SHAPE = 8, 6, 3
 DARK, BRIGHT = 40, 200
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
 
     def frame_of(*contents):
         rows = [(content, 1) for content in contents]
-        return spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), "content binary, label int")
+        return spark.createDataFrame(rows, "content binary, label int").coalesce(1)
 
     def fit(frame, **arguments):
         columns = {"features_col": "content", "decode": {"content": decode}}
