@@ -1,13 +1,16 @@
 """TFRecord files are DataFrames, both ways, and TensorFlow reads and writes the same."""
 
+import gzip
+
 import pytest
 from pyspark.sql import types
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, records
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.records import Record
 from sparkdl.tfrecords import read_tfrecords, write_tfrecords
 
-MASTERS = ("local", "local-cluster", "standalone")
+MASTERS = ("local", "local-cluster", "standalone", "connect")
 SCHEMA = (
     "whole bigint, small int, flag boolean, real float, wide double, word string, raw binary, "
     "wholes array<bigint>, reals array<float>, words array<string>"
@@ -27,6 +30,17 @@ def compared(rows):
     return sorted((tuple(bytearray(v) if isinstance(v, bytes) else v for v in row) for row in rows), key=str)
 
 
+def write_here(path, *made, kind=open):
+    """Write a file of records without Spark: over Spark Connect files are only read."""
+    path.parent.mkdir(exist_ok=True)
+    with kind(path, "wb") as file:
+        records.write(file, map(records.serialize, made))
+
+
+writes = pytest.mark.classic  # which needs a SparkContext
+
+
+@writes
 @pytest.mark.parametrize("compression", ["", "gzip"])
 def test_rows_come_back_as_they_were(spark, tmp_path, compression):
     """Every type that a record holds, nulls, and a partition without rows, packed or not."""
@@ -40,6 +54,7 @@ def test_rows_come_back_as_they_were(spark, tmp_path, compression):
     assert all(name.endswith(".gz" if compression else ".tfrecord") for name in names)
 
 
+@writes
 def test_arrays_of_arrays_are_sequences(spark, tmp_path):
     """Feature lists and context come back, and are refused where rows are Examples."""
     rows = [(7, [[1, 2], [3]], [["a"], []]), (8, [], [["b", "c"]])]
@@ -59,16 +74,12 @@ def test_arrays_of_arrays_are_sequences(spark, tmp_path):
 
 def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
     """One value everywhere is a number; more in any record make an array; whole and real make real."""
-    first = spark.createDataFrame(
-        [(1, 2, [1.0], b"x", 5)], "a bigint, b bigint, c array<float>, d binary, e int"
-    )
-    second = spark.createDataFrame(
-        [(2, 2.5, [1.0, 2.0], b"y")], "a bigint, b float, c array<float>, d binary"
-    )
-    for name, frame in (("one", first), ("two", second)):
-        write_tfrecords(frame.coalesce(1), str(tmp_path / "t" / name))
+    first = {"a": [1], "b": [2], "c": [1.0], "d": [b"x"], "e": [5]}
+    second = {"a": [2], "b": [2.5], "c": [1.0, 2.0], "d": [b"y"]}
+    for name, features in (("one", first), ("two", second)):
+        write_here(tmp_path / name / "part.tfrecord", Record(features))
 
-    found = read_tfrecords(str(tmp_path / "t"))
+    found = read_tfrecords(str(tmp_path))
 
     types_found = {"a": "bigint", "b": "float", "c": "array<float>", "d": "binary", "e": "bigint"}
     assert types_found == dict(found.dtypes)
@@ -76,6 +87,7 @@ def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
     assert [(1, 2.0, [1.0], b"x", 5), (2, 2.5, [1.0, 2.0], b"y", None)] == rows
 
 
+@writes
 @pytest.mark.backend("tensorflow")
 def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
     """Its own records, and its own Example."""
@@ -95,9 +107,32 @@ def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
     assert (3, [0.5, 1.5], "word") == tuple(row)
 
 
-def test_a_model_trains_on_records(spark, problem, frames, tmp_path):
-    """Vectors are written as arrays; what is read is trained on as any other DataFrame."""
-    write_tfrecords(frames["vector"].select("features", "label"), str(tmp_path / "t"))
+def test_packed_sequences_of_others_are_read(spark, tmp_path):
+    """Their columns are found, or given."""
+    made = [Record({"id": [7]}, {"steps": [[1, 2], [3]]}), Record({"id": [8]}, {"steps": []})]
+    write_here(tmp_path / "t" / "part.gz", *made, kind=gzip.open)
+
+    for schema in (None, "id bigint, steps array<array<bigint>>"):
+        found = read_tfrecords(str(tmp_path / "t"), schema, sequences=True)
+        assert [(7, [[1, 2], [3]]), (8, [])] == sorted(map(tuple, found.collect()))
+
+
+@writes
+def test_vectors_are_written_as_arrays(spark, frames, tmp_path):
+    """What is read is what the arrays were, of which the vectors were made."""
+    write_tfrecords(frames["vector"].select("row", "features"), str(tmp_path / "t"))
+
+    found = read_tfrecords(str(tmp_path / "t"), "row bigint, features array<float>")
+
+    expected = frames["array"].selectExpr("row", "cast(features AS array<float>)")
+    assert as_tuples(expected) == as_tuples(found)
+
+
+def test_a_model_trains_on_records(spark, problem, tmp_path):
+    """They are trained on as any other DataFrame."""
+    rows = [{"features": x.tolist(), "label": [int(y)]} for x, y in zip(problem.x, problem.y, strict=True)]
+    for start in range(0, 203, 100):
+        write_here(tmp_path / "t" / f"{start}.tfrecord", *map(Record, rows[start : start + 100]))
     found = read_tfrecords(str(tmp_path / "t"), "features array<float>, label bigint")
 
     history = SparkModel(problem.model(), num_workers=2).fit(
@@ -108,6 +143,7 @@ def test_a_model_trains_on_records(spark, problem, frames, tmp_path):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
+@writes
 def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     """Without overwrite it is left, with it replaced, and with a job that fails it is as it was."""
     path = str(tmp_path / "t")
@@ -127,11 +163,8 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
 
 def test_a_column_that_does_not_fit_is_named(spark, tmp_path):
     """In the job that reads it, with the record and the file."""
-    frame = spark.createDataFrame(
-        [(1, [1, 2], "x", 2**40, b"\xff"), (2, [1, 2], "x", 2**40, b"\xff")],
-        "id bigint, many array<bigint>, word string, large bigint, odd binary",
-    ).coalesce(1)
-    write_tfrecords(frame, str(tmp_path / "t"))
+    features = {"many": [1, 2], "word": [b"x"], "large": [2**40], "odd": [b"\xff"]}
+    write_here(tmp_path / "t" / "part.tfrecord", *(Record({"id": [k], **features}) for k in (1, 2)))
 
     for schema, number, given in [
         ("id string", 0, "int values"), ("id binary", 0, "int values"), ("many bigint", 0, "2 values"),
@@ -144,6 +177,7 @@ def test_a_column_that_does_not_fit_is_named(spark, tmp_path):
             read_tfrecords(str(tmp_path / "t"), schema).collect()
 
 
+@writes
 def test_a_null_within_an_array_is_named(spark, tmp_path):
     """No record holds one, and no list of a sequence is one."""
     cases = [
