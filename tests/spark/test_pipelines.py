@@ -482,8 +482,8 @@ def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table,
 
 
 def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, estimator, table, tmp_path):
-    """What is loaded trains to the same weights; a rule comes back, and code is left out with a warning."""
-    made = estimator.copy({estimator.frequency: 3, estimator.merge: DiLoCo(0.5), estimator.callbacks: []})
+    """What is loaded trains to the same weights, by the same rule."""
+    made = estimator.copy({estimator.frequency: 3, estimator.merge: DiLoCo(0.5)})
     made.write().overwrite().save(str(tmp_path / "estimator"))
     made.write().overwrite().save(str(tmp_path / "estimator"))
 
@@ -491,10 +491,47 @@ def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, est
 
     assert made.uid == loaded.uid
     assert (3, DiLoCo(0.5), 16) == (loaded.getFrequency(), loaded.getMerge(), loaded.getBatchSize())
-    assert not loaded.isSet("callbacks")
     np.testing.assert_allclose(*[weights_of(each.fit(table)) for each in (made, loaded)], atol=1e-6)
     with pytest.raises(ModelError, match="holds a sparkdl.ml.KerasEstimator, not a KerasEstimatorModel"):
         KerasEstimatorModel.load(str(tmp_path / "estimator"))
+
+
+def twice(x):
+    return 2 * x
+
+
+def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tmp_path, caplog):
+    """What was loaded trains, and predicts, once it has its functions and callbacks again."""
+    custom, decode = {"twice": twice}, {"text": lambda text: np.array(text.split(), "float32")}
+    frame = table.withColumn("text", functions.concat_ws(" ", *NAMES))
+    layers = [keras.Input((6,)), keras.layers.Dense(4, twice), keras.layers.Dense(3, "softmax")]
+    model, seen = keras.Sequential(layers), []
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    noting = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))]
+    code = {"customObjects": custom, "decode": decode}
+    estimator = KerasEstimator(
+        model=model, featuresCol="text", epochs=2, numWorkers=2, seed=1, callbacks=noting, **code
+    )
+
+    estimator.save(str(tmp_path / "estimator"))
+    fitted = estimator.fit(frame)
+    fitted.save(str(tmp_path / "fitted"))
+    with keras.saving.custom_object_scope(custom):
+        again = KerasEstimator.load(str(tmp_path / "estimator"))
+        loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
+
+    said = f"customObjects, decode of {fitted.uid} are code, which is not saved. Set them again."
+    assert [f"callbacks, {said}", said] == [each for each in caplog.messages if "not saved" in each]
+    assert not any(each.isSet(name) for each in (again, loaded) for name in code)
+    assert not again.isSet("callbacks")
+    with pytest.raises(ConfigError, match="Expected column 'text' to hold numbers"):
+        loaded.transform(frame)
+    assert [0, 1] == seen
+    refitted = again.setParams(callbacks=noting, **code).fit(frame)
+    np.testing.assert_allclose(weights_of(fitted), weights_of(refitted), atol=1e-6)
+    assert [0, 1, 0, 1] == seen
+    predicted = (each.transform(frame).orderBy("row").first() for each in (fitted, loaded.setParams(**code)))
+    assert len({row.probability for row in predicted}) == 1
 
 
 def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, estimator, table, tmp_path):
