@@ -256,6 +256,74 @@ def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
     assert accuracy == pytest.approx(fitted.summary.history["val_accuracy"][-1])
 
 
+@pytest.mark.classic  # preservePartitions needs to know how many there are
+@pytest.mark.parametrize("stay", [True, False])
+def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, estimator, table, stay):
+    """Whether they are dealt to all workers or stay with one, which has no other rows."""
+    settings = {estimator.validationIndicatorCol: "held", estimator.preservePartitions: stay}
+
+    fitted = estimator.fit(table.repartitionByRange(2, "held"), settings)
+
+    assert 162 == fitted.summary.training["rows"]
+    assert stay == (0 in fitted.summary.training["worker_rows"])
+    place = np.arange(203) % 5 == 0
+    loss, _ = fitted.getModel().evaluate(problem.x[place], problem.y[place], verbose=0)
+    assert loss == pytest.approx(fitted.summary.history["val_loss"][-1], rel=1e-4)
+
+
+def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
+    """As a validationSplit is: there would be a val_loss of nothing."""
+    none = table.withColumn("held", functions.lit(False))
+
+    with pytest.raises(DataError, match="'held' holds out none of the 203 rows. Leave .* or mark some"):
+        estimator.fit(none, {estimator.validationIndicatorCol: "held"})
+
+
+@pytest.mark.parametrize(("workers", "size"), [(1, 16), (2, 203)])  # in the order of the rows, or all at once
+def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, table, workers, size):
+    """Epoch by epoch, of training and of validation; so have the weights."""
+    reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
+    settings = {
+        "model": keras.models.clone_model(reference), "numWorkers": workers, "batchSize": size, "epochs": 3,
+        "shuffle": False, "validationIndicatorCol": "held",
+    }  # fmt: skip
+    settings["model"].compile(keras.optimizers.SGD(0.3, momentum=0.9), reference.loss, metrics=["accuracy"])
+    settings["model"].set_weights(start := reference.get_weights())
+
+    fitted = KerasEstimator(**settings).fit(table)
+
+    order = np.array([row.row for row in table.select("row").collect()])
+    held, others = order[order % 5 == 0], order[order % 5 != 0]
+    expected = reference.fit(
+        problem.x[others], problem.y[others], size, 3, shuffle=False, verbose=0,
+        validation_data=(problem.x[held], problem.y[held]),
+    )  # fmt: skip
+    assert set(expected.history) == set(fitted.summary.history)
+    for name, values in expected.history.items():
+        assert values == pytest.approx(fitted.summary.history[name], rel=1e-4), name
+    assert 3 == len(fitted.summary.objectiveHistory) == fitted.summary.totalIterations
+    assert problem.distance(fitted.getModel(), reference, start) <= 1
+
+
+def test_a_trained_model_is_gone_on_with(spark, problem, table):
+    """From its weights and its optimizer's momentum, twice over: a fitted model is such a model too."""
+    reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
+    start = reference.get_weights()
+    order = [row.row for row in table.select("row").collect()]
+    data, settings = (problem.x[order], problem.y[order]), {"batch_size": 16, "shuffle": False, "verbose": 0}
+    reference.fit(*data, **settings)
+    estimator = KerasEstimator(model=reference, numWorkers=1, batchSize=16, shuffle=False)
+
+    first = estimator.fit(table)
+    second = estimator.fit(table, {estimator.model: first.getModel()})
+
+    assert [13, 26, 39] == [
+        int(each.optimizer.iterations) for each in (reference, first.getModel(), second.getModel())
+    ]
+    reference.fit(*data, epochs=2, **settings)
+    assert problem.distance(second.getModel(), reference, start) <= 1
+
+
 def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
     """Rows that weigh nothing teach nothing: labels there may be anything."""
     weighed = table.withColumn("weight", (~functions.col("held")).cast("double"))
@@ -267,6 +335,13 @@ def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
     ]
 
     np.testing.assert_allclose(*map(weights_of, fitted), atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [KerasEstimator, KerasTransformer])
+def test_params_are_given_by_name(problem, stage):
+    """Of as many as there are, nobody knows the order."""
+    with pytest.raises(TypeError, match="1 positional argument but 2 were given"):
+        stage(problem.model())
 
 
 @pytest.mark.parametrize(
@@ -636,6 +711,24 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
 
 
 @leaves_its_pool
+def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
+    """Of one worker each, as many at the same time as there are slots; the others wait for theirs."""
+    alone = estimator.copy({estimator.numWorkers: 1})
+    grid = ParamGridBuilder().addGrid(alone.epochs, [1, 3]).addGrid(alone.batchSize, [16, 64]).build()
+    folds = table.withColumn("fold", (functions.col("row") % 2).cast("int"))
+
+    found = CrossValidator(
+        estimator=alone, estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator(),
+        numFolds=2, foldCol="fold", parallelism=4, collectSubModels=True,
+    ).fit(folds)  # fmt: skip
+
+    for params, fitted in zip(grid, found.subModels[0], strict=True):
+        expected = alone.fit(folds.filter("fold != 0"), params)
+        np.testing.assert_allclose(weights_of(expected), weights_of(fitted), atol=1e-6)
+    assert [1, 1, 3, 3] == [fitted.summary.totalIterations for fitted in found.subModels[1]]
+
+
+@leaves_its_pool
 def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, estimator, table):
     """The model is a Param as any other: a grid may be of models."""
     models = [problem.model(keras.optimizers.Adam(rate)) for rate in (1e-6, 0.05)]
@@ -677,6 +770,20 @@ def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     np.testing.assert_allclose(
         [expected[row.row] for row in rows], [row.probability.toArray() for row in rows], atol=1e-5
     )
+
+
+def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table):
+    """One row, a part of a partition, more than all rows: up to what a matrix product rounds."""
+    transformer = KerasTransformer(model=problem.model())
+
+    found = {
+        size: [row.probability.toArray() for row in transformer.setInferenceBatchSize(size).transform(table)
+               .orderBy("row").collect()]
+        for size in (1, 2, 7, 64, 1024)
+    }  # fmt: skip
+
+    for size, rows in found.items():
+        np.testing.assert_allclose(found[1024], rows, rtol=1e-5, atol=1e-7, err_msg=str(size))
 
 
 def test_sql_predicts(spark, problem, table):
