@@ -51,6 +51,7 @@ from sparkdl.weights import EMPTY, Vector, is_finite, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
+LONG_STEP = 10  # stall times without a row trained, after which a worker that is alive is named
 TIDY = 10.0  # seconds after which what many small requests have freed is given back
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
@@ -74,6 +75,8 @@ class ParameterStore:
         self.changed = threading.Condition(merging.lock)
         self.clock = time.monotonic
         self.looked = inf  # when the driver last looked for silent workers
+        self.asking: set[int] = set()  # who waits for an answer of ours
+        self.still: dict[int, tuple[tuple[int, int], float]] = {}  # where the others are, and since when
         self.tidied = self.clock()  # when memory was last given back
         self.generation = 1
         merging.generation = 1
@@ -320,11 +323,14 @@ class ParameterStore:
         """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
         if center := self._boarding(update):
             center.board(update)
+        self.asking.add(update.worker)
         try:
             return self._answer(update, read)
         except BaseException:
             self.sent(update)
             raise
+        finally:
+            self.asking.discard(update.worker)
 
     def sent(self, update: Update) -> None:
         """Learn that the reply to an update has gone, or that nobody is there to take it."""
@@ -355,8 +361,15 @@ class ParameterStore:
             member = self._member(worker, generation, attempt)
             self.counters["retries"] += max(0, retries - member.retries)
             member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
+            self._note_position(worker, (epoch, rows))
             self.log.extend(log)
             return {"stop": self.stopping}
+
+    def _note_position(self, worker: int, position: tuple[int, int]) -> None:
+        if worker in self.asking or not self.agreed:
+            self.still.pop(worker, None)
+        elif worker not in self.still or self.still[worker][0] != position:
+            self.still[worker] = position, self.clock()
 
     def fail(self, generation: int, error: SparkDLError) -> None:
         """Note what went wrong in a worker; the driver raises it."""
@@ -714,6 +727,24 @@ class ParameterStore:
                     f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is gone "
                     f"or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be silent.",
                 )
+        self._note_long_steps(now, forget=absent > ABSENCE)
+
+    def _note_long_steps(self, now: float, *, forget: bool) -> None:
+        """Say once of a worker that it is alive and gets nowhere; it may be right to, and goes on."""
+        if forget:
+            self.still.clear()
+        for worker, ((epoch, rows), since) in self.still.items():
+            member = self.members[worker]
+            lives = now - member.heard < ABSENCE
+            if lives and now - since > LONG_STEP * self.shape.stall:
+                self.still[worker] = (epoch, rows), inf
+                self._tell(
+                    logging.WARNING,
+                    f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
+                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long step "
+                    "or evaluation, or one that hangs. If it goes on, see what that process does, for one with "
+                    f"py-spy dump --pid {member.pid}, and cancel the fit.",
+                )
 
     @property
     def absent(self) -> set[int]:
@@ -847,6 +878,7 @@ class ParameterStore:
             for worker in tuple(self.members):
                 self._part(worker)
             self.members.clear()
+            self.still.clear()
             self.agreed = False
             self.absent.clear()
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))

@@ -144,6 +144,34 @@ def test_a_worker_that_says_nothing_for_too_long_is_lost():
     assert store.failure is None
 
 
+def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
+    """It may be right to take so long, and goes on; who gets on, or waits for us, is not meant."""
+    store = begun(store_of("asynchronous", workers=3, stall=10.0))
+    at = moved(store)
+    store.asking.add(2)
+    for second in range(1, 400):
+        at(second)
+        for worker, rows in ((0, 12 if second < 200 else 16), (1, second), (2, 8)):
+            store.heartbeat(worker, 1, 1, 1, rows, 0, [])
+        store.wait_epoch(0, 0)
+
+    says = [entry["message"] for entry in store.log]
+    begin = "Worker 0 on host (process 1) is alive, and has trained no row for 101 s, in epoch 2 after"
+    assert [f"{begin} {rows} rows" for rows in (12, 16)] == [each.split(":")[0] for each in says]
+    assert store.failure is None
+
+
+def test_who_waits_for_an_answer_gets_on():
+    """A round that waits for the slowest is nothing to say of the others, before and after."""
+    store = begun(store_of(workers=2, stall=10.0))
+    asked = []
+    update = update_of(store, 0, [1.0])
+    with impatient():
+        store.exchange(update, lambda: asked.append(set(store.asking)) or update)
+
+    assert ([{0}], set()) == (asked, store.asking)
+
+
 def test_a_driver_that_was_away_calls_nobody_silent():
     """A callback may take an hour, and a computer may sleep: it heard nobody meanwhile."""
     store = begun(store_of("asynchronous", stall=10.0))
