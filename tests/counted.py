@@ -5,8 +5,10 @@ prints a line with what its replies began with.
 """
 
 import json
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -31,6 +33,8 @@ class Job:
         updates: how many it sends, of four rows each.
         pause: seconds between two of them.
         size: how many numbers an update has.
+        attempt: which attempt of its worker it is.
+        generation: which start of the gang it is of.
     """
 
     host: str
@@ -40,6 +44,8 @@ class Job:
     updates: int
     pause: float = 0.0
     size: int = SIZE
+    attempt: int = 1
+    generation: int = 1
 
     @property
     def endpoint(self):
@@ -63,7 +69,7 @@ def total(workers, updates):
 
 def work(job):
     """Be a worker in this thread; return what its replies began with."""
-    exchange = HttpExchange(job.endpoint, job.worker, 1, 1, LAYOUT)
+    exchange = HttpExchange(job.endpoint, job.worker, job.attempt, job.generation, LAYOUT)
     exchange.join("host", 1)
     try:
         return send(job, exchange)
@@ -71,11 +77,24 @@ def work(job):
         exchange.close()
 
 
+@contextmanager
+def started(job, before=()):
+    """Yield the process of a worker; ``before`` comes before its command."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*before, sys.executable, __file__], text=True, **pipes) as process:
+        process.stdin.write(job.line)
+        process.stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def send(job, exchange):
-    """Send a worker's updates."""
-    exchange.ready(4 * job.updates, 0, {})
+    """Send a worker's updates, but for those that an earlier attempt has sent, and report that it is done."""
+    first = exchange.ready(4 * job.updates, 0, {})["sequence"]
     replies, version = [], 0
-    for sequence in range(job.updates):
+    for sequence in range(first, job.updates):
         values = np.full(job.size, amount(job.worker, sequence, job.updates), np.float32)
         reply = exchange(
             Update(
@@ -86,13 +105,15 @@ def send(job, exchange):
         version = reply.version
         replies.append(reply.parameters[:SIZE].tolist())
         time.sleep(job.pause)
+    exchange(Update(Kind.REPORT, rows=4 * job.updates, base_version=version))
     return replies
 
 
 def main():
     """Be a worker with a heartbeat, as a task is."""
     job = Job(**json.loads(sys.stdin.readline()))
-    with membership(Task(job.worker, 1, 1, 1, job.endpoint), LAYOUT) as (exchange, _):
+    task = Task(job.worker, job.attempt, 1, job.generation, job.endpoint)
+    with membership(task, LAYOUT) as (exchange, _):
         print(json.dumps(send(job, exchange)))  # noqa: T201 - this is what it is for
 
 

@@ -1,19 +1,22 @@
 """Exactly once, proved by counting: every update adds a known amount, and the sum is exact.
 
 Between workers and the endpoint is a relay that loses requests and answers, in the middle of them too, and
-sends requests again, at once or later.
+sends requests again, at once or later; or workers are processes, one of which stands still for a while.
 """
 
+import json
+import signal
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from counted import SIZE, Job, total, work
+from counted import SIZE, Job, started, total, work
 from relay import Relay
+from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
 
 from sparkdl import client
-from sparkdl.merging import Locked
+from sparkdl.merging import Locked, Rounds
 from sparkdl.server import Traffic, make_app, serve
 
 WORKERS, UPDATES = 4, 25
@@ -39,7 +42,7 @@ def count(monkeypatch):
         store = store_of(**{"workers": WORKERS, "size": SIZE, "epochs": 1, **SETTINGS[setting]})
         if merging is not None:
             store.merging.__class__ = merging
-        store.release(0, NEVER)
+        store.release(1, NEVER)
         with ExitStack() as stack:
             app = make_app(store, "secret", Traffic())
             port = stack.enter_context(serve(app, "127.0.0.1", 0, WORKERS))
@@ -81,3 +84,61 @@ def test_a_store_that_counts_twice_is_found(count):
     store, _, _ = count("asynchronous", 0, Forgetful)
 
     assert store.merging.snapshot()[0][0] > TOTAL
+
+
+@pytest.fixture
+def processes():
+    """A function that serves a store, and returns another, which starts processes of its workers."""
+    with ExitStack() as stack:
+
+        def serving(store):
+            port = stack.enter_context(serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, WORKERS))
+            stack.callback(store.close)
+            kind = KINDS[store.shape.plan.joint]
+
+            def start(worker, **fields):
+                job = Job("127.0.0.1", port, worker, kind, UPDATES, 0.05, **fields)
+                return stack.enter_context(started(job))
+
+            return start
+
+        yield serving
+
+
+def outcome_of(process):
+    """Return how a process ended, and what it printed."""
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, out, errors
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(processes, setting):
+    """SIGSTOP for longer than it may be silent: it ends badly, and its successor's updates count."""
+    store = store_of(workers=2, size=SIZE, epochs=1, silence=1.0, **SETTINGS[setting])
+    store.release(1, NEVER)
+    start, merging = processes(store), store.merging
+    gang = [start(0), start(1)]
+    assert eventually(lambda: merging.next_sequence(0) > UPDATES // 4)
+    gang[0].send_signal(signal.SIGSTOP)
+    second = start(0, attempt=2)
+    if isinstance(merging, Rounds):  # in which a gang dies whole
+        assert eventually(lambda: store.failure)
+        assert "cannot come back" in outcome_of(second)[2]
+        store.restart()
+        ends = [start(worker, attempt=3, generation=2) for worker in range(2)]
+    else:
+        ends = [second, gang.pop()]
+        assert eventually(lambda: store.members[0].attempt == 2)
+    begun = merging.next_sequence(0)
+    assert eventually(lambda: merging.next_sequence(0) > begun)
+    gang[0].send_signal(signal.SIGCONT)
+    refused, ended = [outcome_of(process) for process in gang], [outcome_of(process) for process in ends]
+
+    assert [1] * len(gang) == [code for code, *_ in refused]
+    assert all("errors.RefusedError: " in errors for *_, errors in refused), refused
+    assert [0, 0] == [code for code, *_ in ended], ended
+    assert [UPDATES] * 2 == [merging.next_sequence(worker) for worker in range(2)]
+    sums = [merging.snapshot()[0]]
+    if store.shape.plan.joint:
+        sums = [2 * np.sum(json.loads(out), axis=0) for _, out, _ in ended]
+    assert {total(2, UPDATES)} == set(np.concatenate(sums).tolist())

@@ -7,16 +7,13 @@ packets; and a relay delays and resets what goes through it.
 
 import json
 import re
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
-import counted
 import numpy as np
 import pytest
-from counted import SIZE, Job, total, work
+from counted import SIZE, Job, started, total, work
 from network import ADDRESS, Network, on
 from relay import Relay
 from stores import KINDS, NEVER, store_of, together
@@ -55,7 +52,7 @@ class Run:
     def __init__(self, setting, network, stack, *, updates=UPDATES, size=SIZE, **relay):
         self.updates = updates
         self.store = store_of(workers=WORKERS, size=size, epochs=1, stall=STALL, **SETTINGS[setting])
-        self.store.release(0, NEVER)
+        self.store.release(1, NEVER)
         app = make_app(self.store, "secret", Traffic())
         port = stack.enter_context(serve(app, ADDRESS, 0, WORKERS))
         stack.callback(self.store.close)
@@ -63,7 +60,8 @@ class Run:
         port = self.relay.port if relay else port
         job = Job(ADDRESS, port, 0, KINDS[self.store.shape.plan.joint], updates, 0.01, size)
         self.processes = [
-            stack.enter_context(worker_on(network, replace(job, worker=worker))) for worker in range(WORKERS)
+            stack.enter_context(started(replace(job, worker=worker), network.command(worker)))
+            for worker in range(WORKERS)
         ]
 
     def drive(self, until):
@@ -87,20 +85,6 @@ class Run:
         if self.store.shape.plan.joint:
             sums = [WORKERS * np.sum(json.loads(out), axis=0) for out, _ in outputs]
         assert {float(total(WORKERS, self.updates))} == set(np.concatenate(sums).tolist())
-
-
-@contextmanager
-def worker_on(network, job):
-    """Yield the process of a worker on its host."""
-    command = network.command(job.worker, sys.executable, counted.__file__)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        process.stdin.write(job.line)
-        process.stdin.flush()
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture
