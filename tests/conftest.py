@@ -24,6 +24,7 @@ from pathlib import Path
 import network
 import pytest
 from standalone import Standalone, eventually
+from turns import DAY
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -46,7 +47,9 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"left out: tests between hosts (-m network): {why}" if (why := network.missing()) else None
+    why = network.missing()
+    left_out = [f"left out: tests between hosts (-m network): {why}"] if why else []
+    return [f"faults of day {DAY} (SPARKDL_TEST_DAY)", *left_out]
 
 
 def pytest_generate_tests(metafunc):

@@ -21,19 +21,20 @@ def eventually(condition, seconds=30):
 
 
 class Standalone:
-    """A standalone master and workers of one core each, by default on hosts 127.0.0.11 and 127.0.0.12.
+    """A standalone master and its workers, by default on hosts 127.0.0.11 and 127.0.0.12.
 
     Args:
         folder: where they write.
         host: the master's address.
         workers: the workers' addresses, each with what comes before its command.
+        cores: of each worker.
     """
 
-    def __init__(self, folder, host="127.0.0.1", workers=TWO):
+    def __init__(self, folder, host="127.0.0.1", workers=TWO, *, cores=1):
         import pyspark
 
         self.folder, self.home = folder, Path(pyspark.__file__).parent
-        self.host, self.workers, self.processes = host, workers, []
+        self.host, self.workers, self.cores, self.processes = host, workers, str(cores), []
         with socket.create_server((host, 0)) as probe:
             self.url = f"spark://{host}:{probe.getsockname()[1]}"
 
@@ -41,7 +42,8 @@ class Standalone:
         port = self.url.rpartition(":")[2]
         self._start("master", "Master", (), "--host", self.host, "--port", port)
         for host, before in self.workers.items():
-            self._start(host, "Worker", before, "--host", host, "--cores", "1", "--memory", "1g", self.url)
+            resources = "--cores", self.cores, "--memory", "1g"
+            self._start(host, "Worker", before, "--host", host, *resources, self.url)
         log = self.folder / "master.log"
         if not eventually(lambda: log.read_text().count("Registering worker") == len(self.workers), 180):
             self.__exit__()

@@ -1,14 +1,19 @@
 """A job whose every update adds exactly 1 to its one weight; run in a process of its own.
 
-Prints a line for each epoch, and one of JSON: the weight, how many updates there should be, and the counters
-of the run. Its one worker is slow in Spark's first attempt, so that speculation starts another beside it. The
-run's token is told, and whether it is seen on a command line or in an environment variable of this machine
-meanwhile.
+Its arguments are the master, the mode, and pairs: settings of Spark, "workers", "frequency", and "stopped".
+Workers are slow in Spark's first attempt, so that speculation starts another beside it. Where a path is given
+for "stopped", the first attempt of worker 1 stands still in the second epoch, until one that has taken its
+place wakes it, and waits for its end.
+
+Prints a line for each epoch, and one of JSON: the weight, how many steps there should be, and the counters
+of the run. The run's token is told, and whether it is seen on a command line or in an environment variable of
+this machine meanwhile.
 """
 
 import json
 import os
 import secrets
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -24,15 +29,33 @@ from pyspark.sql import SparkSession
 
 from sparkdl import SparkModel
 
-ROWS, BATCH, EPOCHS = 64, 4, 5
+BATCHES, BATCH, EPOCHS = 16, 4, 5  # of each worker
+
+options = dict(pair.split("=", 1) for pair in sys.argv[3:])
+workers, frequency = int(options.pop("workers", "1")), options.pop("frequency", "batch")
+stopped, steps = options.pop("stopped", None), []
 
 
 def pause():
-    """Wait a while in a task, if it is the first that Spark started for its worker."""
+    """Wait a while in a task, if it is the first that Spark started for its worker, or see that one end."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber() == 0:
         time.sleep(0.1)
+        steps.append(context.partitionId())
+        if stopped and steps == [1] * (BATCHES + 2):
+            Path(stopped).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+    elif stopped and context is not None and context.partitionId() == 1:
+        wake(int(Path(stopped).read_text()))
     return np.float32(0)
+
+
+def wake(process):
+    """Let a process go on, and wait for its end."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.05)
 
 
 def counting(y_true, y_pred):
@@ -52,17 +75,20 @@ def shown(text):
 token, seen = secrets.token_urlsafe(32), []
 secrets.token_urlsafe = lambda size: token
 builder = SparkSession.builder.master(sys.argv[1])
-for setting in sys.argv[3:]:
-    builder = builder.config(*setting.split("=", 1))
+for setting in options.items():
+    builder = builder.config(*setting)
 context = builder.getOrCreate().sparkContext
 context.setLogLevel("OFF")
 
 one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
 model = keras.Sequential([keras.Input((1,)), one])
 model.compile(keras.optimizers.SGD(1.0), counting)
-x = np.ones((ROWS, 1), np.float32)
+x = np.ones((workers * BATCHES * BATCH, 1), np.float32)
 merge = None if sys.argv[2] == "synchronous" else "sum"
-spark_model = SparkModel(model, mode=sys.argv[2], merge=merge, num_workers=1)
+spark_model = SparkModel(
+    model, mode=sys.argv[2], merge=merge, num_workers=workers,
+    frequency=int(frequency) if frequency.isdigit() else frequency,
+)  # fmt: skip
 
 
 def look(epoch, logs):
@@ -77,7 +103,7 @@ report = {
     "weight": float(model.get_weights()[0][0, 0]),
     "token": token,
     "token_seen": seen,
-    "updates": EPOCHS * ROWS // BATCH,
+    "steps": workers * EPOCHS * BATCHES,
     **{name: history.training[name] for name in ("version", "superseded", "duplicates", "restarts")},
 }
 print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import keras
 import pytest
+from standalone import Standalone
+from turns import by_turns
 
 import sparkdl
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
+ORDINARY = [
+    (mode, frequency) for mode in ("asynchronous", "hogwild") for frequency in ("batch", "3", "epoch")
+]
 pytestmark = pytest.mark.cluster
 
 
@@ -28,11 +33,11 @@ def run(*command, **variables):
     return process.stdout
 
 
-def report_of(script, master, mode, *, variables=(), **settings):
+def report_of(script, master, mode, *, variables=(), own=(), **settings):
     """Return the report of a script beside this file."""
     common = {"ui.enabled": "false", "executor.memory": "1g", "driver.host": "127.0.0.1"}
     pairs = [f"spark.{name}={value}" for name, value in {**common, **settings}.items()]
-    out = run(sys.executable, HERE / script, master, mode, *pairs, **dict(variables))
+    out = run(sys.executable, HERE / script, master, mode, *own, *pairs, **dict(variables))
     return json.loads(re.search(r"REPORT (.*)", out)[1])
 
 
@@ -90,24 +95,40 @@ def test_where_spark_encrypts_so_do_workers():
     assert report["away"] < 1e-5
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
-def test_updates_count_once_where_spark_starts_a_second_attempt(standalone, tmp_path, mode):
-    """Speculation copies a slow worker to the other host; the copy waits, and changes nothing."""
+@pytest.mark.parametrize("setting", by_turns(ORDINARY, "-".join))
+def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, setting):
+    """Speculation copies slow workers to the other host; a copy waits, or replaces one that stands still.
+
+    What was replaced wakes up, is refused, and its task fails.
+    """
     settings = {
         "speculation": "true", "speculation.task.duration.threshold": "3s", "speculation.interval": "100ms",
         "eventLog.enabled": "true", "eventLog.dir": tmp_path.as_uri(), "eventLog.rolling.enabled": "false",
-        "eventLog.compress": "false", "executor.cores": "1", "cores.max": "2",
+        "eventLog.compress": "false", "executor.cores": "2", "cores.max": "4",
     }  # fmt: skip
-    report = report_of("counting.py", standalone, mode, **settings)
+    folder, (mode, frequency) = tmp_path / "cluster", setting
+    own = "workers=2", f"frequency={frequency}", f"stopped={folder / 'stopped'}"
+    folder.mkdir()
+    with Standalone(folder, cores=2) as cluster:
+        report = report_of("counting.py", cluster.url, mode, own=own, **settings)
 
     (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
-    events = map(json.loads, log.read_text().splitlines())
     assert report["token"] not in log.read_text()
     assert [] == report["token_seen"]
-    started = [event["Task Info"] for event in events if event["Event"] == "SparkListenerTaskStart"]
-    assert any(task["Speculative"] for task in started)
-    assert report["updates"] == report["weight"] == report["version"]
-    assert report["superseded"] == report["duplicates"] == report["restarts"] == 0
+    assert report["steps"] == report["weight"]
+    assert report["superseded"] >= 1
+    assert report["restarts"] == 0
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    last = max(event["Stage ID"] for event in events if event["Event"] == "SparkListenerTaskEnd")
+    tasks = [
+        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] == last
+    ]
+    assert {0, 1} == {task["Task Info"]["Index"] for task in tasks if task["Task Info"]["Speculative"]}
+    (first,) = (
+        task for task in tasks if (task["Task Info"]["Index"], task["Task Info"]["Attempt"]) == (1, 0)
+    )
+    assert first["Task End Reason"]["Reason"] == "ExceptionFailure"
+    assert "superseded attempt" in first["Task End Reason"]["Description"]
 
 
 def gpus(folder):

@@ -31,7 +31,7 @@ def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
         out = process.communicate(timeout=300)[0]
 
     report = json.loads(out.partition("REPORT ")[2])
-    assert report["updates"] == report["weight"] == report["version"]
+    assert report["steps"] == report["weight"] == report["version"]
     assert report["superseded"] == report["restarts"] == 0
 
 

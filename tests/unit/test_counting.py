@@ -14,6 +14,7 @@ from counted import SIZE, Job, started, total, work
 from relay import Relay
 from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
+from turns import by_turns
 
 from sparkdl import client
 from sparkdl.merging import Locked, Rounds
@@ -111,7 +112,7 @@ def outcome_of(process):
     return process.returncode, out, errors
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", by_turns(list(SETTINGS)))
 def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(processes, setting):
     """SIGSTOP for longer than it may be silent: it ends badly, and its successor's updates count."""
     store = store_of(workers=2, size=SIZE, epochs=1, silence=1.0, **SETTINGS[setting])
