@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pyspark import TaskContext
+from turns import by_turns
 
 from sparkdl import SparkModel
 
@@ -21,36 +23,49 @@ SETTINGS = [
     ("synchronous", 3, {"recovery_every": 2}), ("asynchronous", "batch", {"staleness": 2}),
     ("hogwild", 3, {}),
     ("synchronous", "epoch", {}), ("asynchronous", "epoch", {}), ("synchronous", "batch", {}),
+    ("hogwild", "epoch", {}), ("asynchronous", "batch", {}),
 ]  # fmt: skip
-SEEDS = [pytest.param(seed, marks=pytest.mark.whole) for seed in range(20)]
+ORDINARY = [setting for setting in SETTINGS if setting[0] != "synchronous"]
+SEEDS = range(20)
 
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-def kill_worker():
-    os.kill(os.getpid(), signal.SIGKILL)
+def setting_of(seed):
+    return SETTINGS[seed % len(SETTINGS)]
 
 
-def kill_executor():
-    """Kill the JVM above this Python worker, and then the worker, which would train on for a while."""
-    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
-    os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
-    kill_worker()
+def name_of(setting):
+    mode, frequency, more = setting
+    return "-".join([mode, str(frequency), *more])
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
 
 
 class Roulette:
-    """Each process of a worker dies at a step drawn for it, until so many have died.
+    """Each process of a worker suffers something at a step drawn for it, until so many have.
 
     Args:
-        folder: where the dead have left their names.
+        folder: where those who have leave their names.
         seed: what is drawn.
-        deaths: how many die.
-        act: how.
+        deaths: how many it befalls.
+        act: what it is, the name of a method.
     """
 
     def __init__(self, folder, seed, deaths, act):
         self.folder, self.seed, self.deaths, self.act = str(folder), seed, deaths, act
         self.steps, self.fatal = 0, None
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        if (context := TaskContext.get()) is not None:
+            Path(self.folder, f"begun-{context.partitionId()}-{context.taskAttemptId()}").touch()
 
     def __call__(self):
         context = TaskContext.get()
@@ -65,12 +80,35 @@ class Roulette:
     def _die(self):
         for number in range(self.deaths):
             with suppress(FileExistsError):
-                Path(self.folder, str(number)).touch(exist_ok=False)
-                self.act()
+                Path(self.folder, f"died-{number}").touch(exist_ok=False)
+                return getattr(self, self.act)()
+
+    def kill_worker(self):
+        kill(os.getpid())
+
+    def kill_executor(self):
+        """Kill the JVM above this Python worker, and then the worker."""
+        kill(parent_of(os.getppid()))
+        self.kill_worker()
+
+    def orphan(self):
+        """Kill all above this Python worker, which goes on once another has begun in its place."""
+        daemon = os.getppid()
+        executor = parent_of(daemon)
+        kill(daemon)  # which would take the worker along
+        kill(executor)
+        while not self._is_replaced():
+            time.sleep(0.1)
+        Path(self.folder, "outlived").touch()
+
+    def _is_replaced(self):
+        context = TaskContext.get()
+        begun = Path(self.folder).glob(f"begun-{context.partitionId()}-*")
+        return any(int(path.name.split("-")[2]) > context.taskAttemptId() for path in begun)
 
 
-def count(folder, seed, setting, deaths, act):
-    """Train while processes die; return the weight, what it has to be, and the history."""
+def count(folder, seed, setting, act, *, deaths=1, frame=None, **settings):
+    """Train on a frame, or on arrays, while processes die; return the weight, how many steps, the history."""
     roulette = Roulette(folder, seed, deaths, act)
 
     def counting(y_true, y_pred):
@@ -86,30 +124,63 @@ def count(folder, seed, setting, deaths, act):
     merge = "average" if averaged else None if mode == "synchronous" else "sum"
     spark_model = SparkModel(
         model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS, max_restarts=deaths,
-        custom_objects={"counting": counting}, **more,
+        custom_objects={"counting": counting}, **more, **settings,
     )  # fmt: skip
-    history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+    rows = (x, x) if frame is None else (frame,)
+    history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, verbose=0)
     steps = EPOCHS * ROWS // BATCH // (WORKERS if averaged else 1)
     return float(model.get_weights()[0][0, 0]), steps, history
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *SEEDS[3:]])
+@pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
 def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
     """SIGKILL of a random Python worker, again and again, in a mode and frequency in turn."""
-    weight, steps, history = count(tmp_path, seed, SETTINGS[seed % len(SETTINGS)], DEATHS, kill_worker)
+    weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_worker", deaths=DEATHS)
 
     assert weight == steps
     assert len(history.history["loss"]) == EPOCHS
-    assert 1 <= len(list(tmp_path.iterdir())) <= DEATHS
+    assert 1 <= len(list(tmp_path.glob("died-*"))) <= DEATHS
     assert history.training["restarts"] + history.training["superseded"] >= 1
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("seed", [1, *SEEDS[:1], *SEEDS[2:]])
+@pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
 def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
     """SIGKILL of an executor's JVM, in a mode and frequency in turn."""
-    weight, steps, history = count(tmp_path, seed, SETTINGS[seed % len(SETTINGS)], 1, kill_executor)
+    weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_executor")
 
     assert weight == steps
     assert len(history.history["loss"]) == EPOCHS
     assert history.training["restarts"] + history.training["superseded"] >= 1
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("setting", by_turns(SETTINGS, name_of))
+def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path, setting):
+    """Spark takes it for dead and starts another in its place, beside which it trains on."""
+    weight, steps, history = count(tmp_path, 0, setting, "orphan")
+
+    assert weight == steps
+    assert len(history.history["loss"]) == EPOCHS
+    assert Path(tmp_path, "outlived").exists()
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("setting", by_turns(ORDINARY, name_of))
+def test_every_update_counts_once_where_a_stage_is_run_again(spark, jobs, tmp_path, setting):
+    """An executor is killed with the files of a shuffle, which Spark makes again, and both tasks with them.
+
+    Where the copy of the worker that is well gets the one free slot, the gang starts again in the end.
+    """
+    frame = spark.range(ROWS).selectExpr("array(float(1)) AS features", "float(1) AS label").repartition(8)
+    before = set(jobs())
+
+    weight, steps, history = count(
+        tmp_path, 0, setting, "kill_executor", frame=frame, stall_timeout=20
+    )  # fmt: skip
+
+    tracker = spark.sparkContext.statusTracker()
+    stages = [stage for job in set(jobs()) - before for stage in tracker.getJobInfo(job).stageIds]
+    assert weight == steps
+    assert len(history.history["loss"]) == EPOCHS
+    assert any(tracker.getStageInfo(stage).currentAttemptId > 0 for stage in stages)
