@@ -741,9 +741,9 @@ class ParameterStore:
                 self._tell(
                     logging.WARNING,
                     f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
-                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long step "
-                    "or evaluation, or one that hangs. If it goes on, see what that process does, for one with "
-                    f"py-spy dump --pid {member.pid}, and cancel the fit.",
+                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long "
+                    "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
+                    f"one with py-spy dump --pid {member.pid}, and cancel the fit.",
                 )
 
     @property

@@ -7,6 +7,7 @@ packets; and a relay delays and resets what goes through it.
 
 import json
 import re
+import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import replace
