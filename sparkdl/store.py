@@ -220,6 +220,12 @@ class ParameterStore:
         if self.held and self.held != held:
             self._compare(held)
         rows = tuple(each.rows for each in held)
+        if not any(rows):
+            validation = sum(member.validation_rows for member in self.members.values())
+            self._refuse_rows(
+                f"There are no rows to train on: the workers have none, and {validation} for validation. Hold "
+                "out fewer rows."
+            )
         if not self.plans or self.plans[0].rows != rows:
             plan = replace(self.shape.plan, rows=rows)
             self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]

@@ -25,7 +25,7 @@ from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
-from sparkdl.errors import ConfigError, DataError, SparkDLError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
@@ -382,8 +382,6 @@ class Run:
             logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
-        if sum(self._rows(store)) == 0:
-            raise SparkDLError("No worker has any rows to train on.")
         logs = self.metrics.merge(result.metrics)
         if result.validation:
             held = self.metrics.merge(result.validation)

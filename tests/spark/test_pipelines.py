@@ -866,6 +866,14 @@ def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
         estimator.copy({estimator.validationIndicatorCol: "held"}).fit(frame)
 
 
+def test_rows_that_are_all_held_out_end_the_first_pass(spark, estimator, table):
+    """Nothing is left to train on, and how many rows there are is said."""
+    frame = table.withColumn("held", functions.lit(True))
+
+    with pytest.raises(DataError, match="no rows to train on: .* none, and 203 for validation"):
+        estimator.copy({estimator.validationIndicatorCol: "held"}).fit(frame)
+
+
 def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
     """A column made by array_to_vector predicts as the array does."""
     made = table.withColumn("made", array_to_vector("array"))

@@ -71,6 +71,17 @@ def test_a_gang_begins_when_all_are_ready():
     assert [expected, expected] == begins
 
 
+def test_a_gang_without_rows_ends_by_name():
+    """All rows may be held out, by a column or a large share."""
+    store = store_of(workers=2)
+
+    with impatient():
+        assert RefusedError in map(type, outcomes_of(store, [Held(0)] * 2))
+
+    assert isinstance(store.failure, DataError)
+    assert "no rows to train on: the workers have none, and 0 for validation" in str(store.failure)
+
+
 def test_who_is_early_is_told_to_ask_again():
     """A request does not wait for ever for a gang that is still starting, or for the driver."""
     store = store_of(workers=2)
