@@ -12,13 +12,14 @@ from pyspark.sql import SparkSession
 from sparkdl import CheckpointConfig, SparkModel
 
 folder, mode, frequency, weights, epochs = sys.argv[1:]
+frequency = frequency if frequency == "epoch" else int(frequency)
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 keras.utils.set_random_seed(1)
 parts = [keras.Input((6,)), keras.layers.Dense(12, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
 model = keras.Sequential(parts)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 x = np.random.default_rng(7).normal(size=(203, 6)).astype("float32")
-history = SparkModel(model, mode=mode, frequency=int(frequency), num_workers=2).fit(
+history = SparkModel(model, mode=mode, frequency=frequency, num_workers=2).fit(
     x, (x[:, 0] > 0).astype("int64"), 16, int(epochs), verbose=0, seed=3,
     checkpoint=CheckpointConfig(folder, every=5), resume=True,
 )  # fmt: skip
