@@ -107,8 +107,8 @@ class Roulette:
         return any(int(path.name.split("-")[2]) > context.taskAttemptId() for path in begun)
 
 
-def count(folder, seed, setting, act, *, deaths=1, frame=None, **settings):
-    """Train on a frame, or on arrays, while processes die; return the weight, how many steps, the history."""
+def count(folder, seed, setting, act, *, deaths=1, rdd=None, **settings):
+    """Train on an RDD, or on arrays, while processes die; return the weight, how many steps, the history."""
     roulette = Roulette(folder, seed, deaths, act)
 
     def counting(y_true, y_pred):
@@ -126,7 +126,7 @@ def count(folder, seed, setting, act, *, deaths=1, frame=None, **settings):
         model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS, max_restarts=deaths,
         custom_objects={"counting": counting}, **more, **settings,
     )  # fmt: skip
-    rows = (x, x) if frame is None else (frame,)
+    rows = (x, x) if rdd is None else (rdd,)
     history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, verbose=0)
     steps = EPOCHS * ROWS // BATCH // (WORKERS if averaged else 1)
     return float(model.get_weights()[0][0, 0]), steps, history
@@ -172,11 +172,13 @@ def test_every_update_counts_once_where_a_stage_is_run_again(spark, jobs, tmp_pa
 
     Where the copy of the worker that is well gets the one free slot, the gang starts again in the end.
     """
-    frame = spark.range(ROWS).selectExpr("array(float(1)) AS features", "float(1) AS label").repartition(8)
+    one = np.ones(1, np.float32)
+    pairs = spark.sparkContext.parallelize([(k, (one, one)) for k in range(ROWS)], WORKERS)
+    rdd = pairs.partitionBy(WORKERS, int).values()
     before = set(jobs())
 
     weight, steps, history = count(
-        tmp_path, 0, setting, "kill_executor", frame=frame, stall_timeout=20
+        tmp_path, 0, setting, "kill_executor", rdd=rdd, stall_timeout=20
     )  # fmt: skip
 
     tracker = spark.sparkContext.statusTracker()
