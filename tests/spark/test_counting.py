@@ -127,7 +127,9 @@ def count(folder, seed, setting, act, *, deaths=1, rdd=None, **settings):
         custom_objects={"counting": counting}, **more, **settings,
     )  # fmt: skip
     rows = (x, x) if rdd is None else (rdd,)
-    history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+    kept = rdd is not None  # its partitions are as even as arrays are split
+    history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, preserve_partitions=kept, verbose=0)
+    assert [ROWS // WORKERS] * WORKERS == history.training["worker_rows"]
     steps = EPOCHS * ROWS // BATCH // (WORKERS if averaged else 1)
     return float(model.get_weights()[0][0, 0]), steps, history
 
