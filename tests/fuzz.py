@@ -345,7 +345,10 @@ def guide(target, number, source):
         (seeds / blake2b(data, digest_size=8).hexdigest()).write_bytes(data)
     options = f"-atheris_runs={number}", f"-max_len={LONGEST}", f"-artifact_prefix={seeds}-", str(seeds)
     atheris.Setup([sys.argv[0], *options], lambda data: replay(target, data) and None, custom_mutator=changed)
-    atheris.Fuzz()
+    try:
+        atheris.Fuzz()
+    finally:  # it exits, and threads of the endpoint would keep it from that
+        target.close()
 
 
 def main():
