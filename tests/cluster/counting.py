@@ -6,13 +6,11 @@ for "stopped", the first attempt of worker 1 stands still in the second epoch, u
 place wakes it, and waits for its end.
 
 Prints a line for each epoch, and one of JSON: the weight, how many steps there should be, and the counters
-of the run. The run's token is told, and whether it is seen on a command line or in an environment variable of
-this machine meanwhile.
+of the run.
 """
 
 import json
 import os
-import secrets
 import signal
 import sys
 import time
@@ -63,17 +61,6 @@ def counting(y_true, y_pred):
     return tf.ensure_shape(tf.numpy_function(pause, [], tf.float32), []) - tf.reduce_mean(y_pred)
 
 
-def shown(text):
-    """Return the processes whose command line or environment has a text in it."""
-    found = []
-    for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
-        with suppress(OSError):
-            found += [str(file)] * (text.encode() in file.read_bytes())
-    return found
-
-
-token, seen = secrets.token_urlsafe(32), []
-secrets.token_urlsafe = lambda size: token
 builder = SparkSession.builder.master(sys.argv[1])
 for setting in options.items():
     builder = builder.config(*setting)
@@ -91,18 +78,15 @@ spark_model = SparkModel(
 )  # fmt: skip
 
 
-def look(epoch, logs):
-    """Say that an epoch has ended, and look for the token."""
+def tell(epoch, logs):
+    """Say that an epoch has ended."""
     print("EPOCH", flush=True)  # noqa: T201 - this is what it is for
-    seen.extend(shown(token))
 
 
-callback = keras.callbacks.LambdaCallback(on_epoch_end=look)
+callback = keras.callbacks.LambdaCallback(on_epoch_end=tell)
 history = spark_model.fit(x, x, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[callback])
 report = {
     "weight": float(model.get_weights()[0][0, 0]),
-    "token": token,
-    "token_seen": seen,
     "steps": workers * EPOCHS * BATCHES,
     **{name: history.training[name] for name in ("version", "superseded", "duplicates", "restarts")},
 }

@@ -113,8 +113,6 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
         report = report_of("counting.py", cluster.url, mode, own=own, **settings)
 
     (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
-    assert report["token"] not in log.read_text()
-    assert [] == report["token_seen"]
     assert report["steps"] == report["weight"]
     assert report["superseded"] >= 1
     assert report["restarts"] == 0
@@ -129,6 +127,23 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     )
     assert first["Task End Reason"]["Reason"] == "ExceptionFailure"
     assert "superseded attempt" in first["Task End Reason"]["Description"]
+
+
+def test_the_token_is_seen_nowhere(standalone, tmp_path):
+    """Not in Spark's event log and UI, on command lines, in environments, in logs, nor in an error."""
+    settings = {
+        "eventLog.enabled": "true", "eventLog.dir": tmp_path.as_uri(), "eventLog.rolling.enabled": "false",
+        "eventLog.compress": "false", "ui.enabled": "true", "ui.port": "0",
+    }  # fmt: skip
+    report = report_of("token_seen.py", standalone, "asynchronous", **settings)
+
+    (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
+    assert report["token"] not in log.read_text()
+    assert [] == report["seen"]
+    assert "RuntimeError('broken')" in report["error"]
+    for words in ("Spark Executor Command", "spark.app.id", "Details for Stage"):
+        assert any(words in page for page in report["pages"].values())
+
 
 
 def gpus(folder):
