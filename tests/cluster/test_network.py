@@ -1,4 +1,4 @@
-"""A standalone cluster whose worker is on another host than its master and the driver."""
+"""A standalone cluster whose workers are on other hosts than its master and the driver."""
 
 import json
 import os
@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.network]
 @pytest.mark.parametrize("mode", ["asynchronous", pytest.param("synchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.whole)])
 def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
-    """Every update counts once, and nothing was started again."""
+    """One of two: every update counts once, and nothing was started again."""
     with (
-        Network(1) as network,
-        Standalone(tmp_path, ADDRESS, {network.address(0): network.command(0)}) as cluster,
+        Network(2) as network,
+        Standalone(tmp_path, ADDRESS, {network.address(k): network.command(k) for k in (0, 1)}) as cluster,
         fit(cluster.url, mode) as process,
     ):
         assert "EPOCH" in process.stdout.readline()
@@ -39,7 +39,7 @@ def fit(url, mode):
     """Return the process of a fit."""
     settings = {
         "spark.driver.host": ADDRESS, "spark.driver.bindAddress": ADDRESS, "spark.executor.memory": "1g",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "false", "spark.workers": "2",
     }  # fmt: skip
     pairs = [f"{name}={value}" for name, value in settings.items()]
     command = [sys.executable, HERE / "counting.py", url, mode, *pairs]
