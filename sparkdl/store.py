@@ -223,8 +223,8 @@ class ParameterStore:
         if not any(rows):
             validation = sum(member.validation_rows for member in self.members.values())
             self._refuse_rows(
-                f"There are no rows to train on: the workers have none, and {validation} for validation. Hold "
-                "out fewer rows."
+                f"There are no rows to train on: the workers have none, and {validation} for validation. "
+                "Hold out fewer rows."
             )
         if not self.plans or self.plans[0].rows != rows:
             plan = replace(self.shape.plan, rows=rows)

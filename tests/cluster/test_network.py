@@ -39,7 +39,7 @@ def fit(url, mode):
     """Return the process of a fit."""
     settings = {
         "spark.driver.host": ADDRESS, "spark.driver.bindAddress": ADDRESS, "spark.executor.memory": "1g",
-        "spark.ui.enabled": "false", "spark.workers": "2",
+        "spark.ui.enabled": "false", "workers": "2",
     }  # fmt: skip
     pairs = [f"{name}={value}" for name, value in settings.items()]
     command = [sys.executable, HERE / "counting.py", url, mode, *pairs]
