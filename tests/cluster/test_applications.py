@@ -145,7 +145,6 @@ def test_the_token_is_seen_nowhere(standalone, tmp_path):
         assert any(words in page for page in report["pages"].values())
 
 
-
 def gpus(folder):
     """Return the settings of a cluster whose workers find three GPUs each and give a task one."""
     script = folder / "find_gpus.sh"
