@@ -55,6 +55,8 @@ class Network:
                 stack.callback(call, "ip", "netns", "delete", host)
                 call("ip", "-n", host, "link", "set", "lo", "up")
             call("ip", "-n", self.driver, "address", "add", f"{ADDRESS}/32", "dev", "lo")
+            forward = "echo 1 > /proc/sys/net/ipv4/ip_forward"  # workers reach each other through the driver
+            call("ip", "netns", "exec", self.driver, "sh", "-c", forward)
             for worker in range(len(self.workers)):
                 self._link(worker)
             stack.enter_context(on(self.driver))
