@@ -31,7 +31,29 @@ BATCHES, BATCH, EPOCHS = 16, 4, 5  # of each worker
 
 options = dict(pair.split("=", 1) for pair in sys.argv[3:])
 workers, frequency = int(options.pop("workers", "1")), options.pop("frequency", "batch")
-stopped, steps = options.pop("stopped", None), []
+steps = []
+
+
+def arrive(path):
+    """Return a path; in a later attempt of worker 1 once the first one has stopped, and says so there."""
+    context = TaskContext.get()
+    if context is not None and context.partitionId() == 1 and context.attemptNumber() > 0:
+        while not path.exists():
+            time.sleep(0.1)
+    return path
+
+
+class Awaited:
+    """A path in what tasks are sent, which they unpack before they join the gang."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return arrive, (self.path,)
+
+
+stopped = Awaited(Path(options.pop("stopped"))) if "stopped" in options else None
 
 
 def pause():
@@ -41,10 +63,10 @@ def pause():
         time.sleep(0.1)
         steps.append(context.partitionId())
         if stopped and steps == [1] * (BATCHES + 2):
-            Path(stopped).write_text(str(os.getpid()))
+            stopped.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
     elif stopped and context is not None and context.partitionId() == 1:
-        wake(int(Path(stopped).read_text()))
+        wake(int(stopped.read_text()))
     return np.float32(0)
 
 
