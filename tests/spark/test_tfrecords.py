@@ -8,7 +8,7 @@ from pyspark.sql import types
 from sparkdl import SparkModel, records
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.records import Record
-from sparkdl.tfrecords import read_tfrecords, write_tfrecords
+from sparkdl.tfrecords import _from_record, read_tfrecords, write_tfrecords
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
 SCHEMA = (
@@ -161,20 +161,31 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     assert ["t"] == [each.name for each in tmp_path.iterdir()]
 
 
-def test_a_column_that_does_not_fit_is_named(spark, tmp_path):
-    """In the job that reads it, with the record and the file."""
-    features = {"many": [1, 2], "word": [b"x"], "large": [2**40], "odd": [b"\xff"]}
-    write_here(tmp_path / "t" / "part.tfrecord", *(Record({"id": [k], **features}) for k in (1, 2)))
+FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
 
-    for schema, number, given in [
-        ("id string", 0, "int values"), ("id binary", 0, "int values"), ("many bigint", 0, "2 values"),
-        ("word bigint", 0, "bytes values"), ("large int", 0, f"{2**40}"), ("id boolean", 1, "2"),
-        ("odd string", 0, "bytes that are no UTF-8"),
-    ]:  # fmt: skip
-        name, kind = schema.split()
-        message = f"'{name}' takes {kind}; record {number} of .*tfrecord has {given} there"
-        with pytest.raises(Exception, match=message):
-            read_tfrecords(str(tmp_path / "t"), schema).collect()
+
+@pytest.mark.parametrize(
+    ("name", "kind", "given"),
+    [
+        ("id", types.StringType(), "int values"), ("id", types.BinaryType(), "int values"),
+        ("many", types.LongType(), "2 values"), ("word", types.LongType(), "bytes values"),
+        ("large", types.IntegerType(), f"{2**40}"), ("id", types.BooleanType(), "2"),
+    ],
+)  # fmt: skip
+def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
+    """With its type and what came instead."""
+    with pytest.raises(DataError, match=f"'{name}' takes {kind.simpleString()}; record 1 has {given} there"):
+        _from_record(Record(FEATURES), types.StructField(name, kind), "record 1")
+
+
+def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
+    """With the record and the file."""
+    both = (Record({"odd": [odd]}) for odd in (b"x", b"\xff"))
+    write_here(tmp_path / "t" / "part.tfrecord", *both)
+
+    message = "'odd' takes string; record 1 of .*tfrecord has bytes that are no UTF-8 there"
+    with pytest.raises(Exception, match=message):
+        read_tfrecords(str(tmp_path / "t"), "odd string").collect()
 
 
 @writes
