@@ -4,15 +4,13 @@ Workers are processes without Keras, whose every update adds 1 to a number of th
 them and the endpoint is a relay, a process too, that loses requests and answers and repeats requests; and
 workers are killed, and started again as another attempt, as Spark would. This process is the driver: it has
 the store, the endpoint and the epochs' ends, and looks each second at its own memory, threads and
-descriptors. Of the memory it tells what is in use from what the C library has free and keeps, some of it for
-each thread. It fails when one of these grew from the first quarter to the last, or a number is not what its
+descriptors. It fails when one of these grew from the first quarter to the last, or a number is not what its
 worker sent.
 
     python benchmarks/soak.py --minutes 30 --workers 16 --results benchmarks/RESULTS.md
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -24,7 +22,6 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from xml.etree import ElementTree
 
 import harness
 import numpy as np
@@ -50,9 +47,7 @@ RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "secret"
 SHARE = 0.01  # of requests, and of answers, that the relay loses
 SILENCE, STALL = 3.0, 60.0  # as SparkModel has them
 WARM_UP, WARM_SECONDS = 0.2, 60  # of the time, and at least: what says nothing of growth
-BARS = {  # how much more at the end is no growth
-    "MB of memory": 4.0, "MB of it in use": 0.5, "threads": 0.0, "descriptors": 8.0,
-}  # fmt: skip
+BARS = {"MB of memory": 2.0, "threads": 0.0, "descriptors": 8.0}  # how much more at the end is no growth
 
 
 # --- the worker ---------------------------------------------------------------------------------
@@ -162,24 +157,11 @@ class Gang:
         return [process.communicate(timeout=120)[0].strip() for process in self.processes]
 
 
-def free() -> int:
-    """Return how many bytes the C library, which is glibc, has free in all arenas, and keeps."""
-    library, text, size = ctypes.CDLL(None), ctypes.c_char_p(), ctypes.c_size_t()
-    library.open_memstream.restype = ctypes.c_void_p
-    stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-    library.malloc_info(0, stream)
-    library.fclose(stream)
-    totals = ElementTree.fromstring(text.value or b"").findall("total")
-    library.free(text)
-    return sum(int(each.get("size", 0)) for each in totals if each.get("type") in ("fast", "rest"))
-
-
 def sample() -> tuple[float, ...]:
     """Return what this process holds, in the order of the bars."""
     gc.collect()  # some thousand objects of requests wait for it
-    memory, kept = held(Path("/proc/self"))[0], free()
     threads, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
-    return memory / 1e6, (memory - kept) / 1e6, threads, descriptors
+    return held(Path("/proc/self"))[0] / 1e6, threads, descriptors
 
 
 def store_of(workers: int) -> ParameterStore:
