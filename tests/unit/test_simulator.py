@@ -223,7 +223,9 @@ def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 12)), min_size=2, max_size=5),
+    st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 12)), min_size=2, max_size=5).filter(
+        lambda workers: any(batches for _, batches in workers)
+    ),
     st.integers(0, 4), st.integers(2, 5),
 )  # fmt: skip
 def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
