@@ -5,13 +5,11 @@ import tracemalloc
 import keras
 import numpy as np
 import pyarrow as pa
+from vectors import VECTORS
 
 from sparkdl import models
 from sparkdl.heads import AS_IT_IS
 from sparkdl.inference import InferenceJob, Inputs, predict_stage
-
-INDICES, VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
-VECTORS = pa.struct([("type", pa.int8()), ("size", pa.int32()), ("indices", INDICES), ("values", VALUES)])
 
 
 def predicted(model, column, batch_size):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from vectors import VECTORS, dense, sparse
 
 from sparkdl import feed
 from sparkdl.errors import DataError
@@ -86,23 +87,6 @@ def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
     """Of those that came in one batch."""
     with pytest.raises(DataError, match=f"Of the 3 rows read together, {count} cannot be taken.$"):
         blocks(values, shape, kind)
-
-
-INDICES, VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
-VECTORS = pa.struct([("type", pa.int8()), ("size", pa.int32()), ("indices", INDICES), ("values", VALUES)])
-
-
-def dense(*values):
-    return {"type": 1, "size": None, "indices": None, "values": values}
-
-
-def sparse(size, **values):
-    return {
-        "type": 0,
-        "size": size,
-        "indices": [int(key[1:]) for key in values],
-        "values": list(values.values()),
-    }
 
 
 @pytest.mark.parametrize(
