@@ -534,11 +534,16 @@ class ParameterStore:
                 self.fail(self.generation, error)
 
     def _cut_of(self, book: Book, epoch: int) -> Cut:
-        """Return where the run is, of which every worker has said what there is to say."""
+        """Return where the run is, of which every worker has said what there is to say.
+
+        Without rounds one that was absent is in it as it was when it said so last.
+        """
         merging = self.merging
+        before = {} if isinstance(merging, Rounds) else self._states()
         parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
         return Cut(
-            epoch, parameters, statistics, merging.version, self.progress, book.states, merging.state
+            epoch, parameters, statistics, merging.version, self.progress, before | book.states,
+            merging.state,
         )  # fmt: skip
 
     def _stand(self, update: Update, read: Read) -> Reply:

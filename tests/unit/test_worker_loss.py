@@ -307,6 +307,23 @@ def test_a_worker_that_comes_back_later_begins_with_the_epoch_that_is_under_way(
     assert 2 == begin["epoch"]
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_worker_that_missed_an_epoch_comes_back_with_its_own_state(mode):
+    """That is in the cut of the epoch too, for a run that goes on from there."""
+    store = going_on(mode, workers=2, epochs=9, optimizer=3)
+    with impatient():
+        give(store, report_of(store, 1, 0, state=b"one"))
+        lose(store, 1)
+        for epoch, state in enumerate((b"sta", b"two")):
+            give(store, report_of(store, 0, epoch, state=state))
+            store.commit(store.wait_epoch(epoch, 0).cut)
+            store.release(epoch + 1, NEVER)
+    come_back(store, 1)
+
+    assert {0: b"two", 1: b"one"} == store.cut.states
+    assert b"one" == give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2)).state
+
+
 # -- epochs ---------------------------------------------------------------------------------------
 
 
