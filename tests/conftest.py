@@ -41,6 +41,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "network: needs a user who may make network namespaces")
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
+    config.addinivalue_line("markers", "third_day: long; a third of those of its module each day, or if named")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
@@ -81,6 +82,8 @@ def pytest_collection_modifyitems(config, items):
         in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
         if not (in_turn and is_of_this_backend(item) and has_its_networks(item)):
             left_out.append(item)
+        elif not (whole or is_named(config) or has_its_day(item, places)):
+            left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
 
@@ -118,6 +121,19 @@ def has_its_turn(item, places):
             known.append(value)
         turn += known.index(value)
     return turn % len(masters) == 0
+
+
+def is_named(config):
+    """Say whether somebody asked for single tests."""
+    return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
+
+
+def has_its_day(item, places):
+    """Say whether a test is run on this day; ``places`` counts those of its module that are long."""
+    if not item.get_closest_marker("third_day"):
+        return True
+    places[item.module] = place = places.get(item.module, -1) + 1
+    return (place + DAY) % 3 == 0
 
 
 def pytest_terminal_summary(terminalreporter, config):

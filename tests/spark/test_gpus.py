@@ -43,6 +43,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.third_day
 @pytest.mark.cluster
 @pytest.mark.usefixtures("in_processes_apart")
 def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
