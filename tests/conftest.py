@@ -41,7 +41,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "network: needs a user who may make network namespaces")
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
-    config.addinivalue_line("markers", "third_day: long; a third of those of its module each day, or if named")
+    config.addinivalue_line("markers", "third_day: long; of those of its module a third each day")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
@@ -78,11 +78,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:  # what shares a Spark application, and else a file, stays in one process
         item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
     whole, left_out = config.getoption("--all"), []
+    every_day = whole or is_named(config)
     for item in items:
         in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
-        if not (in_turn and is_of_this_backend(item) and has_its_networks(item)):
-            left_out.append(item)
-        elif not (whole or is_named(config) or has_its_day(item, places)):
+        runs = in_turn and is_of_this_backend(item) and has_its_networks(item)
+        if not (runs and (every_day or has_its_day(item, places))):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
@@ -124,7 +124,7 @@ def has_its_turn(item, places):
 
 
 def is_named(config):
-    """Say whether somebody asked for single tests."""
+    """Say whether somebody chose tests by their names, who gets all of them."""
     return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
 
 
