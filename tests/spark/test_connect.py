@@ -162,7 +162,7 @@ def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, tab
             spark.interruptAll()
 
     with pytest.raises(ClusterError, match="Somebody cancelled the Spark job of this fit"):
-        SparkModel(problem.model(), num_workers=2).fit(table, epochs=99, verbose=0, callbacks=[Interrupt()])
+        SparkModel(problem.model(), num_workers=2).fit(table, epochs=9999, verbose=0, callbacks=[Interrupt()])
 
 
 def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_path):
