@@ -119,14 +119,17 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     assert report["superseded"] >= 1
     assert report["restarts"] == 0
     events = [json.loads(line) for line in log.read_text().splitlines()]
-    last = max(event["Stage ID"] for event in events if event["Event"] == "SparkListenerTaskEnd")
-    tasks = [
-        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] == last
-    ]
-    assert {0, 1} == {task["Task Info"]["Index"] for task in tasks if task["Task Info"]["Speculative"]}
-    (first,) = (
-        task for task in tasks if (task["Task Info"]["Index"], task["Task Info"]["Attempt"]) == (1, 0)
+    began, ended = (
+        [event for event in events if event["Event"] == f"SparkListenerTask{what}"]
+        for what in ("Start", "End")
     )
+    last = max(event["Stage ID"] for event in began)  # a copy that is killed may end after the application
+    tasks = [event["Task Info"] for event in began if event["Stage ID"] == last]
+    assert {0, 1} == {task["Index"] for task in tasks if task["Speculative"]}
+    (first,) = (
+        event for event in ended
+        if (event["Stage ID"], event["Task Info"]["Index"], event["Task Info"]["Attempt"]) == (last, 1, 0)
+    )  # fmt: skip
     assert first["Task End Reason"]["Reason"] == "ExceptionFailure"
     assert "superseded attempt" in first["Task End Reason"]["Description"]
 
