@@ -58,8 +58,6 @@ def main():
     """Train both, print what came out, and leave a plot and a saved model."""
     x, y = load_images()
     train, test = (x[:8000], y[:8000]), (x[8000:], y[8000:])
-    work = Path(pyspark.__file__).parent / "work"
-    before = set(work.glob("app-*"))
     spark = (
         SparkSession.builder.master("local-cluster[2,1,1024]")
         .config("spark.ui.enabled", "false")
@@ -97,9 +95,9 @@ def main():
     print(f"\nLeft in {ARTIFACTS}: learning_curve.png and fashion.keras.")
     print(f"keras.saving.load_model opens it, and its predictions are {'the same' if same else 'DIFFERENT'}.")
 
+    work, application = Path(pyspark.__file__).parent / "work", spark.sparkContext.applicationId
     spark.stop()
-    for folder in set(work.glob("app-*")) - before:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(work / application, ignore_errors=True)
 
 
 if __name__ == "__main__":

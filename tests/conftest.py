@@ -73,10 +73,13 @@ def masters_of(item):
     return tuple(kind for kind in kinds if kind not in without)
 
 
+def pytest_itemcollected(item):
+    """Let what shares a Spark application, and else a file, stay in one process."""
+    item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
+
+
 def pytest_collection_modifyitems(config, items):
     places = {}
-    for item in items:  # what shares a Spark application, and else a file, stays in one process
-        item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
     whole, left_out = config.getoption("--all"), []
     every_day = whole or is_named(config)
     for item in items:
@@ -285,11 +288,11 @@ def spark(request, tmp_path_factory):
         application = session.sparkContext.applicationId
         yield session
         session.stop()
-    # local-cluster writes below its Spark home, whatever it is told.
-    home = Path(os.environ.get("SPARK_HOME", sys.modules["pyspark"].__path__[0]))
-    shutil.rmtree(home / "work" / application, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        (home / "work").rmdir()
+    if request.param == "local-cluster":  # which writes below its Spark home, whatever it is told
+        home = Path(os.environ.get("SPARK_HOME", sys.modules["pyspark"].__path__[0]))
+        shutil.rmtree(home / "work" / application, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (home / "work").rmdir()
 
 
 @pytest.fixture

@@ -335,8 +335,9 @@ def test_checkpoints_are_kept_after_a_time_too(spark, problem, tmp_path):
 
     config = CheckpointConfig(str(tmp_path / "folder"), every=timedelta(milliseconds=20), keep=1000)
     settings = {**SETTINGS, "batch_size": 1, "epochs": 3}
+    rows = np.tile(problem.x, (10, 1)), np.tile(problem.y, 10)  # whose epochs take much longer
     history = SparkModel(problem.model(), num_workers=2).fit(
-        problem.x, problem.y, checkpoint=config, callbacks=[Look()], **settings
+        *rows, checkpoint=config, callbacks=[Look()], **settings
     )
 
     assert seen[0] == 0
