@@ -913,10 +913,18 @@ def store_of_client():
     return HostedStore(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
 
 
+@pytest.fixture
+def python_handles_interrupts():
+    """Also where pytest runs in the background of a shell, which has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: begun(store_of("asynchronous", workers=1)), store_of_client], ids=["own", "of a client"]
 )
-def test_an_interrupt_leaves_no_lock_behind(make):
+def test_an_interrupt_leaves_no_lock_behind(make, python_handles_interrupts):
     """Ctrl-C between the lock and the block that frees it is kept back; the driver raises it when it may."""
     store, pressed = make(), []
 
