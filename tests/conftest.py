@@ -295,10 +295,11 @@ def spark(request, tmp_path_factory):
             (home / "work").rmdir()
 
 
-@pytest.fixture
-def in_processes_apart(monkeypatch):
-    """For tests that start processes of their own, which are not to go on with a session of Spark Connect."""
-    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+@pytest.fixture(autouse=True)
+def classic_elsewhere(request, monkeypatch):
+    """A session of Spark Connect that is still open is none for the processes that other tests start."""
+    if application_of(request.node) != "connect":
+        monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
 
 
 @pytest.fixture

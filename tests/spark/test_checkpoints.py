@@ -138,7 +138,7 @@ for_long = [pytest.mark.whole, pytest.mark.timeout(3600)]
     ],
 )  # fmt: skip
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
-    tmp_path, in_processes_apart, moments, undisturbed, frequency, epochs, kills
+    tmp_path, moments, undisturbed, frequency, epochs, kills
 ):
     """SIGKILL at any moment; weights and losses are those of an undisturbed run, bit for bit."""
     arguments = "resumed.py", "synchronous", frequency, epochs
@@ -160,7 +160,7 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
     ],
 )  # fmt: skip
 def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_checkpoint(
-    tmp_path, in_processes_apart, moments, undisturbed, mode, frequency, epochs, kills
+    tmp_path, moments, undisturbed, mode, frequency, epochs, kills
 ):
     """Without rounds: the weight is the number of steps, and few were taken twice.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = [pytest.mark.spark, pytest.mark.whole, pytest.mark.usefixtures("in_processes_apart")]
+pytestmark = [pytest.mark.spark, pytest.mark.whole]
 
 
 def run(name, *arguments):

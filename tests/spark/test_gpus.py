@@ -45,7 +45,6 @@ SCRIPT = """
 
 @pytest.mark.third_day
 @pytest.mark.cluster
-@pytest.mark.usefixtures("in_processes_apart")
 def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     """One executor with four cores and two GPUs: two workers with two threads, four where they may share."""
     script = tmp_path / "gpus.sh"

@@ -163,3 +163,10 @@ def test_the_public_names_are_these():
 
     assert expected == sorted(sparkdl.__all__)
     assert all(hasattr(sparkdl, name) for name in expected)
+
+
+def test_tests_that_share_an_application_share_a_process(request):
+    """Where several run them pytest-xdist has to know their groups, which it does not with every pytest."""
+    grouped = getattr(request.config.option, "loadgroup", False)
+
+    assert not grouped or request.node.nodeid.endswith(f"@{request.node.path}")
