@@ -14,23 +14,90 @@ import re
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sparkdl import files, packing
 from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import ConfigError
 from sparkdl.fingerprint import Fingerprint
+from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
 DIGEST_BYTES = 32
+DIGESTS = {"model_variables": "the model's variables", "optimizer_variables": "the optimizer's variables"}
 NAME = re.compile(r"checkpoint-(\d{8})(?:_(-?\d+(?:\.\d+)?(?:e[-+]\d+)?))?\.sparkdl")
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
+
+
+Words = dict[str, dict[str, str]]  # settings in words, by what they are of
+
+
+@dataclass(frozen=True)
+class Description:
+    """The program of a run: what gives the arrays of a checkpoint their meaning.
+
+    Attributes:
+        words: the settings of optimizer, losses, metrics, layers and fit.
+        learning_rate: the rate that the program started with; nan where a schedule gives it.
+        outputs: the model's outputs for a fixed input at fixed weights, float32; empty: not known.
+        constants: a digest of the weights that are not trained, such as those of frozen layers.
+    """
+
+    words: Words
+    learning_rate: float
+    outputs: list[Array] = field(compare=False)
+    constants: str
+
+    def refusal(self, now: Description, *, mid_epoch: bool) -> str | None:
+        """Return why the state of a run means nothing to another program; None if it keeps its meaning.
+
+        Args:
+            now: the description of the program that resumes.
+            mid_epoch: whether the state has the metrics of a part of an epoch.
+        """
+        if mid_epoch and self.words["metrics"] != now.words["metrics"]:
+            return "it was made in the middle of an epoch, and the model has other metrics"
+        if self.constants != now.constants:
+            return "the weights that are not trained, such as those of frozen layers, have other values"
+        if not _close(self.outputs, now.outputs):
+            changed = [text for text in self.changes(now) if "layer " in text]
+            return f"from the same weights the model computes other outputs ({_listed(changed)})"
+        return None
+
+    def changes(self, now: Description) -> list[str]:
+        """Return each setting that differs, in words."""
+        changes = []
+        for part in sorted(self.words.keys() | now.words.keys()):
+            before, after = self.words.get(part, {}), now.words.get(part, {})
+            changes += [
+                f"{name} of {part} is {after.get(name, 'not set')} instead of {before.get(name, 'not set')}"
+                for name in sorted(before.keys() | after.keys())
+                if before.get(name) != after.get(name)
+            ]
+        return changes
+
+
+def _close(saved: list[Array], now: list[Array]) -> bool:
+    """Return whether outputs are equal up to the rounding of another machine, or are not known."""
+    if not saved or not now:
+        return True
+    return len(saved) == len(now) and all(
+        mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=1e-3, atol=1e-5 * np.abs(mine).max())
+        for mine, theirs in zip(saved, now, strict=True)
+    )
+
+
+def _listed(changes: list[str], most: int = 8) -> str:
+    more = [f"and {len(changes) - most} more"] if len(changes) > most else []
+    return "; ".join([*changes[:most], *more]) or "its code has changed"
 
 
 @dataclass
@@ -48,6 +115,7 @@ class Saved:
         training: counts and timings so far.
         counters: those of the store.
         stopped: whether a callback has stopped training.
+        description: the program that made it.
     """
 
     settings: dict[str, Any]
@@ -60,31 +128,38 @@ class Saved:
     training: dict[str, Any]
     counters: dict[str, int]
     stopped: bool
+    description: Description
 
     def values(self) -> dict[str, Any]:
         """Return it as ``packing`` takes it."""
-        return vars(self) | {"cut": self.cut.values(rule=True)}
+        return vars(self) | {"cut": self.cut.values(rule=True), "description": vars(self.description)}
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Saved:
         """Return that of which these are the values."""
         held = tuple(Held(rows, Fingerprint.of(found)) for rows, found in values["held"])
-        return cls(**values | {"cut": Cut.of(values["cut"]), "held": held})
+        description = Description(**values["description"])
+        return cls(**values | {"cut": Cut.of(values["cut"]), "held": held, "description": description})
 
     @property
     def rows(self) -> tuple[int, ...]:
         """The training rows of each worker."""
         return tuple(each.rows for each in self.held)
 
-    def why_not(self, settings: dict[str, Any]) -> str | None:
-        """Say why a run with these settings cannot go on from here, nothing if it can."""
+    def why_not(self, settings: dict[str, Any], description: Description) -> str | None:
+        """Return why a run cannot resume from this checkpoint; None if it can.
+
+        Args:
+            settings: the settings of that run.
+            description: the program of that run.
+        """
         for name, mine in settings.items():
             theirs = self.settings[name]
-            if name in ("model", "optimizer") and theirs != mine:
-                return f"the variables of its {name} are others"
+            if name in DIGESTS and theirs != mine:
+                return f"{DIGESTS[name]} differ in number, shape or dtype"
             if theirs != mine and not (name == "seed" and mine is None):
                 return f"it is of a run with {name}={theirs!r} instead of {mine!r}"
-        return None
+        return self.description.refusal(description, mid_epoch=self.cut.before is not None)
 
 
 class Checkpoints:
@@ -137,11 +212,12 @@ class Checkpoints:
 
     # Going on.
 
-    def newest(self, settings: dict[str, Any]) -> Saved | None:
-        """Return the newest checkpoint that can be used, None where there are none.
+    def newest(self, settings: dict[str, Any], description: Description) -> Saved | None:
+        """Return the newest checkpoint that can be used; None where there are none.
 
         Args:
-            settings: those of the run that is to go on from it.
+            settings: the settings of the run that resumes.
+            description: the program of that run. Differences that keep the checkpoint's meaning are logged.
 
         Raises:
             ConfigError: there are checkpoints, and none can be used.
@@ -151,18 +227,20 @@ class Checkpoints:
             name = self._names[number]
             try:
                 saved = _read(self._path(name), self.context)
-                problem = saved.why_not(settings)
+                problem = saved.why_not(settings, description)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problem = f"it is torn, or no checkpoint ({error})"
             if problem is None:
-                logger.info("The run goes on from %s.", self._path(name))
+                logger.info("The run resumes from %s.", self._path(name))
+                if changes := saved.description.changes(description):
+                    logger.warning("The resumed run differs from its beginning: %s.", _listed(changes))
                 return saved
             reasons.append(f"{name}: {problem}")
             logger.warning("%s is not used: %s.", self._path(name), problem)
         if reasons:
             raise ConfigError(
-                f"None of the checkpoints in {self.config.uri} can be used. {'; '.join(reasons)}. Set what "
-                "this run has otherwise as it was, or leave resume out and name another folder."
+                f"None of the checkpoints in {self.config.uri} can be used. {'; '.join(reasons)}. Restore "
+                "the settings of the first run, or start a new run with another folder and without resume."
             )
         return None
 

@@ -240,8 +240,9 @@ class SparkModel:
                 such as the bytes of an image; executors call them, and the driver for the first row.
             checkpoint: a folder where checkpoints are kept, or a ``sparkdl.CheckpointConfig`` that also says
                 when they are made and how many stay.
-            resume: whether to go on from the newest checkpoint there, in the middle of an epoch too, where
-                there is one; data and settings have to be as they were.
+            resume: whether to resume from the newest checkpoint in that folder, if there is one, also in
+                the middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists what
+                may change. A learning rate other than the first run's is used.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 from sparkdl import launch, models, optimizers, packing, preflight, tls
@@ -24,6 +25,7 @@ from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
+from sparkdl.description import describe, outer_name
 from sparkdl.epochs import Callbacks, DriverModel, Metrics
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
@@ -108,9 +110,11 @@ class Run:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
         self.settings = {
-            "model": self.driver.layouts.trainable.digest.hex(),
-            "optimizer": self.driver.layouts.optimizer.digest.hex(), "mode": config.mode.value,
+            "optimizer": type(optimizers.inner(request.model)).__name__,
+            "model_variables": self.driver.layouts.trainable.digest.hex(),
+            "optimizer_variables": self.driver.layouts.optimizer.digest.hex(), "mode": config.mode.value,
             "frequency": config.frequency, "merge": None if self.joint else self.rule.name,
+            "center_optimizer": None if self.joint else outer_name(self.rule),
             "num_workers": num_workers, "batch_size": batch_size, "shuffle": fit.shuffle,
             "steps_per_epoch": fit.steps_per_epoch, "validation_split": fit.validation_split,
             "preserve_partitions": fit.preserve_partitions, "seed": fit.seed,
@@ -405,7 +409,14 @@ class Run:
                 'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
             )
         checkpoints = Checkpoints(fit.checkpoint, launch.active_context(), fresh=not fit.resume)
-        return checkpoints, checkpoints.newest(self.settings)
+        config = self.request.config
+        others = {
+            "merge": None if self.joint else self.rule, "class_weight": fit.class_weight,
+            "staleness": config.staleness, "quorum": config.quorum, "late_updates": config.late_updates,
+            "straggler_timeout": config.straggler_timeout, "validation_freq": fit.validation_freq,
+        }  # fmt: skip
+        self.description = describe(self.request.model, self.request.schema, others)
+        return checkpoints, checkpoints.newest(self.settings, self.description)
 
     def _ready_checkpoints(self, checkpoints: Checkpoints, store: ParameterStore) -> None:
         """Bring a store to where the checkpoint is that the run goes on from, if there is one.
@@ -433,7 +444,12 @@ class Run:
         """Bring model and history to where a checkpoint has them; return the epoch that is to come."""
         request = self.request
         self.driver.load(saved.cut.before or saved.cut, saved.rows)  # what workers begin an epoch with
-        optimizers.set_learning_rate(request.model, saved.learning_rate)
+        rates = saved.description.learning_rate, self.description.learning_rate
+        if rates[0] == rates[1] or isnan(rates[1]):
+            optimizers.set_learning_rate(request.model, saved.learning_rate)
+        else:  # a new rate is asked for; the one that callbacks had made of the old one is obsolete
+            optimizers.set_learning_rate(request.model, rates[1])
+            logger.info("The run resumes at the learning rate %g, which was %g.", rates[1], rates[0])
         request.history.history, request.history.epoch = saved.history, saved.epochs
         self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
         return request.fit.epochs if saved.stopped else saved.cut.epoch
@@ -458,6 +474,7 @@ class Run:
         saved = Saved(
             self.settings, self.first, cut, store.held, optimizers.learning_rate(model),
             history.history, history.epoch, self.training, store.counters, model.stop_training,
+            self.description,
         )  # fmt: skip
         value = None if logs is None else logs.get(checkpoints.config.monitor)
         checkpoints.save(saved, value, wait=logs is not None)

@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl import CheckpointConfig, SparkModel
+from sparkdl import CheckpointConfig, SparkModel, checkpoint
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.rules import Rule
 
@@ -290,6 +291,110 @@ def test_a_run_with_other_settings_is_refused(
             problem.x, problem.y, checkpoint=str(folder), **{**SETTINGS, "resume": True, **settings}
         )
     assert before == jobs()
+
+
+def half_way_through(folder):
+    """Leave only the newest checkpoint that was made in the middle of an epoch, and return its cut."""
+    cuts = {path: checkpoint._read(str(path), None).cut for path in sorted(folder.iterdir())}
+    newest = max(path for path, cut in cuts.items() if cut.place)
+    for path in cuts.keys() - {newest}:
+        path.unlink()
+    return cuts[newest]
+
+
+@pytest.fixture(scope="module")
+def half_way(spark, problem, tmp_path_factory):
+    """A checkpoint from the middle of an epoch of a run with momentum."""
+    folder = tmp_path_factory.mktemp("half-way")
+    config = CheckpointConfig(str(folder), every=8, keep=100)
+    SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, checkpoint=config, **{**SETTINGS, "batch_size": 1, "epochs": 2}
+    )
+    half_way_through(folder)
+    return folder
+
+
+def resumed(problem, model, source, folder, **options):
+    """Resume a copy of a checkpoint with another model."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    options = {**SETTINGS, "batch_size": 1, "checkpoint": str(folder), "resume": True, **options}
+    return SparkModel(model, num_workers=2).fit(problem.x, problem.y, **options)
+
+
+def with_tanh_for_softmax(model):
+    model.layers[-1].activation = keras.activations.tanh
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.model(keras.optimizers.RMSprop(0.1)), "optimizer='SGD' instead of 'RMSprop'"),
+        (lambda p: p.model(keras.optimizers.SGD(0.3)), "the optimizer's variables differ"),
+        (
+            lambda p: with_tanh_for_softmax(p.model()),
+            "from the same weights the model computes other outputs",
+        ),
+        (
+            lambda p: p.model(weighted_metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)]),
+            "the middle of an epoch, and the model has other metrics",
+        ),
+    ],
+    ids=["optimizer", "momentum", "activation", "metrics"],
+)
+def test_a_model_that_gives_saved_state_another_meaning_is_refused(
+    problem, half_way, tmp_path, jobs, change, words
+):
+    """Another optimizer, other slots, another function or other metrics end in a ConfigError, with no job."""
+    before = jobs()
+    with pytest.raises(ConfigError, match=words):
+        resumed(problem, change(problem), half_way, tmp_path)
+    assert before == jobs()
+
+
+@pytest.mark.parametrize("every", ["epoch", 8])
+def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, every):
+    """A run that resumes at an epoch's end or in its middle at a rate of almost 0 keeps the saved weights."""
+    config = CheckpointConfig(str(tmp_path), every=every, keep=100)
+    options = {**SETTINGS, "batch_size": 1, "checkpoint": config}
+    SparkModel(problem.model(keras.optimizers.SGD(0.01)), num_workers=2).fit(
+        problem.x, problem.y, **{**options, "epochs": 2}
+    )
+    newest = max(tmp_path.iterdir())
+    cut = checkpoint._read(str(newest), None).cut if every == "epoch" else half_way_through(tmp_path)
+    model = problem.model(keras.optimizers.SGD(1e-30))
+
+    SparkModel(model, num_workers=2).fit(problem.x, problem.y, resume=True, **{**options, "epochs": 3})
+
+    assert float(model.optimizer.learning_rate) == pytest.approx(1e-30)
+    weights = np.concatenate([array.ravel() for array in model.get_weights()])
+    np.testing.assert_array_equal(cut.parameters, weights)
+
+
+def test_a_learning_rate_that_callbacks_made_is_restored(spark, problem, tmp_path):
+    """A program that starts with the same rate goes on at the rate that a callback had made of it."""
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch < 2 else rate)
+    options = {**SETTINGS, "checkpoint": str(tmp_path), "callbacks": [halve]}
+    SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 2})
+    model = problem.model()
+
+    SparkModel(model, num_workers=2).fit(problem.x, problem.y, resume=True, **{**options, "epochs": 3})
+
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.3 / 4)
+
+
+def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, caplog):
+    """A resumed run with another loss and a smaller momentum logs both, and trains."""
+    model = problem.model(
+        keras.optimizers.SGD(0.3, momentum=0.5), loss=keras.losses.SparseCategoricalCrossentropy()
+    )
+
+    history = resumed(problem, model, half_way, tmp_path)
+
+    (line,) = [line for line in caplog.messages if "The resumed run differs from its beginning" in line]
+    assert "momentum of optimizer is 0.5 instead of 0.9" in line
+    assert "loss of compile is SparseCategoricalCrossentropy(" in line
+    assert history.epoch == list(range(5))
 
 
 def test_other_rows_are_refused(spark, problem, tmp_path):

@@ -19,7 +19,7 @@ ORDER = [
     "backends.outer", "backends", "devices",
     "tls", "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
     "tasks", "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
-    "prediction", "progress", "callbacks", "epochs", "checkpoint", "training", "spark_model",
+    "prediction", "progress", "callbacks", "epochs", "checkpoint", "description", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -31,6 +31,7 @@ DOORS = {
         "optimizers",
         "losses",
         "callbacks",
+        "description",
         "epochs",
         "spark_model",
         "backends",

@@ -1,6 +1,7 @@
 """Which checkpoints are kept, and which are used: without Spark or Keras."""
 
 import logging
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -9,12 +10,22 @@ import numpy as np
 import pytest
 
 from sparkdl.books import Book, Cut, Held
-from sparkdl.checkpoint import Checkpoints, Saved
+from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.fingerprint import Fingerprint
 
 VECTOR = np.arange(5, dtype=np.float32)
+DESCRIPTION = Description(
+    {
+        "optimizer": {"momentum": "0.9"},
+        "layer 1 (Dense)": {"activation": "'relu'"},
+        "metrics": {"mae": "MAE"},
+    },
+    0.1,
+    [np.array([[0.25, 0.75]], np.float32)],
+    "constants",
+)
 
 
 def cut_at(version, epoch=0):
@@ -33,6 +44,7 @@ def saved(cut, run="this"):
         {},
         {},
         False,
+        DESCRIPTION,
     )
 
 
@@ -48,7 +60,7 @@ def save(checkpoints, *versions, values=(), run="this"):
 
 def newest(folder, run="this"):
     """Return the newest checkpoint that a run which names no seed can go on from."""
-    return open_(folder).newest({"run": run, "seed": None})
+    return open_(folder).newest({"run": run, "seed": None}, DESCRIPTION)
 
 
 def versions_in(folder):
@@ -127,6 +139,41 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
 
     assert newest(tmp_path).cut.version == 1
     assert any("it is of a run with run='that' instead of 'this'" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mid_epoch", "words"),
+    [
+        ({"constants": "others"}, False, "weights that are not trained.* have other values"),
+        ({"outputs": [np.array([[0.3, 0.7]], np.float32)]}, False, "the model computes other outputs"),
+        ({"outputs": [np.zeros((1, 3), np.float32)]}, False, "the model computes other outputs"),
+        ({"words": DESCRIPTION.words | {"metrics": {}}}, True, "in the middle of an epoch.*other metrics"),
+        ({"words": DESCRIPTION.words | {"metrics": {}}}, False, None),
+        ({"words": DESCRIPTION.words | {"optimizer": {"momentum": "0.1"}}}, True, None),
+        ({"outputs": [np.array([[0.2500001, 0.75]], np.float32)]}, False, None),
+        ({"outputs": []}, False, None),
+        ({"learning_rate": 7.0}, True, None),
+    ],
+)
+def test_a_program_that_changes_the_meaning_of_saved_state_is_refused(changes, mid_epoch, words):
+    """Equal outputs from equal weights, equal constants and metrics keep the meaning of a checkpoint."""
+    refusal = DESCRIPTION.refusal(replace(DESCRIPTION, **changes), mid_epoch=mid_epoch)
+
+    assert refusal is None if words is None else re.search(words, refusal)
+
+
+def test_a_changed_setting_is_logged_by_name_and_value(tmp_path, caplog):
+    """A resumed run with another momentum and a new clipnorm logs both with their old values."""
+    save(open_(tmp_path), 1)
+    changed = replace(
+        DESCRIPTION, words=DESCRIPTION.words | {"optimizer": {"momentum": "0.1", "clipnorm": "1"}}
+    )
+
+    assert open_(tmp_path).newest({"run": "this", "seed": None}, changed).cut.version == 1
+    assert caplog.messages[-1] == (
+        "The resumed run differs from its beginning: clipnorm of optimizer is 1 instead of not set; "
+        "momentum of optimizer is 0.1 instead of 0.9."
+    )
 
 
 def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):

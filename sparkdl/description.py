@@ -1,0 +1,179 @@
+"""A description of a training run, which tells what changed between a run and its resumption.
+
+A checkpoint holds arrays; what they mean is decided by the program that made them. So a checkpoint also
+holds a description of that program: its settings in words, and the model's outputs for a fixed input at
+fixed weights. Two programs with equal outputs read the same function out of the same weights, whatever the
+configuration of their layers says.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from math import prod
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl import models, optimizers
+from sparkdl.checkpoint import Description, Words
+from sparkdl.schema import Column, Schema
+from sparkdl.weights import Array
+
+PLAIN = (bool, int, float, str, bytes, np.generic)
+# Not described: names that Keras numbers, states, what the layouts of variables tell, and values
+# that are used only until the variables exist.
+LEFT_OUT = {
+    "name", "path", "built", "trainable", "learning_rate", "iterations", "layers", "input_layers",
+    "output_layers", "build_input_shape", "registered_name", "module", "supports_masking", "autocast",
+    "units", "filters", "input_dim", "input_spec", "batch_shape", "seed", "metrics_names", "optimizer",
+    "compiled", "loss", "stop_training", "call_signature_parameters", "supports_jit", "seed_generator",
+    "train_function", "test_function", "predict_function", "build", "quantize", "dtype",
+}  # fmt: skip
+
+
+def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> Description:
+    """Return the description of a run.
+
+    Args:
+        model: the compiled and built model.
+        schema: the shape and the dtype of each column of a row.
+        others: further settings by name.
+    """
+    optimizer = optimizers.inner(model)
+    compiled = getattr(getattr(model, "_compile_config", None), "config", None) or {}
+    words: Words = {
+        "optimizer": {"class": type(optimizer).__name__, **_settings(optimizer)},
+        "compile": _named({name: compiled.get(name) for name in ("loss", "loss_weights")}),
+        "metrics": {each.name: _text(each) for each in models.metrics_of(model) if each.name != "loss"},
+        "fit": _named(others),
+    }
+    if optimizers.scheduled(model):
+        words["optimizer"]["learning_rate"] = _text(optimizer._learning_rate)
+    for index, layer in enumerate(model._flatten_layers(include_self=False)):
+        words[f"layer {index} ({type(layer).__name__})"] = _settings(layer)
+    return Description(words, optimizers.learning_rate(model), outputs(model, schema), _constants(model))
+
+
+def outer_name(rule: Any) -> str | None:
+    """Return the class of the optimizer that a rule has for the center; None of a rule without one."""
+    optimizer = getattr(rule, "optimizer", None)
+    settings = getattr(optimizer, "settings", None)  # of one of Keras's
+    return (
+        None if optimizer is None else str(settings["class_name"] if settings else type(optimizer).__name__)
+    )
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: text for name, value in values.items() if (text := _text(value))}
+
+
+def _settings(thing: Any) -> dict[str, str]:
+    """Return the settings of a Keras object in words: public attributes, configuration and arguments."""
+    values = dict(vars(thing))
+    with suppress(Exception):  # plain fit never asks a custom object for its configuration
+        values |= thing.get_config()
+    values |= values.get("_fn_kwargs") or {}
+    policy = getattr(thing, "dtype_policy", None)
+    shown = {
+        name: value
+        for name, value in sorted(values.items())
+        if not (name.startswith("_") or name in LEFT_OUT or name.endswith("initializer"))
+    }
+    return _named({"dtype": policy and policy.name, **shown})
+
+
+def _text(value: Any) -> str:
+    """Return a value in words; empty for states and parts of the model's graph."""
+    if value is None:
+        return ""
+    if isinstance(value, PLAIN):
+        return repr(value.item() if isinstance(value, np.generic) else value)
+    if isinstance(value, np.ndarray):
+        return f"array of shape {value.shape}, sum {float(np.sum(value, dtype=np.float64)):g}"
+    if isinstance(value, Mapping):
+        known = {"class_name", "config"} <= value.keys()
+        return _call(value["class_name"], value["config"]) if known else _call("dict", value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(filter(None, map(_text, value)))})"
+    return _object_text(value)
+
+
+def _object_text(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        return _call(_text(value.func), value.keywords)
+    if inspect.ismethod(value):
+        return ""
+    if inspect.isroutine(value) or isinstance(value, type):
+        return value.__qualname__
+    if is_dataclass(value):
+        return _call(
+            type(value).__name__, {each.name: getattr(value, each.name) for each in fields(value)}, set()
+        )
+    if hasattr(value, "get_config") and not isinstance(value, keras.Layer):
+        return f"{type(value).__name__}({', '.join(f'{k}={v}' for k, v in _settings(value).items())})"
+    return ""
+
+
+def _call(name: str, arguments: Any, left_out: set[str] = LEFT_OUT) -> str:
+    pairs = arguments.items() if isinstance(arguments, Mapping) else [("", arguments)]
+    texts = {str(key): _text(value) for key, value in pairs if key not in left_out}
+    return f"{name}({', '.join(f'{key}={text}' for key, text in texts.items() if text)})"
+
+
+def outputs(model: keras.Model, schema: Schema) -> list[Array]:
+    """Return the model's outputs for a fixed row at fixed weights; no outputs where that is not possible.
+
+    The model's own variables are not touched.
+    """
+    stated = {id(variable): index for index, variable in enumerate(models.generators(model))}
+    constant = {id(variable) for layer in models.adapted(model) for variable in layer.variables}
+    moved = {id(variable) for variable in models.statistics(model)}
+    trainable = {id(variable) for variable in models.trainable(model)}
+
+    def value(index: int, variable: Any) -> Any:
+        if id(variable) in stated:
+            return np.zeros(variable.shape, keras.backend.standardize_dtype(variable.dtype))
+        if id(variable) in constant or id(variable) not in moved | trainable:
+            return variable.value
+        random = np.random.default_rng(index)
+        if id(variable) in moved:  # a variance is positive
+            return random.uniform(0.5, 1.5, variable.shape).astype(np.float32)
+        width = max(1, prod(variable.shape) // max(1, variable.shape[-1] if variable.shape else 1))
+        return random.standard_normal(variable.shape, np.float32) / np.float32(width**0.5)
+
+    def values(variables: list[Any]) -> list[Any]:
+        made = [(variable, value(index, variable)) for index, variable in enumerate(variables)]
+        return [keras.ops.convert_to_tensor(given, variable.dtype) for variable, given in made]
+
+    inputs = [_input(column) for column in schema.columns]
+    try:
+        made, _ = model.stateless_call(
+            values(model.trainable_variables), values(model.non_trainable_variables), schema.batch(inputs).x,
+            training=False,
+        )  # fmt: skip
+        arrays = [
+            keras.ops.convert_to_numpy(keras.ops.cast(part, "float32")) for part in keras.tree.flatten(made)
+        ]
+    except Exception:  # noqa: BLE001 - whatever a model raises on made-up rows; words remain
+        return []
+    return arrays if all(np.isfinite(array).all() for array in arrays) else []
+
+
+def _input(column: Column) -> Array:
+    if np.dtype(column.dtype).kind == "f":
+        return np.random.default_rng(0).standard_normal((1, *column.shape)).astype(column.dtype)
+    return np.zeros((1, *column.shape), column.dtype)
+
+
+def _constants(model: keras.Model) -> str:
+    """Return a digest of the weights that do not travel: those of frozen layers, and adapted ones."""
+    own = (*models.trainable(model), *models.statistics(model), *models.generators(model))
+    travels = {id(variable) for variable in own}
+    constants = [variable for variable in model.weights if id(variable) not in travels]
+    return hashlib.blake2b(b"".join(models.digests(constants)), digest_size=16).hexdigest()
