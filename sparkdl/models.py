@@ -285,6 +285,27 @@ def require_trainable(model: keras.Model) -> None:
         )
 
 
+def require_divisible(model: keras.Model, num_workers: int) -> None:
+    """Check that the rows of a batch can be divided among workers.
+
+    Raises:
+        ModelError: a trainable layer asks for statistics of the whole batch, of which each of several
+            workers has a part.
+    """
+    whole = [
+        layer.name
+        for layer in model._flatten_layers()
+        if layer.trainable and getattr(layer, "synchronized", False)
+    ]
+    if num_workers > 1 and whole:
+        raise ModelError(
+            f"{', '.join(whole)}: synchronized=True asks for statistics of the whole batch, but each of "
+            f"the {num_workers} workers has a part of it. Set synchronized=False to use the statistics of "
+            'each part, set num_workers=1, or set frequency to a number or "epoch", where each worker '
+            "trains on batches of its own."
+        )
+
+
 _alone = threading.RLock()  # for fits of several threads: Keras's float type and policy are the process's
 
 

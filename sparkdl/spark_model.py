@@ -282,11 +282,7 @@ class SparkModel:
         models.require_trainable(self.model)
         cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
-        most = min(fit.batch_size, source.count() or fit.batch_size)
-        num_workers, why = cluster.num_workers(
-            self.config.num_workers, most if self.config.joint else None, self.config.start_timeout
-        )
-        launch.logger.info("%d workers: %s.", num_workers, why)
+        num_workers = self._num_workers(cluster, min(fit.batch_size, source.count() or fit.batch_size))
         spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
@@ -318,6 +314,17 @@ class SparkModel:
         if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
             self._carried = num_workers, models.fingerprint(self.model), run.carried
         return self.history
+
+    def _num_workers(self, cluster: Cluster, most: int) -> int:
+        """Return the number of workers, of which a joint batch can use ``most``."""
+        joint = self.config.joint
+        num_workers, why = cluster.num_workers(
+            self.config.num_workers, most if joint else None, self.config.start_timeout
+        )
+        launch.logger.info("%d workers: %s.", num_workers, why)
+        if joint:
+            models.require_divisible(self.model, num_workers)
+        return num_workers
 
     def _metrics(self) -> Metrics:
         _, y, _, predicted = self._sample
