@@ -1,11 +1,9 @@
 """A Keras model as a stage of a pipeline: cross-validated, saved, loaded and judged by Spark's own means."""
 
 import os
-import sys
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 import numpy as np

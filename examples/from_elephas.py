@@ -1,10 +1,8 @@
 """Elephas's MNIST example, with only its imports changed (and the shipped images instead of MNIST)."""
 
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from images import load_images
 from keras import Input

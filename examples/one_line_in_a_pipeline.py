@@ -1,10 +1,8 @@
 """A pipeline that existed before, and the one line that trains a network on what it makes."""
 
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 import numpy as np

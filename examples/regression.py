@@ -1,11 +1,9 @@
 """A regression on a DataFrame: one number out of many columns, early stopping, a saved model."""
 
 import os
-import sys
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 from pyspark.ml.feature import VectorAssembler

@@ -1,11 +1,9 @@
 """Two streams of one table that grows file by file: one trains a network, the other predicts with it."""
 
 import os
-import sys
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 import numpy as np

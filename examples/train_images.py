@@ -7,10 +7,8 @@
 
 import argparse
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 from images import load_images

@@ -6,10 +6,8 @@ weights="imagenet" brings others.
 """
 
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 import numpy as np

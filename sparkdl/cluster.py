@@ -31,7 +31,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
-from sparkdl import files, frames
+from sparkdl import files, frames, interpreter, preflight
 from sparkdl.errors import ClusterError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,11 @@ class Cluster:
     places_rows = hasattr(DataFrame, "repartitionById")  # whether a number says where a row goes
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
+        made = session is None and not self.remote and SparkContext._active_spark_context is None
         self.session: Any = session or SparkSession.builder.getOrCreate()
         self._own_gpus = own_gpus
+        if not self.remote:
+            interpreter.adopt(self.session, here=self._is_here(made=made))
 
     @property
     def context(self) -> Any:
@@ -75,6 +78,31 @@ class Cluster:
     def local(self) -> bool:
         """Whether tasks run in the driver's own JVM."""
         return bool(re.fullmatch(r"local(\[.*\])?", self.setting("spark.master")))
+
+    def _is_here(self, *, made: bool) -> bool:
+        """Return whether executors are on this machine; ``made``: it was sparkdl that made the session."""
+        master = self.setting("spark.master")
+        if self.local or re.match(LOCAL_CLUSTER, master):
+            return True
+        own = "|".join(map(re.escape, ("localhost", "127.0.0.1", "[::1]", socket.gethostname())))
+        return made and bool(re.fullmatch(rf"spark://({own}):\d+", master))
+
+    def rebind(self, data: Any) -> None:
+        """Let the Python functions below an RDD or a DataFrame run in the Python that was chosen for them."""
+        interpreter.rebind(data, self.context)
+
+    def require_python(self, backend: str | None) -> None:
+        """Check the Python of executors that are in this JVM, without a job.
+
+        Args:
+            backend: the Keras backend; None where Keras is not used.
+
+        Raises:
+            PreflightError: its version or its packages are not those of the driver.
+        """
+        if self.local:
+            expected = preflight.expectations(backend, local=True)
+            preflight.require_python(self.context.pythonExec, self.context.environment, expected)
 
     @property
     def task_bytes(self) -> int:
@@ -327,6 +355,12 @@ class ConnectCluster(Cluster):
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application, or of the session."""
         return str(self.session.conf.get(name, default))
+
+    def rebind(self, data: Any) -> None:
+        """Leave the choice of a Python to the server."""
+
+    def require_python(self, backend: str | None) -> None:
+        """Leave it to the preflight of the tasks: their Python is the server's."""
 
     def slots(self) -> int:
         """Return how many tasks can run at the same time, by a small job: Spark makes a range of as many."""

@@ -63,6 +63,7 @@ def column_function(
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
     """
     cluster = cluster_of(session)
+    cluster.require_python(models.backend())
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)

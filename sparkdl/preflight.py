@@ -7,19 +7,29 @@ sparkdl, or another one; so they are whole in themselves and import what they us
 from __future__ import annotations
 
 import builtins
+import inspect
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import sparkdl
+from sparkdl.errors import PreflightError
 
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
 REMEDY = "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
 HERE = "Activate this program's environment, or set PYSPARK_PYTHON={python} before Spark starts."
+OTHER_PYTHON = "Executor {host} runs Python {found} ({path}), the driver {wanted}. {remedy}"
 STALE = "This Python process has Keras on another backend already"
 
 
@@ -42,6 +52,7 @@ def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
         "missing": MISSING,
         "remedy": remedy(local=local),
         "stale": STALE,
+        "other_python": OTHER_PYTHON,
     }
 
 
@@ -70,10 +81,8 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     remedy = expected["remedy"]
     python = ".".join(platform.python_version_tuple()[:2])
     if python != expected["python"]:
-        fail(
-            f"Executor {host} runs Python {python} ({sys.executable}), the driver {expected['python']}. "
-            f"{remedy}"
-        )
+        parts = {"host": host, "found": python, "path": sys.executable, "wanted": expected["python"]}
+        fail(expected["other_python"].format(remedy=remedy, **parts))
     for name, wanted in expected["packages"].items():
         try:
             found = importlib.metadata.version(name)
@@ -124,6 +133,65 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
         connection.close()
     if status not in (204, 503):
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
+
+
+ASK = """
+import json, sys
+print(json.dumps(["%d.%d" % sys.version_info[:2], sys.executable]))
+if sys.argv[1]:
+    exec(sys.argv[2])
+    check(json.loads(sys.argv[1]), None)
+"""  # which any Python can read; what it runs only has to be read by the driver's version
+_passed: set[tuple[Any, ...]] = set()
+
+
+def require_python(python: str, environment: dict[str, str], expected: dict[str, Any]) -> None:
+    """Check the Python that Spark would start on this machine, as a task in it would.
+
+    Args:
+        python: the command.
+        environment: what Spark sets for it.
+        expected: see ``expectations``.
+
+    Raises:
+        PreflightError: it does not start, or differs from the driver's.
+    """
+    path = shutil.which(python)
+    key = path, expected["backend"]
+    relative = os.sep in python and not os.path.isabs(python)  # to a folder that only Spark knows
+    if relative or key in _passed or path and os.path.abspath(path) == os.path.abspath(sys.executable):
+        return
+    host = socket.gethostname()
+    found, path, _ = _ask(python, environment)
+    if found is None:
+        raise PreflightError(
+            f"Executor {host} cannot run {python!r} as its Python: {path}. {expected['remedy']}"
+        )
+    if found != expected["python"]:
+        parts = {"host": host, "found": found, "path": path, "wanted": expected["python"]}
+        raise PreflightError(OTHER_PYTHON.format(remedy=expected["remedy"], **parts))
+    with suppress(OSError):  # there is no source to run there
+        source = f"from __future__ import annotations\n{inspect.getsource(check)}"
+        *_, said = _ask(python, environment, json.dumps(expected), source)
+        marked = re.search(rf"{re.escape(MARK)} (.+)", said)
+        if marked and MISSING not in marked[1]:  # sparkdl can be sent along
+            raise PreflightError(marked[1])
+    _passed.add(key)
+
+
+def _ask(python: str, environment: dict[str, str], *arguments: str) -> tuple[str | None, str, str]:
+    """Return the version of a Python, its path and its errors; None and the reason if it does not run."""
+    command = [python, "-c", ASK, *(arguments or ("", ""))]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+        version, path = json.loads(done.stdout.splitlines()[0])
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, str(error), ""
+    except (ValueError, IndexError):
+        return None, (done.stderr.strip() or f"it ends with status {done.returncode}").splitlines()[-1], ""
+    return version, path, done.stderr
 
 
 class Shared:

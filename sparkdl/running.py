@@ -59,6 +59,7 @@ def run(
     _require_one_argument(function)
     cluster = cluster_of(own_gpus=True)
     context = cluster.context  # which says so where there is none
+    cluster.require_python(_backend())
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     launch.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)

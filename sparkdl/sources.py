@@ -274,6 +274,7 @@ class RddSource(Source):
 
     def __init__(self, rdd: RDD[Any], counts: Counts = (None, None)) -> None:
         self.rdd, self.counts = rdd, counts
+        cluster_of().rebind(rdd)
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""

@@ -282,6 +282,7 @@ class SparkModel:
         models.require_trainable(self.model)
         cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
+        cluster.require_python(models.backend())
         num_workers = self._num_workers(cluster, min(fit.batch_size, source.count() or fit.batch_size))
         spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
@@ -424,6 +425,7 @@ class SparkModel:
         source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
         cluster = cluster_of(source.session)
         require_sendable(source, cluster)
+        cluster.require_python(models.backend())
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
         stage, shared = self._stage(cluster, source.schema, batch_size)
@@ -467,6 +469,8 @@ class SparkModel:
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
             cluster = cluster_of()
+            cluster.rebind(x)
+            cluster.require_python(models.backend())
             stage, _ = self._stage(cluster, self._features(x, count), batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
@@ -475,6 +479,7 @@ class SparkModel:
             return self._with_predictions(source, batch_size, output_col)
         cluster = cluster_of()
         require_sendable(source, cluster)
+        cluster.require_python(models.backend())
         source.schema, _ = self._settle(source.peek())
         stage, shared = self._stage(cluster, source.schema, batch_size)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left

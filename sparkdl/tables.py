@@ -46,6 +46,7 @@ class FrameSource(Source):
         decode: Mapping[str, frames.Decode] | None = None,
     ) -> None:  # fmt: skip
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
+        cluster_of(self.session).rebind(frame)
         known = decode or {}
         self.decode = {
             place: known[value]

@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.whole]
 
 
 def run(name, *arguments):
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment.pop("PYSPARK_PYTHON", None)  # which a reader does not set
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -18,8 +18,9 @@ ORDER = [
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "tls", "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
-    "tasks", "inference", "preflight", "cluster", "launch", "gang", "running", "sources", "tables", "inputs",
-    "prediction", "progress", "callbacks", "epochs", "checkpoint", "description", "training", "spark_model",
+    "tasks", "inference", "preflight", "interpreter", "cluster", "launch", "gang", "running", "sources",
+    "tables", "inputs", "prediction", "progress", "callbacks", "epochs", "checkpoint", "description",
+    "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip

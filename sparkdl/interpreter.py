@@ -1,0 +1,92 @@
+"""The Python that executors run where nobody chose one.
+
+PySpark takes the first ``python3`` of PATH unless PYSPARK_PYTHON is set before the SparkContext is made.
+Without an activated virtual environment, that is not the driver's environment. Executors on the driver's
+machine take the driver's Python instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
+
+UNCHOSEN = "python3"  # what PySpark takes then
+OF_FRAMES = "spark.sql.execution.pyspark.python"  # which goes before what a function was made with
+_adopted: WeakSet[Any] = WeakSet()  # SparkContexts whose Python was chosen here
+
+
+def adopt(session: Any, *, here: bool) -> None:
+    """Choose the Python that executors run, unless somebody chose it: by name, or as the driver's.
+
+    Args:
+        session: a classic SparkSession; functions of columns that it has already change as well.
+        here: whether executors are on this machine.
+    """
+    context = session.sparkContext
+    if context not in _adopted:
+        if "PYSPARK_PYTHON" in os.environ or context.pythonExec != UNCHOSEN:
+            return
+        # PySpark itself reads this setting only where spark-submit starts the driver.
+        python = context.getConf().get("spark.pyspark.python") or (here and sys.executable)
+        if not python:
+            return
+        context.pythonExec = python
+        _adopted.add(context)
+    if context.pythonExec != UNCHOSEN and session.conf.get(OF_FRAMES, None) is None:
+        session.conf.set(OF_FRAMES, context.pythonExec)
+
+
+def rebind(data: Any, context: Any) -> None:
+    """Let the Python functions below an RDD or a DataFrame run in the Python that was chosen here.
+
+    PySpark notes the Python of a function when it hands the function to the JVM. It does so early for a list
+    that becomes a DataFrame, and for an RDD that is cached or shuffled.
+
+    Args:
+        data: an RDD, or a DataFrame of a classic session.
+        context: its SparkContext.
+    """
+    if context not in _adopted:
+        return
+    # Private parts of Spark (3.5 to 4.3); where they differ, these functions keep the Python that they have.
+    with suppress(Exception):
+        for rdd in _rdds_of(data):
+            _rebind(rdd, context.pythonExec, set())
+
+
+def _rdds_of(data: Any) -> Iterator[Any]:
+    """Yield the JVM's RDDs that an RDD or a DataFrame is made of."""
+    if hasattr(data, "_jdf"):
+        leaves = data._jdf.queryExecution().analyzed().collectLeaves()
+        for index in range(leaves.size()):
+            leaf = leaves.apply(index)
+            if leaf.getClass().getSimpleName() == "LogicalRDD":
+                yield leaf.rdd()
+        return
+    # Python functions at its end that the JVM has not got yet are none of the JVM's RDDs.
+    made = getattr(data, "_jrdd_val", None) or getattr(data, "_prev_jrdd", None) or data._jrdd
+    yield made.rdd()
+
+
+def _rebind(rdd: Any, python: str, seen: set[int]) -> None:
+    if rdd.id() in seen:
+        return
+    seen.add(rdd.id())
+    if rdd.getClass().getSimpleName() == "PythonRDD":
+        function = _field(rdd, "func").get(rdd)
+        executable = _field(function, "pythonExec")
+        if executable.get(function) == UNCHOSEN:
+            executable.set(function, python)
+    dependencies = rdd.dependencies()
+    for index in range(dependencies.size()):
+        _rebind(dependencies.apply(index).rdd(), python, seen)
+
+
+def _field(owner: Any, name: str) -> Any:
+    field = owner.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field
