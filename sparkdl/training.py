@@ -117,6 +117,8 @@ class Run:
             "center_optimizer": None if self.joint else outer_name(self.rule),
             "num_workers": num_workers, "batch_size": batch_size, "shuffle": fit.shuffle,
             "steps_per_epoch": fit.steps_per_epoch, "validation_split": fit.validation_split,
+            "validation_data": "given" if request.validation is not None else None,
+            "sample_weight": "given" if request.schema.weights else None,
             "preserve_partitions": fit.preserve_partitions, "seed": fit.seed,
         }  # fmt: skip
         self.checkpoints, self.resumed = self._look_for_checkpoints()

@@ -273,6 +273,8 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
         ({"frequency": 2}, {}, "frequency='batch' instead of 2"),
         ({}, {"batch_size": 8}, "batch_size=16 instead of 8"),
         ({}, {"seed": 4}, "seed=3 instead of 4"),
+        ({}, {"validation_data": (np.ones((8, 6)), np.ones(8))}, "validation_data=None instead of 'given'"),
+        ({}, {"sample_weight": np.ones(203)}, "sample_weight=None instead of 'given'"),
         ({}, {"resume": False}, "has checkpoints of an earlier run"),
     ],
 )
