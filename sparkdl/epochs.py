@@ -92,6 +92,7 @@ class Metrics:
         self.samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
         self.variables = models.metric_variables(model)
         self.layout: Layout = models.layout_of(self.variables)
+        model.reset_metrics()  # whatever was computed with the model before, every worker begins from here
         self.initial = models.read(self.variables)
         self.apart = [
             metric

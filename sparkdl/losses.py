@@ -131,7 +131,7 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     Raises:
         ModelError: a loss is not reduced at all.
     """
-    with watched() as watch:
+    with models.undisturbed(model), watched() as watch:
         if models.computes_loss(model):
             model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
     kinds = {each.name: each.kind for each in watch.reductions}
@@ -176,8 +176,9 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
     """
 
     def added(rows: Any) -> list[float]:
-        model(rows, training=False)
-        return [float(keras.ops.sum(loss)) for loss in model.losses]
+        with models.undisturbed(model):
+            model(rows, training=False)
+            return [float(keras.ops.sum(loss)) for loss in model.losses]
 
     if not model.losses or not np.allclose(once := added(x), added(x), rtol=1e-3):
         return False

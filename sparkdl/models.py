@@ -716,17 +716,40 @@ def computes_loss(model: keras.Model) -> bool:
     return model.loss is not None or type(model).train_step is keras.Model.train_step
 
 
+@contextmanager
+def undisturbed(model: keras.Model) -> Iterator[None]:
+    """Leave a model as a fit finds it, whatever is computed with it in a ``with`` block.
+
+    Random generators, counters and moving statistics keep their values, and metrics are reset.
+    """
+    kept = [*generators(model), *statistics(model)]
+    values = read(kept)
+    known = set(map(id, kept))
+    try:
+        yield
+    finally:
+        write(kept, values)
+        for variable in generators(model):
+            if id(variable) not in known and variable.name == SEED:  # of a model that was not built
+                seed, _ = keras.ops.convert_to_numpy(variable.value)
+                variable.assign(np.array([seed, 0]))
+        model.reset_metrics()
+
+
+SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
+
+
 def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> Any:
-    """Let the model's metrics make their states, by one forward pass over a few rows; then clear them.
+    """Build the states of a model's metrics by one forward pass over a few rows, and reset them.
 
     Returns:
         What the model predicts for those rows.
     """
-    predicted = model(x, training=False)
-    if computes_loss(model):
-        model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
-    model.compute_metrics(x, y, predicted, sample_weight)
-    model.reset_metrics()
+    with undisturbed(model):
+        predicted = model(x, training=False)
+        if computes_loss(model):
+            model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+        model.compute_metrics(x, y, predicted, sample_weight)
     return predicted
 
 

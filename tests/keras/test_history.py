@@ -1,0 +1,261 @@
+"""What a run reports of its epochs is what `model.fit` reports, number for number."""
+
+import keras
+import numpy as np
+import pytest
+from gang import even_split, train
+from keras import layers, ops
+
+from sparkdl import losses, models
+from sparkdl.epochs import Metrics
+
+TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none
+SETTINGS = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+
+
+def numbers(*shape):
+    return np.random.default_rng(3).normal(size=(TOTAL, *shape)).astype("float32")
+
+
+X = numbers(6)
+Y = X.sum(axis=1, keepdims=True)
+Z = (X[:, 0] > 0).astype("int64")
+
+
+def compiled(model, *arguments, **named):
+    model.compile(keras.optimizers.SGD(0.02), *arguments, **named)
+    return model
+
+
+def heads(**named):
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(5, "tanh")(inputs)
+    outputs = [layers.Dense(1, name="a")(hidden), layers.Dense(2, "softmax", name="b")(hidden)]
+    losses = ["mse", "sparse_categorical_crossentropy"]
+    return compiled(keras.Model(inputs, outputs), losses, metrics=[["mae"], ["accuracy"]], **named)
+
+
+@keras.saving.register_keras_serializable("history")
+class Prior(layers.Layer):
+    """A layer with a loss of its own, a mean over rows, and trackers of what it has seen."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.divergence = keras.metrics.Mean(name="divergence")
+        self.largest = keras.metrics.Mean(name="largest")
+
+    def call(self, inputs):
+        divergence = 0.1 * ops.mean(ops.sum(ops.square(inputs), axis=-1))
+        self.add_loss(divergence)
+        self.divergence.update_state(divergence)
+        self.largest.update_state(ops.max(ops.abs(inputs), axis=-1))
+        return inputs
+
+
+@keras.saving.register_keras_serializable("history")
+class Coded(keras.Model):
+    """A model of two layers around a prior."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.encode, self.prior, self.decode = layers.Dense(3), Prior(name="prior"), layers.Dense(6)
+
+    def call(self, inputs):
+        return self.decode(self.prior(self.encode(inputs)))
+
+
+@keras.saving.register_keras_serializable("history")
+class Tracked(Coded):
+    """A loss of its own, whose parts trackers take in: as batches, or as rows."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.reconstruction = keras.metrics.Mean(name="reconstruction")
+        self.by_rows = keras.metrics.Mean(name="by_rows")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = ops.sum(ops.square(y - y_pred), axis=-1)
+        self.reconstruction.update_state(ops.mean(errors))
+        self.by_rows.update_state(errors)
+        return ops.mean(errors) + sum(self.losses)
+
+
+def coded(kind=Coded):
+    model = kind()
+    model(X[:1])
+    return model
+
+
+@keras.saving.register_keras_serializable("history")
+class Autoencoder(Tracked):
+    """A training step and a test step of its own, as in Keras's example of a variational autoencoder."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.whole = keras.metrics.Mean(name="total_loss")
+
+    @property
+    def metrics(self):
+        return [self.whole, self.reconstruction, self.by_rows]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred)
+        self.whole.update_state(loss)
+        return loss
+
+    def results(self):
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def train_step(self, *arguments):
+        return getattr(self, f"on_{keras.backend.backend()}")(*arguments)
+
+    def test_step(self, *arguments):
+        if keras.backend.backend() != "jax":
+            x, y = arguments[0]
+            self.compute_loss(x, y, self(x, training=False))
+            return self.results()
+        (trainable, fixed, metrics), (x, y) = arguments
+        _, (_, metrics) = self.loss_of(trainable, fixed, metrics, x, y, training=False)
+        return self.results(), (trainable, fixed, metrics)
+
+    def on_tensorflow(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.results()
+
+    def on_torch(self, data):
+        import torch
+
+        x, y = data
+        self.zero_grad()
+        self.compute_loss(x, y, self(x, training=True)).backward()
+        with torch.no_grad():
+            variables = self.trainable_weights
+            self.optimizer.apply([variable.value.grad for variable in variables], variables)
+        return self.results()
+
+    def loss_of(self, trainable, fixed, metrics, x, y, training):
+        variables = self.trainable_variables, self.non_trainable_variables, self.metrics_variables
+        state = zip(sum(variables, []), [*trainable, *fixed, *metrics], strict=True)
+        with keras.StatelessScope(state_mapping=list(state)) as scope:
+            loss = self.compute_loss(x, y, self(x, training=training))
+        parts = self.non_trainable_variables, self.metrics_variables
+        return loss, [[scope.get_current_value(variable) for variable in part] for part in parts]
+
+    def on_jax(self, state, data):
+        import jax
+
+        trainable, fixed, optimizer, metrics = state
+        grad = jax.value_and_grad(self.loss_of, has_aux=True)
+        (_, (fixed, metrics)), gradients = grad(trainable, fixed, metrics, *data, training=True)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        state = list(zip(self.metrics_variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=state):
+            logs = self.results()
+        return logs, (trainable, fixed, optimizer, metrics)
+
+
+def mean_error(y_true, y_pred):
+    """A metric that is one number for a batch."""
+    return ops.mean(ops.abs(y_true - y_pred))
+
+
+WEIGHTS = np.linspace(0, 3, TOTAL, dtype="float32")
+
+
+def dense(*arguments, **named):
+    return compiled(keras.Sequential([keras.Input((6,)), layers.Dense(1)]), *arguments, **named)
+
+
+CASES = {
+    "two outputs": (heads, X, [Y, Z]),
+    "weights of losses": (lambda: heads(loss_weights=[0.3, 2.0]), X, [Y, Z]),
+    "a layer's trackers": (lambda: compiled(coded(), "mse"), X, X),
+    "a model's trackers": (lambda: compiled(coded(Tracked)), X, X),
+    "an autoencoder": (lambda: compiled(coded(Autoencoder)), X, X),
+    "one number a batch": (lambda: dense("mse", metrics=[mean_error]), X, Y),
+    "weighted rows": (lambda: dense("mse", weighted_metrics=["mae"]), X, Y, WEIGHTS),
+    "a sum": (lambda: dense(keras.losses.MeanSquaredError(reduction="sum")), X, Y),
+}  # fmt: skip
+
+
+def first_rows(data):
+    return keras.tree.map_structure(lambda array: array[:1], data)
+
+
+def reported(case, *, rows, mode="synchronous", window=1):
+    """Return what workers report of each epoch, merged, and Keras's history."""
+    make, x, y, *weights = case
+    keras.utils.set_random_seed(1)
+    reference = make()
+    keras.utils.set_random_seed(1)
+    model = make()
+    expected = reference.fit(x, y, sample_weight=weights[0] if weights else None, **SETTINGS).history
+    first = first_rows((x, y, *weights)) if weights else (*first_rows((x, y)), None)
+    predicted = models.build_metrics(model, *first)
+    losses.check(model, *first, predicted)
+    metrics, reports = Metrics(model, first[1], predicted), []
+    train(
+        model, x, y, *weights, rows=rows, mode=mode, window=window, batch_size=BATCH_SIZE, epochs=EPOCHS,
+        reports=reports,
+    )  # fmt: skip
+    merged = [metrics.merge(report) for report in reports]
+    return {name: [each[name] for each in merged] for name in merged[0]}, expected
+
+
+def same(expected, found):
+    assert set(expected) == set(found)
+    for name, values in expected.items():
+        assert values == pytest.approx(found[name], rel=1e-5, abs=1e-7), name
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers):
+    """Losses by output, trackers are merged as Keras computes them."""
+    found, expected = reported(CASES[name], rows=even_split(TOTAL, workers))
+
+    same(expected, found)
+
+
+@pytest.mark.parametrize(("mode", "window"), [("synchronous", None), ("asynchronous", 1), ("hogwild", 2)])
+@pytest.mark.parametrize("name", ["two outputs", "an autoencoder"])
+def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window):
+    """A worker that is alone sees the batches of one process, whatever it exchanges."""
+    found, expected = reported(CASES[name], rows=(TOTAL,), mode=mode, window=window)
+
+    same(expected, found)
+
+
+@keras.saving.register_keras_serializable("history")
+class Sampled(Coded):
+    """A model that draws random numbers and counts calls, whatever it is called for."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.random = keras.random.SeedGenerator(4)
+        self.calls = self.add_weight(name="calls", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        return super().call(inputs + keras.random.normal(ops.shape(inputs), seed=self.random))
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_look_at_the_first_row_leaves_a_model_as_it_was(built):
+    """Neither random generators nor statistics nor metrics have moved before a fit begins."""
+    model = compiled(coded(Sampled) if built else Sampled(), "mse", metrics=["mae"])
+    kept = [model.random.state, model.calls]
+    before = models.read(kept) if built else [np.array([4, 0]), np.zeros(())]
+    predicted = models.build_metrics(model, X[:1], X[:1])
+    losses.check(model, X[:1], X[:1], None, predicted)
+    metrics = Metrics(model, X[:1], predicted)
+
+    for was, now in zip(before, models.read(kept), strict=True):
+        np.testing.assert_array_equal(now, was)
+    assert len(metrics.initial) == 8
+    assert not any(map(np.any, metrics.initial))
