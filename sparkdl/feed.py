@@ -10,7 +10,7 @@ the order is the same when Spark computes a partition again, in whatever order a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sparkdl.errors import DataError
 from sparkdl.fingerprint import GOLDEN, MASK, mixed
-from sparkdl.schema import AnyRows, Column, Schema, as_pair
+from sparkdl.schema import AnyRows, Column, Schema, as_row
 from sparkdl.weights import Array
 
 Keys = NDArray[np.uint64]
@@ -80,7 +80,7 @@ def blocks_of_rows(
     place, size, first = f"{place} {partition}", rows_per_block(schema.columns), 0
     chunk: list[Any] = []
     for row in rows:
-        chunk.append(schema.flatten(as_pair(row), place, first + len(chunk)))
+        chunk.append(schema.flatten(as_row(row, schema), place, first + len(chunk)))
         if len(chunk) == size:
             yield _block(chunk, schema.columns, partition, first, part, place)
             first += len(chunk)
@@ -100,39 +100,45 @@ def _block(
     return Block(row_keys(partition, indices), part, arrays)
 
 
-def parts_of(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield (x, y) or (x, y, sample_weight) of arrays, some rows in each.
+def parts_of(value: Any, *, labels: bool = True) -> Iterator[tuple[Any, ...]]:
+    """Yield (x, y) or (x, y, sample_weight) of arrays, or (x,), some rows in each.
 
     Args:
         value: a tuple of arrays, or structures of such, which is one; a dataset with a length, such as
             keras.utils.PyDataset; or what can be iterated over, such as a generator, tf.data.Dataset or a
             DataLoader of torch's, which give one batch after another.
+        labels: whether rows have to have labels; else x alone may stand for (x,).
 
     Raises:
         DataError: it is none of these.
     """
     if isinstance(value, tuple):
-        yield _part(value)
+        yield _part(value, labels)
+    elif not labels and (hasattr(value, "ndim") or isinstance(value, Mapping)):
+        yield (value,)
     elif hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "__iter__"):
-        yield from (_part(value[index], "dataset") for index in range(len(value)))
+        yield from (_part(value[index], labels, "dataset") for index in range(len(value)))
     elif hasattr(value, "__iter__"):
-        yield from (_part(batch, type(value).__name__) for batch in value)
+        yield from (_part(batch, labels, type(value).__name__) for batch in value)
     else:
-        raise _no_rows(type(value).__name__)
+        raise _no_rows(type(value).__name__, labels)
 
 
-def _part(batch: Any, of: str = "") -> tuple[Any, ...]:
+def _part(batch: Any, labels: bool, of: str = "") -> tuple[Any, ...]:
+    if not labels and (hasattr(batch, "ndim") or isinstance(batch, Mapping)):
+        return (batch,)
     if not isinstance(batch, tuple | list):
-        raise _no_rows(f"{of} of {type(batch).__name__}")
-    if len(batch) not in (2, 3):
-        raise _no_rows(f"{of + ' of ' if of else ''}{type(batch).__name__} of length {len(batch)}")
+        raise _no_rows(f"{of} of {type(batch).__name__}", labels)
+    if len(batch) not in ((2, 3) if labels else (1, 2, 3)):
+        raise _no_rows(f"{of + ' of ' if of else ''}{type(batch).__name__} of length {len(batch)}", labels)
     return tuple(batch)
 
 
-def _no_rows(given: str) -> DataError:
+def _no_rows(given: str, labels: bool) -> DataError:
+    forms = "(x, y) or (x, y, sample_weight)" if labels else "(x,), (x, y) or (x, y, sample_weight)"
     return DataError(
-        "A function of rows should return a tuple (x, y) or (x, y, sample_weight) of arrays, or batches that "
-        f"are such tuples; got {given}. Labels go with the features, and a list is taken for batches."
+        f"A function of rows should return a tuple {forms} of arrays, or batches that are such tuples; got "
+        f"{given}. Labels go with the features, and a list is taken for batches."
     )
 
 

@@ -16,7 +16,7 @@ from sparkdl.tables import FrameSource, frame_source
 
 def make_source(
     parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x",
-    *, indicator: str | None = None, decode: Any = None,
+    *, indicator: str | None = None, decode: Any = None, labels: bool = True,
 ) -> Source:  # fmt: skip
     """Return the source of what a user handed over.
 
@@ -29,6 +29,7 @@ def make_source(
         what: what errors call x.
         indicator: the column of a DataFrame that says which rows are for validation.
         decode: functions that make arrays of the values of a DataFrame's columns, by their names.
+        labels: whether rows have to have labels, where ``counts`` says that they may.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
@@ -43,14 +44,16 @@ def make_source(
     if (frame or isinstance(x, RDD)) and y is not None:
         raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
     if frame:
+        if len(counts) > 1:
+            columns = _label_columns(x, columns, weights, labels)
         names = columns if weights is None else (*columns, weights)
         return frame_source(x, names, counts, indicator, decode)
     if isinstance(x, RDD):
-        return _rdd_source(x, weights, counts, what)
+        return _rdd_source(x, weights, counts, what, labels)
     kind = f"{type(x).__module__}.{type(x).__name__}"
     homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
     if callable(x) and not homes & {"tensorflow", "torch", "keras"} and len(counts) > 1:
-        return _function_source(x, (y, weights), counts)
+        return _function_source(x, (y, weights), counts, labels)
     if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
@@ -61,7 +64,7 @@ def make_source(
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
-    return _array_source((x, y, weights), counts, what, kind)
+    return _array_source((x, y, weights), counts, what, kind, labels)
 
 
 def refuse_columns(**arguments: Any) -> None:
@@ -75,28 +78,64 @@ def refuse_columns(**arguments: Any) -> None:
             raise ConfigError(f"{name} is for the columns of a DataFrame; got other rows. Leave it out.")
 
 
-def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str) -> ArraySource:
+def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: bool) -> tuple[Any, ...]:
+    """Return the columns of x and of y; those of x alone, where rows have no labels and need none.
+
+    Raises:
+        ConfigError: no column of labels is named, and the model needs labels.
+    """
+    x, y = columns
+    if not labels and y == LABEL and LABEL not in {name.lower() for name in frame.columns}:
+        y = None  # the default, which nobody named
+    if y:
+        return columns
+    if labels:
+        raise ConfigError(f"label_col should name the column of labels, {NEEDED}; got {y!r}.")
+    _refuse_weights(weights)
+    return (x,)
+
+
+LABEL = "label"  # the column of labels where none is named
+NEEDED = "which the loss or the metrics that the model was compiled with need"
+
+
+def _refuse_weights(weights: Any) -> None:
+    if weights is not None:
+        raise ConfigError(
+            "sample_weight is for rows with labels; got no labels, where Keras would leave it unread. "
+            "Leave it out."
+        )
+
+
+def _array_source(
+    parts: tuple[Any, ...], counts: Counts, what: str, kind: str, labels: bool
+) -> ArraySource:  # fmt: skip
     x, y, weights = parts
     if len(counts) == 1:
         return ArraySource(Sample.of((x,), counts, (what,)))
     if y is None:
-        raise ConfigError(f"y should be given with {what}={kind}; got None.")
+        if labels:
+            raise ConfigError(f"y should be given with {what}={kind}, {NEEDED}; got None.")
+        _refuse_weights(weights)
+        return ArraySource(Sample.of((x,), counts))
     given = (x, y) if weights is None else (x, y, weights)
     return ArraySource(Sample.of(given, counts))
 
 
-def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str) -> RddSource:
+def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str, labels: bool) -> RddSource:
     if weights is not None:
         raise ConfigError(
             f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, sample_weight)."
         )
-    return RddSource(rdd, counts)
+    return RddSource(rdd, counts, labels=labels)
 
 
-def _function_source(function: Any, others: tuple[Any, ...], counts: Counts) -> FunctionSource:
+def _function_source(
+    function: Any, others: tuple[Any, ...], counts: Counts, labels: bool
+) -> FunctionSource:  # fmt: skip
     if any(other is not None for other in others):
         raise ConfigError("y and sample_weight should be left out beside a function, which returns them.")
-    return FunctionSource(function, counts)
+    return FunctionSource(function, counts, labels=labels)
 
 
 def require_sendable(source: Source, cluster: Cluster) -> None:

@@ -739,18 +739,59 @@ def undisturbed(model: keras.Model) -> Iterator[None]:
 SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
 
 
-def build_metrics(model: keras.Model, x: Any, y: Any, sample_weight: Any = None) -> Any:
+def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
+    """Return whether a step of the model's compares labels with predictions; its own one may do without.
+
+    Args:
+        model: a compiled model.
+        step: "train_step" or "test_step".
+    """
+    kind = type(model)
+    if getattr(kind, step) is not getattr(keras.Model, step):
+        return False
+    loses = kind.compute_loss is keras.Model.compute_loss and any(
+        loss is not None for loss in flat_losses(model.loss)
+    )
+    # Set by compile where there are metrics (Keras 3.5 to 3.15); model.metrics has nothing before a batch.
+    measures = getattr(model, "_compile_metrics", None) is not None
+    return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
+
+
+def build_metrics(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any = None, *, step: str = "train_step"
+) -> Any:  # fmt: skip
     """Build the states of a model's metrics by one forward pass over a few rows, and reset them.
+
+    Args:
+        model: a compiled model.
+        x: some rows.
+        y: their labels, or None.
+        sample_weight: their weights, or None.
+        step: which step of the model's is to come, "train_step" or "test_step".
 
     Returns:
         What the model predicts for those rows.
     """
     with undisturbed(model):
         predicted = model(x, training=False)
+        if y is None and not needs_labels(model, step):
+            _build_without_labels(model, x, predicted, step)
+            return predicted
         if computes_loss(model):
             model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
         model.compute_metrics(x, y, predicted, sample_weight)
     return predicted
+
+
+def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str) -> None:
+    """Let the metrics of ``compile`` make their states where only the model's own step knows its labels.
+
+    The predictions stand in for these: they have the shape of whatever they are compared with.
+    """
+    if getattr(type(model), step) is getattr(keras.Model, step):
+        model.compute_loss(x=x, y=None, y_pred=predicted, sample_weight=None)
+    elif not keras.tree.is_nested(predicted):
+        model.compute_metrics(x, predicted, predicted)
 
 
 Samples = Sequence[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other

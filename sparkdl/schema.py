@@ -147,6 +147,13 @@ def as_pair(row: Any) -> Any:
     return row.features, row.label
 
 
+def as_row(row: Any, schema: Schema) -> Any:
+    """Return a row as the tuple that a schema takes apart; where there are no labels, x stands for (x,)."""
+    row = as_pair(row)
+    alone = not schema.labelled and not (isinstance(row, tuple) and len(row) == 1)
+    return (row,) if alone else row
+
+
 def is_sparse(value: Any) -> bool:
     """Return whether this is a vector of Spark's that is stored without its zeros."""
     return hasattr(value, "toArray") and hasattr(value, "indices")
@@ -186,12 +193,17 @@ class Schema:
 
     Attributes:
         columns: those of x, then of y, then of the sample weights.
-        form: how rows come: (x, y) or (x, y, sample_weight), or (x,) to predict, with the place of a
-            column, or a structure of such places, for each.
+        form: how rows come: (x, y) or (x, y, sample_weight), or (x,) to predict and for models without
+            labels, with the place of a column, or a structure of such places, for each.
     """
 
     columns: tuple[Column, ...]
     form: tuple[Template, ...]
+
+    @cached_property
+    def labelled(self) -> bool:
+        """Whether rows have labels."""
+        return len(self.form) > 1
 
     @cached_property
     def template(self) -> tuple[Template, ...]:

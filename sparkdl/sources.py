@@ -230,23 +230,32 @@ def first_row(rdd: RDD[Any]) -> Any:
     return _first_rows[rdd]
 
 
-def sample_of(row: Any, counts: Counts) -> Sample:
+def sample_of(row: Any, counts: Counts, *, labels: bool = True) -> Sample:
     """Return a row of an RDD, taken apart.
 
     Args:
         row: (x, y) or (x, y, sample_weight); (x,) where ``counts`` has only that of x.
         counts: how many arrays the model takes for x and for y.
+        labels: whether rows have to have labels; else (x,), or x, will do.
 
     Raises:
         DataError: it is no such tuple.
     """
     row = as_pair(row)
-    if not isinstance(row, tuple | list) or len(row) not in ((2, 3) if len(counts) > 1 else (1,)):
+    lengths = (1,) if len(counts) == 1 else (2, 3) if labels else (1, 2, 3)
+    if not labels and not (isinstance(row, tuple) and len(row) in lengths) and not _is_labelled(row):
+        row = (row,)
+    if not isinstance(row, tuple | list) or len(row) not in lengths:
         raise DataError(
             f"Expected an RDD of tuples (x, y), or (x, y, sample_weight); the first row is {str(row)[:80]!r}."
         )
     sample = Sample.of(row, counts)
     return sample.of_row(list(map(first_value, sample.names, sample.values)), sample.values)
+
+
+def _is_labelled(row: Any) -> bool:
+    """Return whether a row of a model that may do without labels is [x, y], and no list of numbers."""
+    return isinstance(row, list) and len(row) in (2, 3) and any(np.ndim(part) for part in row)
 
 
 def first_value(name: str, value: Any, dtype: Any = None) -> Array:
@@ -270,15 +279,16 @@ class RddSource(Source):
     Args:
         rdd: the RDD.
         counts: how many arrays the model takes for x and for y; one count for rows of x alone.
+        labels: whether rows have to have labels.
     """
 
-    def __init__(self, rdd: RDD[Any], counts: Counts = (None, None)) -> None:
-        self.rdd, self.counts = rdd, counts
+    def __init__(self, rdd: RDD[Any], counts: Counts = (None, None), *, labels: bool = True) -> None:
+        self.rdd, self.counts, self.labels = rdd, counts, labels
         cluster_of().rebind(rdd)
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
-        return sample_of(first_row(self.rdd), self.counts)
+        return sample_of(first_row(self.rdd), self.counts, labels=self.labels)
 
     def num_partitions(self) -> int:
         """Return how many partitions there are."""
@@ -329,13 +339,14 @@ class FunctionSource(Source):
     Args:
         function: takes the index of a worker and their number, and returns what Keras's ``fit`` takes.
         counts: how many arrays the model takes for x and for y.
+        labels: whether rows have to have labels.
 
     Raises:
         ConfigError: it does not take two arguments.
     """
 
-    def __init__(self, function: Callable[[int, int], Any], counts: Counts) -> None:
-        self.function, self.counts = function, counts
+    def __init__(self, function: Callable[[int, int], Any], counts: Counts, *, labels: bool = True) -> None:
+        self.function, self.counts, self.labels = function, counts, labels
         try:
             inspect.signature(function).bind(0, 1)
         except TypeError as error:
@@ -349,12 +360,12 @@ class FunctionSource(Source):
         cluster = cluster_of()
         stage = Stage(
             "look", expected=preflight.expectations(models.backend(), local=cluster.local),
-            function=self.function, workers=self.workers, counts=self.counts,
+            function=self.function, workers=self.workers, counts=self.counts, labels=self.labels,
         )  # fmt: skip
         rows = launch.run(launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False), cluster)
         if not rows:
             raise DataError("There are no rows to train on: the function returns none for worker 0.")
-        return sample_of(rows[0], self.counts)
+        return sample_of(rows[0], self.counts, labels=self.labels)
 
     @staticmethod
     def _tasks(cluster: Cluster, count: int) -> Any:

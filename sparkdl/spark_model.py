@@ -206,7 +206,8 @@ class SparkModel:
             x: NumPy arrays or pandas, with ``y``; an RDD of (x, y) or (x, y, sample_weight), or of
                 LabeledPoint; a DataFrame; or a function of (worker, num_workers) that returns on each worker
                 what ``keras.Model.fit`` takes there: a tuple of arrays, or batches one after another. For a
-                model of several inputs a tuple or a dict stands in the place of an array.
+                model of several inputs a tuple or a dict stands in the place of an array. A model that adds
+                its own losses, or has its own ``train_step``, may do without labels: rows of x, or (x,).
             y: labels, one per row of arrays; for several outputs a tuple or a dict.
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" all workers together take so many rows per update, elsewhere each one.
@@ -215,7 +216,8 @@ class SparkModel:
             callbacks: Keras callbacks; they run on the driver, at epochs.
             validation_split: the fraction of rows held out: the last rows of arrays, a seeded choice of
                 the rows of RDDs and DataFrames, the same in every epoch.
-            validation_data: (x, y) arrays, an RDD or a DataFrame, evaluated on the executors each epoch.
+            validation_data: (x, y) arrays, or (x,) or x for a model without labels, an RDD or a DataFrame,
+                evaluated on the executors each epoch.
             shuffle: deal rows in a seeded random order, and reorder them every epoch.
             class_weight: the weight of a training row by the class of its label, a whole number or a
                 one-hot vector; as in Keras for models of one output, and not beside sample weights.
@@ -229,7 +231,7 @@ class SparkModel:
             validation_freq: evaluate after every so many epochs, or after the epochs of a list.
             features_col: the features column of a DataFrame; a list of columns that make one array; for
                 several inputs a list, or a dict by the names of the inputs.
-            label_col: the label column of a DataFrame, or several, in the same way.
+            label_col: the label column of a DataFrame, or several, in the same way; None: there is none.
             validation_indicator_col: the column of booleans that says which rows of a DataFrame are held out.
             seed: what every random order is drawn from.
             preserve_partitions: give each worker whole partitions of an RDD or a DataFrame, whose rows are
@@ -267,8 +269,9 @@ class SparkModel:
         names = features_col, label_col
         counts = models.count_parts(self.model)
         source = make_source(
-            (x, y, sample_weight), names, counts, indicator=validation_indicator_col, decode=decode
-        )
+            (x, y, sample_weight), names, counts, indicator=validation_indicator_col, decode=decode,
+            labels=models.needs_labels(self.model),
+        )  # fmt: skip
         validation = self._validation(validation_data, (*names, sample_weight), decode)
         if (validation is not None) + bool(validation_split) + (validation_indicator_col is not None) > 1:
             raise ConfigError(
@@ -291,11 +294,11 @@ class SparkModel:
         if preserve_partitions:
             num_workers = whole_partitions(source, self.config.num_workers, num_workers)
         source.workers = num_workers
-        source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
+        source.schema, _ = self._settle(source, "train_step")
         models.require_trainable(self.model)  # a model may not be built before its rows are known
         if validation is not None:
             validation.workers = num_workers
-            validation.schema, _ = self._settle(validation.peek(), frame=isinstance(validation, FrameSource))
+            validation.schema, _ = self._settle(validation, "test_step")
         schema = share_weights(source, validation)
         if class_weight is not None:
             schema = _with_class_weights(source.schema, schema)
@@ -343,29 +346,36 @@ class SparkModel:
         if data is None:
             return None
         counts = models.count_parts(self.model)
+        settings: dict[str, Any] = {
+            "what": "validation_data", "labels": models.needs_labels(self.model, "test_step"),
+        }  # fmt: skip
         if not isinstance(data, tuple | list):
             columns = getattr(data, "columns", ())
             weighted = all(isinstance(name, str) and name in columns for name in leaves(names[2]))
             weights = names[2] if weighted else None
             given = data, None, weights
-            return make_source(given, names[:2], counts, what="validation_data", decode=decode)
-        if len(data) not in (2, 3):
+            return make_source(given, names[:2], counts, decode=decode, **settings)
+        if len(data) not in (1, 2, 3):
             raise ConfigError(
                 "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
                 f"{len(data)} parts."
             )
-        return make_source(tuple(data), names[:2], counts, what="validation_data")
+        return make_source(tuple(data), names[:2], counts, **settings)
 
-    def _settle(self, sample: Sample, *, frame: bool = False) -> tuple[Schema, Any]:
-        """Settle what every row has to be, and build what the model leaves open until it sees one.
+    def _settle(self, source: Source, step: str | None = None) -> tuple[Schema, Any]:
+        """Settle what every row of a source has to be, and build what the model leaves open until then.
 
         Args:
-            sample: the first row.
-            frame: whether it is of a DataFrame, whose vectors take the shape of the model's input.
+            source: the rows.
+            step: what is to be done with them, "train_step" or "test_step"; None: predict.
 
         Returns:
             What every row has to be, and what the model predicts for the first one.
         """
+        frame = isinstance(source, FrameSource)  # whose vectors take the shape of the model's input
+        return self._settled(source.peek(), step, frame=frame)
+
+    def _settled(self, sample: Sample, step: str | None, *, frame: bool = False) -> tuple[Schema, Any]:
         schema = models.fit_features(self.model, sample.schema(keras.config.floatx()), reshape=frame)
         first = schema.batch(
             [
@@ -374,9 +384,9 @@ class SparkModel:
             ]
         )
         try:
-            if first.y is None:
+            if step is None:
                 return schema, self.model(first.x, training=False)
-            predicted = models.build_metrics(self.model, *first)
+            predicted = models.build_metrics(self.model, *first, step=step)
             self._sample = *first, predicted
             return schema, predicted
         except (ValueError, TypeError, ArithmeticError, KeyError) as error:
@@ -422,12 +432,15 @@ class SparkModel:
             DataError: rows that do not fit the model.
         """
         counts = models.count_parts(self.model)
-        source = make_source((x, y, sample_weight), (features_col, label_col), counts, decode=decode)
+        source = make_source(
+            (x, y, sample_weight), (features_col, label_col), counts, decode=decode,
+            labels=models.needs_labels(self.model, "test_step"),
+        )  # fmt: skip
         cluster = cluster_of(source.session)
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
         source.workers = cluster.slots()
-        source.schema, _ = self._settle(source.peek(), frame=isinstance(source, FrameSource))
+        source.schema, _ = self._settle(source, "test_step")
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
             results = source.evaluation(cluster, stage)
@@ -480,7 +493,7 @@ class SparkModel:
         cluster = cluster_of()
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
-        source.schema, _ = self._settle(source.peek())
+        source.schema, _ = self._settle(source)
         stage, shared = self._stage(cluster, source.schema, batch_size)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
@@ -507,7 +520,7 @@ class SparkModel:
         known = models.known_features(self.model)
         if known is not None:
             return known
-        return self._settle(sample_of((features_of(first_row(rdd), count),), (count,)))[0]
+        return self._settled(sample_of((features_of(first_row(rdd), count),), (count,)), None)[0]
 
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings as JSON beside it.
@@ -578,6 +591,8 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
     """
     if rows.weights:
         raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
+    if not rows.labelled:
+        raise ConfigError("class_weight is for rows with labels; these have none. Leave it out.")
     if not isinstance(schema.template[1], int):
         raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
     label = schema.columns[schema.template[1]]

@@ -80,7 +80,7 @@ class Rows:
 
     def one_class(self) -> bool:
         """Return whether every row has the same label, where labels are whole numbers."""
-        if not isinstance(self.schema.template[1], int):
+        if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
         labels: Any = self.columns[self.schema.template[1]]
         if self.count < 2 or labels.dtype.kind not in "biu":

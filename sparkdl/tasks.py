@@ -21,7 +21,7 @@ from sparkdl.errors import DataError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
 from sparkdl.member import Task
-from sparkdl.schema import Sample
+from sparkdl.schema import Sample, Schema
 from sparkdl.structure import assemble
 
 
@@ -111,17 +111,20 @@ def blocks_of(
 
 def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Block]:
     made = options["function"](partition, options["workers"])
-    yield from feed.blocks_of_parts(feed.parts_of(made), options["schema"], partition)
+    schema: Schema = options["schema"]
+    parts = feed.parts_of(made, labels=schema.labelled)
+    yield from feed.blocks_of_parts(parts, schema, partition)
     if options.get("held") is not None:
         held, schema = options["held"]
-        parts = feed.parts_of(held(partition, options["workers"]))
+        parts = feed.parts_of(held(partition, options["workers"]), labels=schema.labelled)
         yield from feed.blocks_of_parts(parts, schema, partition, feed.VALIDATION)
 
 
 def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Yield the first row of what a user's function returns; no row, if it has none."""
-    for whole in feed.parts_of(call.options["function"](0, call.options["workers"])):
-        sample = Sample.of(whole, call.options["counts"])
+    options = call.options
+    for whole in feed.parts_of(options["function"](0, options["workers"]), labels=options["labels"]):
+        sample = Sample.of(whole, options["counts"])
         if len(sample.values[0]):
             yield assemble(sample.form, [np.asarray(array[0]) for array in sample.values])
             break

@@ -23,8 +23,13 @@ class Batch(NamedTuple):
         """How many rows there are."""
         return len(next(leaves(self.x)))
 
-    def to_tuple(self) -> tuple[Any, ...]:
-        """Return what Keras's ``train_step`` takes in ``fit``: (x, y) or (x, y, sample_weight)."""
+    def to_data(self) -> Any:
+        """Return what Keras's ``train_step`` takes in ``fit``: (x, y) or (x, y, sample_weight).
+
+        Without labels it is x itself, or (x,) where x is a tuple (``keras.utils.pack_x_y_sample_weight``).
+        """
+        if self.y is None:
+            return (self.x,) if isinstance(self.x, tuple) else self.x
         return (self.x, self.y) if self.sample_weight is None else tuple(self)
 
 

@@ -125,5 +125,5 @@ def loss_metric(model: keras.Model) -> keras.metrics.Mean | None:
 
 
 def first_rows(part: Any) -> Any:
-    """Return the first row of an array, or of each array of a structure."""
-    return keras.tree.map_structure(lambda array: array[:1], part)
+    """Return the first row of an array, or of each array of a structure; None as it is."""
+    return None if part is None else keras.tree.map_structure(lambda array: array[:1], part)

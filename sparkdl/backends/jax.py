@@ -76,7 +76,7 @@ class JaxReplica:
     def _state(self, batch: Batch | None = None) -> State:
         """Return the values of all variables; the metrics make theirs by the first batch that comes."""
         if batch is not None and not self._measured:
-            models.build_metrics(self.model, *(first_rows(part) for part in batch.to_tuple()))
+            models.build_metrics(self.model, *(first_rows(part) for part in batch))
             self._measured = True
         if self._held is None:
             trainable, other, optimizer, metrics = self._variables()
@@ -185,7 +185,7 @@ class JaxReplica:
         mean = None if last is None else (last.gradient, optional(last.statistics))
         factor = np.array(scale, np.float32) if self._sums else None
         packed, self._held = self._gradient(
-            self._state(batch), self._progress(), mean, factor, _placed(batch.to_tuple())
+            self._state(batch), self._progress(), mean, factor, _placed(batch.to_data())
         )
         return self._reading(packed)
 
@@ -199,7 +199,7 @@ class JaxReplica:
         start = None if center is None else (center.parameters, optional(center.statistics))
         other = None if center is not None and since is center.parameters else since
         packed, self._held = self._step(
-            self._state(batch), self._progress(), start, _placed(batch.to_tuple()), other,
+            self._state(batch), self._progress(), start, _placed(batch.to_data()), other,
             read=since is not None,
         )  # fmt: skip
         return None if since is None else self._reading(packed)
@@ -209,7 +209,7 @@ class JaxReplica:
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
-        self._held = self._test(self._state(batch), _placed(batch.to_tuple()))
+        self._held = self._test(self._state(batch), _placed(batch.to_data()))
 
     def loss(self) -> tuple[float, float]:
         """Return the sum of losses and of weights that the loss metric has taken in."""

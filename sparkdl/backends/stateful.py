@@ -123,7 +123,7 @@ class StatefulReplica(ABC):
 
     def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
-        data = np.array(scale, np.float32) if self._sums else None, batch.to_tuple()
+        data = np.array(scale, np.float32) if self._sums else None, batch.to_data()
         if last is None:
             return self._reading(self._gradient(*data))
         return self._reading(self._apply_and_take(last.gradient, optional(last.statistics), *data))
@@ -136,12 +136,12 @@ class StatefulReplica(ABC):
         """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""
         parameters, statistics = (None, None) if center is None else (center[0], optional(center[1]))
         other = None if since is parameters else since
-        outcome = self._step(parameters, statistics, batch.to_tuple(), other, since is not None)
+        outcome = self._step(parameters, statistics, batch.to_data(), other, since is not None)
         return None if since is None else self._reading(outcome)
 
     def test(self, batch: Batch) -> None:
         """Let the metrics take in a batch without training on it."""
-        self._test(batch.to_tuple())
+        self._test(batch.to_data())
 
     def loss(self) -> tuple[float, float]:
         """Return the sum of losses and of weights that the loss metric has taken in."""

@@ -242,7 +242,9 @@ class TrainingParams(ModelParams, PredictionParams):
     placement = _param('where the endpoint is: "driver" or, over Spark Connect, "worker"', _one_of(Placement))
     distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
 
-    labelCol = _param("the column of labels, or several, by output, as featuresCol by input", _columns)
+    labelCol = _param(
+        "the column of labels, or several, by output, as featuresCol by input; empty: none", _columns
+    )
     weightCol = _param("the column of sample weights, or several, by output", _columns)
     validationIndicatorCol = _param("the column of booleans that say which rows are for validation", TEXT)
     validationSplit = _param("the fraction of rows that is held out", SHARE)
