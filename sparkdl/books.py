@@ -83,11 +83,26 @@ def whole(held: Sequence[Held]) -> tuple[int, int]:
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
 
+class Running(NamedTuple):
+    """A worker's metric states after some rows of an epoch that is not over yet.
+
+    Attributes:
+        epoch: the epoch.
+        rows: the worker's training rows of the epoch that the states are of.
+        metrics: the states; empty where they are too large to be sent during an epoch.
+    """
+
+    epoch: int
+    rows: int
+    metrics: bytes
+
+
 @dataclass
 class Member:
     """One worker as the driver sees it.
 
     ``heard`` is when it said something last; ``lost``: too long ago, and this attempt may not come back.
+    ``running`` holds the newest metric states of the epoch under way and of the one before.
     """
 
     attempt: int
@@ -101,6 +116,7 @@ class Member:
     seen_rows: int = 0
     retries: int = 0
     lost: bool = False
+    running: list[Running] = field(default_factory=list)
 
 
 class Carried(NamedTuple):

@@ -7,6 +7,7 @@ off is begun anew with the update that got no reply, which the endpoint counts o
 
 from __future__ import annotations
 
+import base64
 import errno
 import http.client
 import itertools
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from sparkdl import tls, wire
+from sparkdl.books import Running
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
 from sparkdl.fingerprint import NOTHING, Fingerprint
@@ -282,11 +284,19 @@ class LogBuffer(logging.Handler):
         return [self.records.popleft() for _ in range(len(self.records))]
 
 
+def _plain(running: Running | None) -> list[Any]:
+    """Return metric states as JSON holds them."""
+    return [running.epoch, running.rows, base64.b64encode(running.metrics).decode()] if running else []
+
+
 class Loop(Protocol):
     """What a heartbeat tells of, and may end."""
 
     def position(self) -> tuple[int, int]:
         """Return the epoch that is being trained and the rows used in it."""
+
+    def running(self) -> Running | None:
+        """Return metric states that were not returned before, if there are; ask for the next ones."""
 
     def stop(self) -> None:
         """End soon."""
@@ -328,10 +338,11 @@ class Heartbeat:
 
     def _beat(self) -> bool:
         epoch, rows = self._loop.position() if self._loop else (0, 0)
+        running = self._loop.running() if self._loop else None
         try:
             _, answer = self._connection.call(
                 "/v1/heartbeat", **self._exchange.identity, epoch=epoch, rows=rows,
-                retries=self._exchange.retried, log=self._log.take(),
+                retries=self._exchange.retried, log=self._log.take(), running=_plain(running),
             )  # fmt: skip
         except TransportError:
             return True  # The exchange's own retries say so if it lasts.

@@ -25,6 +25,7 @@ Nothing is ever unpickled, and no path of a request touches the disk.
 
 from __future__ import annotations
 
+import base64
 import errno
 import hmac
 import io
@@ -46,6 +47,7 @@ import cheroot.wsgi
 import flask
 
 from sparkdl import tls, wire
+from sparkdl.books import Running
 from sparkdl.config import PortChoice
 from sparkdl.errors import (
     ClusterError,
@@ -162,9 +164,14 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
 
     @app.post("/v1/heartbeat")
     def heartbeat() -> Any:
-        body = _json(worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list)
+        body = _json(
+            worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list, running=list
+        )  # fmt: skip
         for entry in body["log"]:
             _check(entry, {"name": str, "level": int, "message": str})
+        running = _running(body.pop("running"))
+        if running is not None:
+            store.note_running(body["worker"], body["generation"], body["attempt"], running)
         return store.heartbeat(**body)
 
     @app.post("/v1/failure")
@@ -234,6 +241,19 @@ def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
         if type(value[name]) is not kind:
             raise RefusedError(400, f"Expected {name} to be of type {kind.__name__}.")
     return value
+
+
+def _running(values: list[Any]) -> Running | None:
+    """Return the metric states of a heartbeat, [epoch, rows, base64], or None of an empty list."""
+    if not values:
+        return None
+    if [type(value) for value in values] != [int, int, str]:
+        raise RefusedError(400, "Expected running to be empty, or an epoch, rows and metric states.")
+    epoch, rows, metrics = values
+    try:
+        return Running(epoch, rows, base64.b64decode(metrics, validate=True))
+    except ValueError:
+        raise RefusedError(400, "Expected metric states in base64.") from None
 
 
 def _failure(body: dict[str, Any]) -> SparkDLError:

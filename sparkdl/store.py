@@ -37,6 +37,7 @@ from sparkdl.books import (
     EpochResult,
     Held,
     Member,
+    Running,
     RunShape,
     check_sections,
     kept,
@@ -370,6 +371,19 @@ class ParameterStore:
             self._note_position(worker, (epoch, rows))
             self.log.extend(log)
             return {"stop": self.stopping}
+
+    def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
+        """Note a worker's metric states in the middle of an epoch.
+
+        Raises:
+            RefusedError: it is no member, or the states are of another model.
+        """
+        with self.changed:
+            member = self._member(worker, generation, attempt)
+            if len(running.metrics) not in (0, self.shape.metrics):
+                raise RefusedError(413, f"{len(running.metrics)} metrics in a heartbeat of this model.")
+            before = [each for each in member.running if each.epoch == running.epoch - 1]
+            member.running = [*before, running]
 
     def _note_position(self, worker: int, position: tuple[int, int]) -> None:
         if worker in self.asking or not self.agreed:

@@ -19,6 +19,7 @@ from sparkdl import devices, feed, models, optimizers, spool
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Replica
 from sparkdl.batches import Order, Span
+from sparkdl.books import Running
 from sparkdl.client import Heartbeat
 from sparkdl.exchange import Exchange
 from sparkdl.feed import Block
@@ -32,6 +33,7 @@ from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
+RUNNING_BYTES = 64 << 10  # metric states that are larger are sent at an epoch's end only
 KEPT = 4  # how many models a process keeps for later tasks,
 KEPT_BYTES = 32 << 20  # and how many bytes they may have together: of large ones only the newest
 
@@ -64,6 +66,8 @@ class Loop:
         self.stopped = False
         self.speaks = worker == 0
         self.epoch, self.seen_rows = 0, 0
+        self.asked: bool = False  # whether the next batch's metric states are wanted
+        self.states: Running | None = None
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
@@ -111,6 +115,22 @@ class Loop:
         """Return the epoch that is being trained and the rows used in it."""
         return self.epoch, self.seen_rows
 
+    def running(self) -> Running | None:
+        """Return metric states that were not returned before, if there are; ask for those of the next batch.
+
+        The heartbeat's thread calls it. It reads no variable: only the thread that trains does.
+        """
+        states, self.states, self.asked = self.states, None, True
+        return states
+
+    def _note_running(self) -> None:
+        """Note the metric states over this worker's rows of the epoch so far."""
+        self.asked = False
+        states = b""
+        if models.layout_of(models.metric_variables(self.replica.model)).nbytes <= RUNNING_BYTES:
+            states = self._metric_states()
+        self.states = Running(self.epoch, self.seen_rows, states)
+
     def stop(self) -> None:
         """End after the batch under way; where there are rounds, their replies say when to end."""
         self.stopped = self.stopped or not self.settings.rounds
@@ -133,6 +153,8 @@ class Loop:
                 batch = gathered.pop() if gathered else self._gather(span)
                 self.stepper.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
+                if self.asked and self.seen_rows:
+                    self._note_running()
             goes = (self.stepper.rows or self.settings.rounds) and not self.stopped
             sequence = self._exchange(sequence) if goes else sequence + 1
             if self.stopped:

@@ -205,7 +205,8 @@ class Http:
             "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
             "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]},
             "heartbeat": who
-            | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}]},
+            | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}],
+               "running": [0, 1, "bWV0cg=="]},
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False},
         }  # fmt: skip
         move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))

@@ -156,7 +156,9 @@ LOGGED = {"name": "n", "level": 20, "message": "hello"}
 
 def beat(*log, **fields):
     """Return the body of a heartbeat of worker 0."""
-    return json.dumps({**WHO, "epoch": 1, "rows": 7, "retries": 0, "log": log, **fields}).encode()
+    return json.dumps(
+        {**WHO, "epoch": 1, "rows": 7, "retries": 0, "log": log, "running": [], **fields}
+    ).encode()
 
 
 def test_a_heartbeat_is_noted(endpoint, store):
@@ -166,6 +168,14 @@ def test_a_heartbeat_is_noted(endpoint, store):
     assert (200, {"stop": False}) == (status, json.loads(body))
     assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
     assert [LOGGED] == list(store.log)
+
+
+def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, store):
+    """A heartbeat brings the newest ones of an epoch; one without any leaves those that are there."""
+    for running in ([0, 3, "YQ=="], [0, 5, "Yg=="], [], [1, 2, "Yw=="]):
+        endpoint.request("POST", "/v1/heartbeat", beat(running=running))
+
+    assert [(0, 5, b"b"), (1, 2, b"c")] == store.members[0].running
 
 
 def test_what_was_sent_again_is_counted_once(endpoint, store):
@@ -252,6 +262,9 @@ REQUESTS = {
     "a worker that there is not": ("POST", "/v1/join", joining(worker=9), 400),
     "a log of something else": ("POST", "/v1/heartbeat", beat(1), 400),
     "a log without a name": ("POST", "/v1/heartbeat", beat({"level": 20, "message": "m"}), 400),
+    "metric states of another model": ("POST", "/v1/heartbeat", beat(running=[0, 5, "bWV0cg=="]), 413),
+    "metric states in no base64": ("POST", "/v1/heartbeat", beat(running=[0, 5, "m"]), 400),
+    "metric states of no epoch": ("POST", "/v1/heartbeat", beat(running=["0", 5, "bQ=="]), 400),
     "a log of no level": ("POST", "/v1/heartbeat", beat(LOGGED | {"level": "high"}), 400),
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
     "a long JSON": ("POST", "/v1/join", b" " * (server.JSON_BYTES + 1), 413),
