@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -16,63 +17,48 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import models, optimizers
-from sparkdl.books import Cut
+from sparkdl import batch_hooks, models, optimizers
+from sparkdl.batch_hooks import BatchHooks
+from sparkdl.books import Cut, Running
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
 from sparkdl.weights import Array, Layout, trim
 
 logger = logging.getLogger(__name__)
-ELSEWHERE = (  # what happens on executors
-    "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end", "on_test_begin",
-    "on_test_end", "on_test_batch_begin", "on_test_batch_end",
-)  # fmt: skip
+REPORT_SECONDS = 0.5  # the least time between two reports
+ELSEWHERE = "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end"  # on executors
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one of them wants to be called at batches or evaluations, which happen on executors;
-            names it.
+        ConfigError: one of them wants to be called at evaluations, or to look into batches, which happen on
+            executors; names it.
     """
-    if callbacks is None:
-        return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    kept: list[Any] = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    kept: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
     for callback in kept:
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigError(
                 f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
             )
-        hooks = [hook for hook in ELSEWHERE if _overrides(callback, hook)]
+        batch_hooks.require_results_only(callback)
+        hooks = [hook for hook in ELSEWHERE if batch_hooks.overrides(callback, hook)]
         if hooks and not _at_epochs(callback):
             raise ConfigError(
-                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and executors train "
-                "and evaluate. Use its epoch hooks (for ModelCheckpoint and TensorBoard, save_freq or "
-                'update_freq="epoch"; for SwapEMAWeights swap_on_epoch=True).'
+                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and executors "
+                "evaluate. Use its epoch hooks (for SwapEMAWeights swap_on_epoch=True)."
             )
     return kept
 
 
-def _overrides(callback: Any, hook: str) -> bool:
-    method = getattr(callback, hook, None)
-    own = getattr(method, "__func__", method)
-    return bool(own is not getattr(keras.callbacks.Callback, hook))
-
-
 def _at_epochs(callback: Any) -> bool:
     """Return whether a callback of Keras's own does, as it is set, nothing that matters elsewhere."""
-    kinds = keras.callbacks
-    if isinstance(callback, kinds.ModelCheckpoint | kinds.BackupAndRestore):
-        return bool(callback.save_freq == "epoch")
-    if isinstance(callback, kinds.TensorBoard):
-        return bool(callback.update_freq == "epoch")
-    if isinstance(callback, kinds.SwapEMAWeights):
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
         return bool(callback.swap_on_epoch)
-    known = kinds.TerminateOnNaN | kinds.ProgbarLogger | kinds.History | LearningRateFactor
-    return isinstance(callback, known)
+    return isinstance(callback, keras.callbacks.TensorBoard | keras.callbacks.ProgbarLogger)
 
 
 class Metrics:
@@ -174,20 +160,27 @@ class Callbacks:
     Args:
         callbacks: the user's callbacks.
         model: the user's model.
-        epochs: how many epochs there are.
         history: where the results go.
+        params: what Keras tells callbacks of a fit: verbose, epochs, and steps, where they are known.
     """
 
-    def __init__(self, callbacks: list[Any], model: keras.Model, epochs: int, history: Any) -> None:
+    def __init__(
+        self, callbacks: list[Any], model: keras.Model, history: Any, params: dict[str, Any]
+    ) -> None:
         self.model = model
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
-        kept = [one for one in callbacks if not isinstance(one, keras.callbacks.TerminateOnNaN)]
-        self.factors = [one for one in kept if isinstance(one, LearningRateFactor)]
-        self.early = any(_overrides(one, "on_epoch_begin") for one in kept)
+        self.factors = [one for one in callbacks if isinstance(one, LearningRateFactor)]
+        self.early = any(batch_hooks.overrides(one, "on_epoch_begin") for one in callbacks)
+        self.draws = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
+        self.batches = BatchHooks(callbacks, model)
         self.list = keras.callbacks.CallbackList(
-            [*kept, history], add_history=False, add_progbar=False, model=model, epochs=epochs, verbose=0,
-            steps=None,
-        )  # fmt: skip
+            [*callbacks, history], add_history=False, add_progbar=False, model=model, **params
+        )
+
+    def set_steps(self, steps: int) -> None:
+        """Tell callbacks how many batches an epoch has, where that was not known before."""
+        if self.list.params["steps"] != steps:
+            self.list.set_params({**self.list.params, "steps": steps})
 
     def factor(self, num_workers: int) -> Callable[[float], float] | None:
         """Return by what they multiply the learning rate when so many epochs are done; None: by nothing."""
@@ -205,11 +198,18 @@ class Callbacks:
         """Begin an epoch; return whether a callback set other weights."""
         before = models.digests(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
+        self.batches.begin()
         return self.early and before != models.digests(self.model.weights)
 
-    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
-        """End an epoch; return whether a callback set other weights."""
-        before = models.digests(self.model.weights)
+    def end_batches(self, steps: int, results: dict[str, Any]) -> None:
+        """Call the batch hooks of an epoch that are left, with its results; the model has its weights."""
+        self.batches.weights = []
+        if not self.model.stop_training:
+            self.batches.reach(steps, results)
+            self.batches.save(steps, results)
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> None:
+        """End an epoch."""
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
@@ -219,7 +219,6 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True
-        return before != models.digests(self.model.weights)
 
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""
@@ -231,6 +230,38 @@ def _apart(callback: Any) -> Any:
     made = copy.copy(callback)
     made._model = None
     return made
+
+
+class Reports:
+    """What workers report while an epoch runs, in terms of the whole run.
+
+    Args:
+        metrics: the metrics of the driver's model.
+
+    Attributes:
+        rows: the training rows of the epoch that the newest report is of.
+        results: the results over these rows, of all workers.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self.rows, self.time = 0, 0.0
+        self.results: dict[str, Any] = {}
+
+    def take(self, running: Sequence[Running]) -> bool:
+        """Take in the newest states of each worker; return whether there is a new report."""
+        rows, now = sum(each.rows for each in running), time.monotonic()
+        if rows <= self.rows or now < self.time + REPORT_SECONDS:
+            return False
+        self.rows, self.time = rows, now
+        states = [each.metrics for each in running if each.metrics]
+        if states:
+            self.results = self.metrics.merge(states)
+        return True
 
 
 class DriverModel:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl.batches import Plan
-from sparkdl.books import Cut, EpochResult, Member, RunShape
+from sparkdl.books import Cut, EpochResult, Member, Running, RunShape
 from sparkdl.errors import SparkDLError
 from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
@@ -95,7 +95,7 @@ class HostedStore:
         self._results: dict[int, EpochResult] = {}
         self._stopped: Cut | None = None
         self._endpoint: Endpoint | None = None
-        self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False}
+        self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False, "short": -1}
         self._changed = threading.Condition()
         self._over = False
 
@@ -117,7 +117,7 @@ class HostedStore:
     def _read(self, record: bytes) -> None:
         known = unpack(record)
         with self._changed:
-            self.members = {worker: Member(**fields) for worker, fields in known["members"]}
+            self.members = {worker: _member(fields) for worker, fields in known["members"]}
             self.log.extend(known["log"])
             self._summary = known["summary"]
             if known["rows"] is not None:
@@ -161,6 +161,10 @@ class HostedStore:
             self.ask(self._endpoint, "/v1/replace", parameters.tobytes() + statistics.tobytes())
         self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
 
+    def cut_short(self, epoch: int) -> None:
+        """End an epoch early, and training with it, as ParameterStore does, when next it is asked."""
+        self._orders["short"] = epoch
+
     def stop(self) -> None:
         """Tell every worker that training ends."""
         self._orders["stop"] = True
@@ -188,6 +192,11 @@ class HostedStore:
     def summary(self) -> dict[str, Any]:
         """Return counts of the run."""
         return self._summary
+
+
+def _member(fields: dict[str, Any]) -> Member:
+    running = [Running(epoch, rows, bytes(metrics)) for epoch, rows, metrics in fields["running"]]
+    return Member(**fields | {"running": running})
 
 
 Store = ParameterStore | HostedStore

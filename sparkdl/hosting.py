@@ -66,7 +66,7 @@ class Steward:
         if self.learning_rate is not None:
             store.stop()
 
-    def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool) -> bytes:
+    def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
         """Do what the client wants; return the record once there is something new for it to do.
 
         Args:
@@ -74,9 +74,12 @@ class Steward:
             released: the last epoch that may begin.
             learning_rate: that of the epoch.
             stop: whether training ends.
+            short: the epoch that ends early, and training with it; -1: none.
         """
         store = self.store
         store.release(released, learning_rate)
+        if short >= 0:
+            store.cut_short(short)
         if stop:
             store.stop()
         with store.changed:

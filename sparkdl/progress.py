@@ -27,6 +27,8 @@ class Display:
         console: where to.
     """
 
+    live = False  # whether results are shown while an epoch runs
+
     def __init__(self, epochs: int, console: Console) -> None:
         self.epochs, self.console = epochs, console
         self.started = time.monotonic()
@@ -35,8 +37,8 @@ class Display:
         """Begin an epoch that has so many rows (0 while that is not known)."""
         self.started = time.monotonic()
 
-    def update(self, rows: int, total: int) -> None:
-        """Say how many of the epoch's rows are done."""
+    def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
+        """Say how many of the epoch's rows are done, and what the results are so far."""
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """End an epoch."""
@@ -46,11 +48,15 @@ class Display:
 
     def _line(self, epoch: int, rows: int, logs: dict[str, Any]) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
-        values = " - ".join(f"{name}: {_text(value)}" for name, value in logs.items())
+        values = _results(logs)
         return (
             f"Epoch {epoch + 1}/{self.epochs} - {seconds:.1f} s - {rows / seconds:,.0f} rows/s"
             f"{' - ' + values if values else ''}"
         )
+
+
+def _results(logs: dict[str, Any]) -> str:
+    return " - ".join(f"{name}: {_text(value)}" for name, value in logs.items())
 
 
 def _text(value: Any) -> str:
@@ -68,13 +74,16 @@ class LineDisplay(Display):
 
 
 class BarDisplay(Display):
-    """A bar with rows per second and the time left, and a line for each epoch that is done."""
+    """A bar with speed, time left and the results so far, and a line for each epoch that is done."""
+
+    live = True
 
     def __init__(self, epochs: int, console: Console) -> None:
         super().__init__(epochs, console)
         columns = (
             TextColumn("{task.description}"), BarColumn(),
             TextColumn("{task.fields[speed]} rows/s"), TimeRemainingColumn(),
+            TextColumn("{task.fields[results]}", markup=False),
         )  # fmt: skip
         self.progress = Progress(*columns, console=console, transient=True)
         self.task: TaskID | None = None
@@ -84,14 +93,18 @@ class BarDisplay(Display):
         super().begin(epoch, rows)
         self._remove()
         self.progress.start()
-        self.task = self.progress.add_task(f"Epoch {epoch + 1}/{self.epochs}", total=rows or None, speed="-")
+        self.task = self.progress.add_task(
+            f"Epoch {epoch + 1}/{self.epochs}", total=rows or None, speed="-", results=""
+        )
 
-    def update(self, rows: int, total: int) -> None:
-        """Move the bar."""
+    def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
+        """Move the bar, and show the results so far."""
         if self.task is not None:
             seconds = max(1e-9, time.monotonic() - self.started)
             speed = f"{rows / seconds:,.0f}"
-            self.progress.update(self.task, completed=rows, total=total or None, speed=speed)
+            self.progress.update(
+                self.task, completed=rows, total=total or None, speed=speed, results=_results(results)
+            )
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """Replace the bar by the epoch's line."""

@@ -199,7 +199,7 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
 
     @app.post("/v1/drive")
     def drive() -> Any:
-        body = _json(epoch=int, released=int, learning_rate=float, stop=bool)
+        body = _json(epoch=int, released=int, learning_rate=float, stop=bool, short=int)
         return flask.Response(steward.drive(**body), mimetype=BINARY)
 
     @app.post("/v1/replace")

@@ -86,6 +86,8 @@ class ParameterStore:
         self.plans: list[Plan] = []
         self.released = 0  # epochs before this one may be trained
         self.stopping = False
+        self.short = -1  # the epoch that ends before its last batch, and training with it
+        self.ending = False  # whether replies tell workers so by now
         self.learning_rate = nan
         self.progress = shape.first_step
         self.failure: SparkDLError | None = None
@@ -455,6 +457,7 @@ class ParameterStore:
         """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
         with self.changed:
             if counts and isinstance(self.merging, Rounds):
+                self.ending = self.short >= 0  # all workers are in this round, and learn of it together
                 self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
                 return self._control(self._end_round(self.merging))
@@ -491,7 +494,7 @@ class ParameterStore:
 
     def _control(self, flag: Flag = Flag.NONE) -> Reply:
         return Reply(
-            flags=flag | Flag.STOP if self.stopping else flag,
+            flags=flag | Flag.STOP if self.stopping or self.ending else flag,
             learning_rate=self._rate(),
             progress=self.progress,
         )
@@ -526,7 +529,7 @@ class ParameterStore:
             self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
-        if update.flags & Flag.STOP:
+        if update.flags & Flag.STOP and update.epoch != self.short:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
@@ -624,6 +627,7 @@ class ParameterStore:
                 or update.worker in self.absent
                 or self.released >= through
                 or self.stopping
+                or (self.ending and self._is_short_over())
             )
 
         if not open_():
@@ -636,7 +640,7 @@ class ParameterStore:
         if self._is_to_speak(update):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
         reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
-        goes_on = reply.evaluate < 0 and not last and not self.stopping
+        goes_on = reply.evaluate < 0 and not last and not reply.flags & Flag.STOP
         if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
             self._take_up(update.worker)
         if goes_on and rounds and update.base_version != self.merging.version:
@@ -645,6 +649,11 @@ class ParameterStore:
                 reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics, version=version
             )
         return reply
+
+    def _is_short_over(self) -> bool:
+        """Return whether all workers have reported the epoch that ends early."""
+        book = self.books.get(self.short)
+        return book is not None and book.cut is not None
 
     def _to_evaluate(self, worker: int) -> int:
         """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
@@ -893,6 +902,18 @@ class ParameterStore:
             self.stopping = True
             self.changed.notify_all()
 
+    def cut_short(self, epoch: int) -> None:
+        """End an epoch after the exchange under way of each worker, and training with it.
+
+        The epoch is reported and evaluated as one with all of its batches is.
+        """
+        with self.changed:
+            if self.short == epoch:
+                return
+            self.short = epoch
+            self.ending = not isinstance(self.merging, Rounds)  # else with the round that is open
+            self.changed.notify_all()
+
     def restart(self) -> int:
         """Fence off the present generation and return the number of the next one.
 
@@ -905,6 +926,7 @@ class ParameterStore:
             self.members.clear()
             self.still.clear()
             self.agreed = False
+            self.ending = self.short >= 0 and not isinstance(self.merging, Rounds)
             self.absent.clear()
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
             self.failure = None

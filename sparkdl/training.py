@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 from sparkdl import launch, models, optimizers, packing, preflight, tls
-from sparkdl.batches import Plan
+from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.description import describe, outer_name
-from sparkdl.epochs import Callbacks, DriverModel, Metrics
+from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
@@ -131,14 +131,20 @@ class Run:
             (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, self.first[0],
             fit.steps_per_epoch,
         )  # fmt: skip
-        self.callbacks = Callbacks(request.callbacks, request.model, fit.epochs, request.history)
+        params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": self._known_steps()}
+        self.callbacks = Callbacks(request.callbacks, request.model, request.history, params)
+        self._require_savers_on_driver()
         self.factor = self.callbacks.factor(num_workers)
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
             logger.warning(
                 'With frequency="epoch" workers learn a new learning rate once an epoch, so that '
                 "a warm-up has one rate in each. A number of batches makes it finer."
             )
+        self.reports = Reports(request.metrics)
         self.metrics = request.metrics
+        self.rate = float("nan")  # the learning rate that workers were last told
+        self.begun = 0.0  # the run's progress when the epoch began
+        self.before: Cut | None = None  # the newest cut when savers asked for one
         self.traffic = Traffic()
         self.carried: Carried | None = None
         self.interrupts: list[BaseException] = []
@@ -148,6 +154,28 @@ class Run:
             "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
         }  # fmt: skip
         self.said = False
+
+    def _known_steps(self) -> int | None:
+        """Return the batches of an epoch, where the number of rows is known before a job."""
+        fit, source = self.request.fit, self.request.source
+        count = source.count()
+        if fit.steps_per_epoch is not None or count is None or source.indicator is not None:
+            return fit.steps_per_epoch
+        return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
+
+    def _require_savers_on_driver(self) -> None:
+        """Check that the weights that callbacks save after batches can be had.
+
+        Raises:
+            ConfigError: the endpoint is not in this process.
+        """
+        savers = self.callbacks.batches.savers
+        if savers and self.request.config.placement is Placement.WORKER:
+            raise ConfigError(
+                f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights while an epoch "
+                'runs, for which the endpoint has to be on the driver; got placement="worker". Take '
+                'save_freq="epoch".'
+            )
 
     def execute(self) -> None:
         """Train, and leave the model with what was merged last, whatever happens."""
@@ -254,7 +282,8 @@ class Run:
 
         gang = Gang(self.cluster, store, submit, barrier, restarts, config.start_timeout)
         stack.callback(gang.cancel)
-        display = choose_display(request.fit.verbose, request.fit.epochs)
+        verbose = 0 if self.callbacks.draws else request.fit.verbose
+        display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)
         return store, gang, display
 
@@ -296,9 +325,11 @@ class Run:
         if epoch > self.request.fit.initial_epoch:
             if self.callbacks.begin_epoch(epoch):
                 store.replace(self.driver.parameters(), self.driver.statistics())
-            store.release(epoch, optimizers.learning_rate(self.request.model))
+            self._release(epoch, store)
         rows = sum(self._rows(store))
         display.begin(epoch, rows)
+        self.reports.begin()
+        self.begun, self.before = (store.cut.before or store.cut).progress, None
         started = time.monotonic()
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
@@ -312,13 +343,53 @@ class Run:
             self._keep(store)
             if not self.said and store.plans:
                 self._say_workers(store)
-                store.release(epoch, optimizers.learning_rate(self.request.model))
+                self._release(epoch, store)
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
-            display.update(
-                sum(m.seen_rows for m in list(store.members.values()) if m.epoch == epoch),
-                sum(self._rows(store)),
-            )
+            self._follow(epoch, store, display)
+
+    def _release(self, epoch: int, store: Store) -> None:
+        """Let workers train up to and with this epoch, at the learning rate that the model has now."""
+        self.rate = optimizers.learning_rate(self.request.model)
+        store.release(epoch, self.rate)
+
+    def _follow(self, epoch: int, store: Store, display: Display) -> None:
+        """Show how far the epoch under way is, and call the hooks of the batches that are done."""
+        members = list(store.members.values())
+        running = [each for member in members for each in member.running if each.epoch == epoch]
+        hooks = self.callbacks.batches
+        wanted = store.plans and (display.live or hooks.listening or hooks.savers)
+        if wanted and self.reports.take(running):
+            plan = store.plans[0]
+            done = min(plan.steps - 1, self.reports.rows * plan.turn_steps // sum(plan.rows))
+            hooks.reach(done, self.reports.results)
+            self._ask_for_weights(store, done)
+            rate = optimizers.learning_rate(self.request.model)
+            if isfinite(rate) and rate != self.rate:
+                self._release(epoch, store)
+        self._save_batch(store)
+        if self.request.model.stop_training:
+            store.cut_short(epoch)
+        rows = sum(member.seen_rows for member in members if member.epoch == epoch)
+        display.update(rows, sum(self._rows(store)), self.reports.results)
+
+    def _ask_for_weights(self, store: Store, done: int) -> None:
+        """Have the workers say what they are once callbacks that save after batches are to save."""
+        if isinstance(store, ParameterStore) and self.before is None and self.callbacks.batches.is_due(done):
+            self.before = store.noted
+            store.note()
+
+    def _save_batch(self, store: Store) -> None:
+        """Let the callbacks that save after batches save what the workers said, if they have."""
+        if not isinstance(store, ParameterStore) or self.before is None or self.before is store.noted:
+            return
+        cut, self.before = store.noted, None
+        hooks = self.callbacks.batches
+        done = min(store.plans[0].steps - 1, round(cut.progress - self.begun))
+        states = [states for states in cut.metrics.values() if states]
+        self._load(cut, store)
+        hooks.mark()
+        hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
     def _raise_interrupts(self) -> None:
         """Raise what Ctrl-C raised where it did not come through."""
@@ -333,6 +404,7 @@ class Run:
             DataError: a fraction of the rows was to be held out, and none is.
         """
         self.said = True
+        self.callbacks.set_steps(store.plans[0].steps)
         held = sum(member.validation_rows for member in store.members.values())
         indicator = self.request.source.indicator
         if indicator is not None and not held:
@@ -388,15 +460,19 @@ class Run:
             logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
-        logs = self.metrics.merge(result.metrics)
+        logs = results = self.metrics.merge(result.metrics)
         if result.validation:
             held = self.metrics.merge(result.validation)
-            logs.update({f"val_{name}": value for name, value in held.items()})
+            logs = logs | {f"val_{name}": value for name, value in held.items()}
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
+        self.callbacks.batches.check()
         self._load(result.cut, store)
+        before = models.digests(self.request.model.weights)
+        self.callbacks.end_batches(store.plans[0].steps, results)
         display.end(epoch, result.rows, logs)
-        if self.callbacks.end_epoch(epoch, logs, result.losses):
+        self.callbacks.end_epoch(epoch, logs, result.losses)
+        if before != models.digests(self.request.model.weights):
             store.replace(self.driver.parameters(), self.driver.statistics())
         self._keep(store, logs)
         return logs

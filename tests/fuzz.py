@@ -207,7 +207,7 @@ class Http:
             "heartbeat": who
             | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}],
                "running": [0, 1, "bWV0cg=="]},
-            "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False},
+            "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False, "short": -1},
         }  # fmt: skip
         move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))
         said = {"metrics": b"metr", "state": b"stat"}

@@ -62,7 +62,7 @@ ARGUMENTS = [
     ({"verbose": 3}, ConfigError, "verbose should be"),
     ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
     ({"validation_steps": 3}, ConfigError, "fit does not support validation_steps yet"),
-    ({"callbacks": [EveryBatch()]}, ConfigError, "EveryBatch overrides on_train_batch_end"),
+    ({"callbacks": [keras.callbacks.TensorBoard(profile_batch=2)]}, ConfigError, "executors train"),
     ({"callbacks": [EveryEvaluation()]}, ConfigError, "EveryEvaluation overrides on_test_end"),
     ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, ConfigError, "for SwapEMAWeights swap_on_epoch=True"),
     ({"callbacks": ["early"]}, ConfigError, "callbacks should be keras.callbacks.Callback objects; got str."),

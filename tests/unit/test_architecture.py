@@ -19,8 +19,8 @@ ORDER = [
     "backends.outer", "backends", "devices",
     "tls", "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
     "tasks", "inference", "preflight", "interpreter", "cluster", "launch", "gang", "running", "sources",
-    "tables", "inputs", "prediction", "progress", "callbacks", "epochs", "checkpoint", "description",
-    "training", "spark_model",
+    "tables", "inputs", "prediction", "progress", "callbacks", "batch_hooks", "epochs", "checkpoint",
+    "description", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -33,6 +33,7 @@ DOORS = {
         "losses",
         "callbacks",
         "description",
+        "batch_hooks",
         "epochs",
         "spark_model",
         "backends",

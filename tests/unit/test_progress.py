@@ -19,13 +19,15 @@ def test_an_epoch_is_one_line(capsys):
     assert line.endswith(" rows/s - loss: 0.5000 - f1: [0.25 0.5 ]\n")
 
 
-def test_a_bar_shows_speed_and_leaves_the_line_of_each_epoch():
-    """The bar itself is gone in the end."""
+def test_a_bar_shows_speed_and_results_and_leaves_the_line_of_each_epoch():
+    """The results so far stand beside the bar, which is gone in the end."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     display = BarDisplay(1, console)
     display.begin(0, 0)
-    display.update(5, 10)
+    display.update(5, 10, {"loss": 0.75})
+    display.progress.refresh()
     assert [(5, 10)] == [(task.completed, task.total) for task in display.progress.tasks]
+    assert "loss: 0.7500" in console.file.getvalue()
     display.end(0, 10, LOGS)
     display.close()
 

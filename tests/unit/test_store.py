@@ -604,6 +604,48 @@ def test_a_stop_reaches_a_worker_with_its_next_reply():
     assert {"message": "hello"} == store.log.pop()
 
 
+def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
+    """Every worker of the round is told, reports and evaluates, and the epoch is complete."""
+    store = begun(store_of(workers=2, size=1, evaluated=frozenset([0, 1]), metrics=1))
+    first = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
+    store.cut_short(0)
+    store.cut_short(0)
+    last = together(lambda: push(store, 0, [1.0], sequence=1), lambda: push(store, 1, [1.0], sequence=1))
+    said = {"flags": Flag.STOP, "metrics": b"m"}
+    gone = together(
+        lambda: give(store, report_of(store, 0, parameters=vector(6.0), **said)),
+        lambda: give(store, report_of(store, 1, **said)),
+    )
+
+    assert [Flag.NONE] * 2 == [reply.flags for reply in first]
+    assert all(reply.flags & Flag.STOP for reply in (*last, *gone))
+    assert [0, 0] == [reply.evaluate for reply in gone]
+    assert store.wait_epoch(0, 0) is None
+    for worker in (0, 1):
+        give(store, update_of(store, worker, kind=Kind.VALIDATION, metrics=b"v"))
+    result = store.wait_epoch(0, 0)
+    assert ([b"m", b"m"], [b"v", b"v"], [6.0]) == (
+        result.metrics, result.validation, result.cut.parameters.tolist(),
+    )  # fmt: skip
+
+
+def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
+    """Without rounds one may train the next epoch already; what it says of that is not booked."""
+    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
+    store.release(0, 0.1)
+    give(store, report_of(store, 0, metrics=b"m"))
+    store.cut_short(0)
+
+    assert push(store, 0, [1.0]).flags & Flag.STOP
+    ahead, ended = together(
+        lambda: give(store, report_of(store, 0, epoch=1, flags=Flag.STOP, metrics=b"x")),
+        lambda: give(store, report_of(store, 1, flags=Flag.STOP, metrics=b"n")),
+    )
+    assert (0, 0) == (ahead.evaluate, ended.evaluate)
+    assert {0: b"m", 1: b"n"} == store.books[0].metrics
+    assert 1 not in store.books
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_stopped_run_has_its_last_merge(mode):
     """What was merged by then is what the model gets."""

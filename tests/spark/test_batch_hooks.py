@@ -1,0 +1,182 @@
+"""Callbacks with batch hooks: they are called on the driver, for every batch, in the order of Keras."""
+
+import logging
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+from sparkdl.config import Mode
+from sparkdl.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("spark")
+SETTINGS = {"batch_size": 32, "shuffle": False, "verbose": 0}
+STEPS = 7  # of 203 rows
+
+
+class Noting(keras.callbacks.Callback):
+    """Notes each call of its hooks, and the thread that it came in."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.threads, self.params_seen = [], set(), []
+
+    def _note(self, *call):
+        self.calls.append(call)
+        self.threads.add(threading.current_thread())
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._note("epoch", epoch)
+        self.params_seen.append(dict(self.params))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._note("begin", batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._note("end", batch, int(self.model.optimizer.iterations), logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._note("over", epoch, logs)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode):
+    """The calls are those of Keras but for the logs; the last batch has the results of the epoch."""
+    ours, theirs = Noting(), Noting()
+    SparkModel(problem.model(), mode=mode, num_workers=2).fit(
+        problem.x, problem.y, epochs=2, callbacks=[ours], **SETTINGS
+    )
+    problem.model().fit(problem.x, problem.y, epochs=2, callbacks=[theirs], **SETTINGS)
+
+    assert [call[:2] for call in theirs.calls] == [call[:2] for call in ours.calls]
+    assert theirs.params_seen == ours.params_seen
+    assert {threading.current_thread()} == ours.threads
+    ends = [call for call in ours.calls if call[0] == "end"]
+    overs = [call for call in ours.calls if call[0] == "over"]
+    assert [ends[STEPS - 1][3], ends[-1][3]] == [over[2] for over in overs]
+    if mode is Mode.SYNCHRONOUS:
+        assert [call[2] for call in theirs.calls if call[0] == "end"] == [call[2] for call in ends]
+
+
+class AtBatch(keras.callbacks.Callback):
+    """Does something at each batch of an epoch that has more batches than a test can wait for."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.batches, self.logs = act, [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        self.logs.append(logs)
+        self.act(self)
+
+    def reports(self):
+        """Return the different results so far."""
+        return len({logs["loss"] for logs in self.logs})
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.rate = float(self.model.optimizer.learning_rate)
+
+
+ENDLESS = SETTINGS | {"batch_size": 1, "steps_per_epoch": 1_000_000}
+
+
+def stop(callback):
+    if callback.reports() > 2:
+        callback.model.stop_training = True
+
+
+@pytest.mark.parametrize("settings", [{}, {"frequency": 4}, {"mode": "asynchronous"}, {"mode": "hogwild"}])
+def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settings):
+    """The epoch has the results of its batches so far, and of its validation; hooks are called in order."""
+    callback = AtBatch(stop)
+
+    history = SparkModel(problem.model(), num_workers=2, **settings).fit(
+        problem.x, problem.y, epochs=3, callbacks=[callback], validation_split=0.2, **ENDLESS
+    )
+
+    assert [0] == history.epoch
+    assert list(range(len(callback.batches))) == callback.batches
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(history.history)
+    assert all({"loss", "accuracy"} == set(logs) for logs in callback.logs)
+    assert 0 < len(callback.batches) < 1_000_000
+    heard = [entry for entry in caplog.records if "batch hooks are called on the driver" in entry.message]
+    assert [logging.WARNING] == [entry.levelno for entry in heard]
+    assert "AtBatch" in heard[0].message
+
+
+def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem):
+    """With a rate of zero from some batch on, the weights of the workers no longer move."""
+    weights = []
+
+    def act(callback):
+        callback.model.optimizer.learning_rate = 0.0
+        stop(callback)
+
+    callback = AtBatch(act)
+    saver = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(callback.model.get_weights())
+    )
+    saver.save_freq = 1
+    SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, callbacks=[callback, saver], **ENDLESS
+    )
+
+    assert 0.0 == callback.rate
+    assert all(map(np.array_equal, weights[-1], weights[-2]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"frequency": 2}, {"mode": "asynchronous"}])
+def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_path, settings):
+    """Each file is another model than that of the epoch's beginning; the last one is the fitted one."""
+    model = problem.model()
+    begun = model.get_weights()
+    kept = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}-{batch:07d}.keras", save_freq=3)
+    ended = keras.callbacks.ModelCheckpoint(tmp_path / "end.keras")
+
+    def act(callback):
+        if len(list(tmp_path.glob("1-*.keras"))) > 1:
+            callback.model.stop_training = True
+
+    SparkModel(model, num_workers=2, **settings).fit(
+        problem.x, problem.y, epochs=2, callbacks=[kept, AtBatch(act), ended], **ENDLESS
+    )
+
+    first, *others = [keras.saving.load_model(path) for path in sorted(tmp_path.glob("1-*.keras"))]
+    assert others
+    assert not np.array_equal(first.get_weights()[0], begun[0])
+    assert not np.array_equal(first.get_weights()[0], others[0].get_weights()[0])
+    if not settings:
+        batch = int(sorted(tmp_path.glob("1-*.keras"))[0].stem.split("-")[1])
+        assert batch == int(first.optimizer.iterations)
+
+
+def test_a_batch_hook_that_sets_weights_is_refused_by_name(problem):
+    """Executors have the weights while an epoch runs, so that what it sets would be lost."""
+
+    class Clip(AtBatch):
+        pass
+
+    clip = Clip(lambda callback: callback.model.set_weights([w * 0.5 for w in callback.model.get_weights()]))
+
+    with pytest.raises(
+        ConfigError, match="A batch hook of Clip set weights .* Set weights in on_epoch_begin"
+    ):
+        SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, callbacks=[clip], **ENDLESS)
+
+
+def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_from(problem):
+    """At the last batch the model has the epoch's weights, and what a hook makes of them counts."""
+
+    class AtLast(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == STEPS - 1:
+                self.model.set_weights([w * 0.5 for w in self.model.get_weights()])
+
+    ours, theirs, begun = problem.model(), problem.model(), problem.model().get_weights()
+    SparkModel(ours, num_workers=2).fit(problem.x, problem.y, epochs=2, callbacks=[AtLast()], **SETTINGS)
+    theirs.fit(problem.x, problem.y, epochs=2, callbacks=[AtLast()], **SETTINGS)
+
+    assert problem.distance(ours, theirs, begun) <= 1

@@ -1,0 +1,115 @@
+"""The callbacks of wandb, MLflow, tqdm and TensorBoard log each epoch and each batch, as in plain Keras."""
+
+import io
+
+import keras
+import pytest
+
+from sparkdl import SparkModel
+
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.backend("tensorflow")]
+SETTINGS = {"batch_size": 32, "epochs": 2, "shuffle": False, "validation_split": 0.2, "verbose": 0}
+STEPS = 6  # of 162 rows
+
+
+def fit(problem, *callbacks):
+    return SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, callbacks=list(callbacks), **SETTINGS
+    )
+
+
+@pytest.fixture
+def wandb_run(tmp_path, monkeypatch):
+    """An offline run of wandb, whose calls of `log` are noted."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    run = wandb.init(mode="offline", dir=tmp_path, project="sparkdl")
+    yield wandb
+    run.finish()
+
+
+@pytest.mark.parametrize("log_freq", ["epoch", "batch", 3])
+def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_freq):
+    """WandbMetricsLogger logs what History has, and every batch that it counts."""
+    from wandb.integration.keras import WandbMetricsLogger
+
+    logged = []
+    log = wandb_run.run.log
+    monkeypatch.setattr(wandb_run, "log", lambda data, **more: logged.append(data) or log(data, **more))
+    history = fit(problem, WandbMetricsLogger(log_freq=log_freq))
+
+    epochs = [data for data in logged if "epoch/epoch" in data]
+    batches = [data["batch/batch_step"] for data in logged if "batch/batch_step" in data]
+    assert history.history["val_loss"] == [data["epoch/val_loss"] for data in epochs]
+    assert [0, 1] == [data["epoch/epoch"] for data in epochs]
+    assert {"epoch": [], "batch": list(range(2 * STEPS)), 3: [0, 3, 6, 9]}[log_freq] == batches
+    assert history.history["loss"][1] == pytest.approx(wandb_run.run.summary["epoch/loss"])
+
+
+@pytest.mark.parametrize("flavor", ["keras", "tensorflow"])
+def test_mlflow_has_each_epoch(problem, tmp_path, flavor):
+    """MlflowCallback logs metrics of each epoch, or of each so many batches, and the optimizer's settings."""
+    mlflow = pytest.importorskip("mlflow")
+    callback = pytest.importorskip(f"mlflow.{flavor}").MlflowCallback
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    client = mlflow.MlflowClient()
+
+    with mlflow.start_run() as run:
+        history = fit(problem, callback())
+    with mlflow.start_run() as other:
+        fit(problem, callback(log_every_epoch=False, log_every_n_steps=4))
+
+    for name in ("loss", "val_loss"):
+        values = [(entry.step, entry.value) for entry in client.get_metric_history(run.info.run_id, name)]
+        assert list(enumerate(history.history[name])) == pytest.approx(sorted(values))
+    steps = [entry.step for entry in client.get_metric_history(other.info.run_id, "loss")]
+    assert [4, 8, 12] == sorted(steps)
+    assert "0.3" in str(client.get_run(run.info.run_id).data.params)
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
+    """TqdmCallback's bars reach their ends, and know how many batches an epoch has."""
+    tqdm = pytest.importorskip("tqdm.keras")
+    callback = tqdm.TqdmCallback(verbose=verbose, file=io.StringIO())
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append((callback.batch_bar.n, callback.batch_bar.total))
+    )
+
+    fit(problem, callback, *[watch] * (verbose > 0))
+
+    assert (2, 2) == (callback.epoch_bar.n, callback.epoch_bar.total)
+    assert [(STEPS, STEPS)] * (2 * (verbose > 0)) == seen
+
+
+@pytest.mark.parametrize("update_freq", ["epoch", "batch", 4])
+def test_tensorboard_has_each_epoch_and_batch(problem, tmp_path, update_freq):
+    """TensorBoard's own reader finds what History has, and the batches at which it was to write."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensorflow = pytest.importorskip("tensorflow")
+    history = fit(problem, keras.callbacks.TensorBoard(tmp_path, update_freq=update_freq))
+
+    def scalars(part, name):
+        events = reader.EventAccumulator(str(tmp_path / part)).Reload().Tensors(name)
+        return [(event.step, float(tensorflow.make_ndarray(event.tensor_proto))) for event in events]
+
+    for part, name in [("train", "loss"), ("validation", "val_loss")]:
+        expected = list(enumerate(history.history[name]))
+        assert expected == pytest.approx(scalars(part, "epoch_loss"))
+    steps = {"epoch": [], "batch": list(range(1, 2 * STEPS + 1)), 4: [4, 8, 12]}[update_freq]
+    if steps:
+        assert steps == [step for step, _ in scalars("train", "batch_loss")]
+
+
+def test_the_progress_bar_of_keras_takes_the_place_of_ours(problem, capsys):
+    """ProgbarLogger among the callbacks draws each epoch's steps and results, and nothing is drawn twice."""
+    SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, callbacks=[keras.callbacks.ProgbarLogger()], **SETTINGS | {"verbose": 2}
+    )
+
+    out = capsys.readouterr().out
+    assert 2 == out.count(f"{STEPS}/{STEPS} - ")
+    assert "val_loss" in out
+    assert "rows/s" not in out
