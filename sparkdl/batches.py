@@ -67,6 +67,11 @@ def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers
     return low
 
 
+def num_before(rows: tuple[int, ...], worker: int, edge: int) -> int:
+    """Return how many rows of a worker rank before an edge among all rows of the run."""
+    return int(_num_before(rows, worker, np.array([edge], np.int64))[0])
+
+
 def num_batches(num_rows: int, batch_size: int) -> int:
     """Return how many batches an epoch has, a ragged last one included."""
     return -(-num_rows // batch_size)

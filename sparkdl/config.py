@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from numbers import Integral, Real
@@ -387,6 +387,7 @@ class FitConfig:
         epochs: the epoch at which training ends.
         initial_epoch: the epoch at which it begins.
         steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
+        validation_steps: batches of validation rows that are evaluated; None is all.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
         shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
         seed: what every random order is drawn from; None draws one.
@@ -408,6 +409,7 @@ class FitConfig:
     class_weight: dict[int, float] | None = None
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
+    validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: int | Collection[int] = 1
     preserve_partitions: bool = False
@@ -416,14 +418,9 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
-        whole_number("epochs", self.epochs)
-        whole_number("initial_epoch", self.initial_epoch, least=0)
-        if self.initial_epoch >= self.epochs:
-            raise ConfigError(
-                f"initial_epoch should be below epochs={self.epochs}, the epoch at which training ends; got "
-                f"{self.initial_epoch!r}."
-            )
-        for name in ("steps_per_epoch", "validation_batch_size"):
+        for name in ("epochs", "initial_epoch"):
+            whole_number(name, getattr(self, name), least=0)
+        for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         if not isinstance(self.validation_freq, list | tuple | set | frozenset):
@@ -451,6 +448,28 @@ class FitConfig:
         if self.resume and self.checkpoint is None:
             raise ConfigError("resume=True goes on from a checkpoint; say with checkpoint= where they are.")
 
+    def with_steps_of(self, rows: int | None, held: int | None) -> FitConfig:
+        """Return the settings with Keras's batch sizes for arrays where steps were given and no batch size.
+
+        Args:
+            rows: the number of training rows; None where it is not known before a job.
+            held: the number of validation rows, likewise.
+        """
+        size, held_size = self.batch_size, self.validation_batch_size
+        if rows and self.steps_per_epoch:
+            size = math.ceil(rows / self.steps_per_epoch)
+        if held and self.validation_steps and held_size is None:
+            held_size = math.ceil(held / self.validation_steps)
+        return replace(self, batch_size=size, validation_batch_size=held_size)
+
+    def validation_rows(self, batch_size: int) -> int | None:
+        """Return how many validation rows are evaluated, from the first on; None is all.
+
+        Args:
+            batch_size: rows per forward pass.
+        """
+        return None if self.validation_steps is None else self.validation_steps * batch_size
+
     @property
     def evaluated(self) -> frozenset[int]:
         """The epochs that end with an evaluation, where there are validation rows."""
@@ -464,17 +483,3 @@ def _check_class_weight(weights: object) -> None:
     for label, weight in pairs:
         if not isinstance(label, Integral) or not isinstance(weight, Real):
             raise ConfigError(f"class_weight should be a dict of a number by class index; got {weights!r}.")
-
-
-def refuse_unsupported(arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refuse by name each Keras argument that is not honoured yet and was given another value.
-
-    Raises:
-        ConfigError: names the first such argument.
-    """
-    for name, value in arguments.items():
-        default = defaults[name]
-        if value is not default and not (isinstance(value, type(default)) and value == default):
-            raise ConfigError(
-                f"fit does not support {name} yet; got {name}={value!r}. Leave it at {default!r}."
-            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparkdl import files, launch, losses, models, optimizers
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
-from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig, refuse_unsupported
+from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.inference import features_of
@@ -38,8 +39,6 @@ from sparkdl.sources import ArraySource, Source, first_row, sample_of
 from sparkdl.structure import leaves
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
-
-NOT_YET = {"validation_steps": None}
 
 
 class SparkModel:
@@ -214,8 +213,8 @@ class SparkModel:
             epochs: how many epochs.
             verbose: 0 silent, 1 a bar, 2 a line per epoch, "auto" a bar where one can be drawn.
             callbacks: Keras callbacks; they run on the driver, at epochs.
-            validation_split: the fraction of rows held out: the last rows of arrays, a seeded choice of
-                the rows of RDDs and DataFrames, the same in every epoch.
+            validation_split: the fraction of rows held out, where there is no ``validation_data``: the last
+                rows of arrays, a seeded choice of the rows of RDDs and DataFrames, the same in every epoch.
             validation_data: (x, y) arrays, or (x,) or x for a model without labels, an RDD or a DataFrame,
                 evaluated on the executors each epoch.
             shuffle: deal rows in a seeded random order, and reorder them every epoch.
@@ -225,8 +224,10 @@ class SparkModel:
                 outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
             initial_epoch: the epoch at which training begins, to go on with an earlier fit.
             steps_per_epoch: updates per epoch of one process; the next epoch goes on with the rows that are
-                left. Where workers step on their own each takes its part of them. Default: all rows.
-            validation_steps: not supported yet.
+                left. Where workers step on their own each takes its part of them. Default: all rows. As in
+                Keras, arrays without ``batch_size`` are divided into so many batches.
+            validation_steps: how many batches of validation rows are evaluated, the first ones in each
+                epoch; by default all. As in Keras, arrays without ``batch_size`` are divided into so many.
             validation_batch_size: rows per forward pass over validation rows; ``batch_size`` by default.
             validation_freq: evaluate after every so many epochs, or after the epochs of a list.
             features_col: the features column of a DataFrame; a list of columns that make one array; for
@@ -256,11 +257,10 @@ class SparkModel:
                 cancelled the job.
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
-        refuse_unsupported({"validation_steps": validation_steps}, NOT_YET)
         fit = FitConfig(
             batch_size=32 if batch_size is None else batch_size, epochs=epochs, verbose=verbose,
             shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
-            initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
+            initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
             validation_batch_size=validation_batch_size, validation_freq=validation_freq,
             preserve_partitions=preserve_partitions, checkpoint=checkpoint,  # type: ignore[arg-type]
             resume=resume,
@@ -273,13 +273,7 @@ class SparkModel:
             labels=models.needs_labels(self.model),
         )  # fmt: skip
         validation = self._validation(validation_data, (*names, sample_weight), decode)
-        if (validation is not None) + bool(validation_split) + (validation_indicator_col is not None) > 1:
-            raise ConfigError(
-                "validation_split, validation_data and validation_indicator_col are three ways to name "
-                "validation rows; pass one of them."
-            )
-        if validation is not None:
-            require_partner(source, validation)
+        fit = _settle_rows(fit, source, validation, batch_size)
         if preserve_partitions:
             require_partitions(source, validation)
         models.require_trainable(self.model)
@@ -581,6 +575,30 @@ def _require_keras_file(path: str) -> None:
 
 def _settings_path(path: str) -> str:
     return path[: -len(".keras")] + ".json"
+
+
+def _settle_rows(
+    fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
+) -> FitConfig:
+    """Return the settings of a fit on these rows, of which ``batch_size`` may not have been given.
+
+    Raises:
+        ConfigError: the validation rows are named in two ways, or cannot go with those for training.
+    """
+    if source.indicator is not None and (validation is not None or fit.validation_split):
+        raise ConfigError(
+            "validation_indicator_col names the validation rows, as validation_data and validation_split do. "
+            "Pass one of them."
+        )
+    if validation is not None:
+        require_partner(source, validation)
+        fit = replace(fit, validation_split=0.0)  # Keras does not split where there are rows of their own
+    if batch_size is not None:
+        return fit
+    count = source.count()
+    rows = None if count is None else int(count * (1 - fit.validation_split))
+    held = None if count is None or rows is None else count - rows
+    return fit.with_steps_of(rows, held if validation is None else validation.count())
 
 
 def _with_class_weights(rows: Schema, schema: Schema) -> Schema:

@@ -31,6 +31,7 @@ class TrainSettings:
         epochs: the epoch at which training ends.
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
         validation_batch_size: rows per forward pass over validation rows.
+        validation_rows: how many of all validation rows are evaluated, from the first on; None is all.
         rule: the rule, whose worker half decides what a worker sends and goes on from.
         power: the learning rate is multiplied by the number of workers with rows to this power.
         scale: what that makes, once it is known how many have: of a number or of a schedule.
@@ -43,6 +44,7 @@ class TrainSettings:
     rule: Rule
     power: float = 0.0
     scale: float = 1.0
+    validation_rows: int | None = None
 
     def bound(self, working: int) -> TrainSettings:
         """Return the settings for so many workers with rows."""

@@ -202,6 +202,7 @@ class ParameterStore:
             sequence, epoch = self.merging.next_sequence(worker), self._next_epoch(worker)
             return {
                 "rows": self.plans[0].rows,
+                "validation_rows": [member.validation_rows for _, member in sorted(self.members.items())],
                 "epoch": epoch,
                 "sequence": sequence,
                 "restore": bool(sequence or self.cut.states) or epoch > self.shape.plan.first_epoch,
@@ -625,9 +626,8 @@ class ParameterStore:
                 or self._to_evaluate(update.worker) >= 0
                 or self._is_to_speak(update)
                 or update.worker in self.absent
-                or self.released >= through
                 or self.stopping
-                or (self.ending and self._is_short_over())
+                or (self._is_short_over() if self.ending else self.released >= through)
             )
 
         if not open_():

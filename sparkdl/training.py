@@ -248,7 +248,10 @@ class Run:
         store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size
-        settings = TrainSettings(self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power)
+        settings = TrainSettings(
+            self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power,
+            validation_rows=request.fit.validation_rows(held),
+        )  # fmt: skip
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
             store.hosted if isinstance(store, HostedStore) else None,

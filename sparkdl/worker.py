@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from sparkdl import devices, feed, models, optimizers, spool
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Batch, Center, Replica
-from sparkdl.batches import Order, Span
+from sparkdl.batches import Order, Span, num_before
 from sparkdl.books import Running
 from sparkdl.client import Heartbeat
 from sparkdl.exchange import Exchange
@@ -66,6 +66,7 @@ class Loop:
         self.stopped = False
         self.speaks = worker == 0
         self.epoch, self.seen_rows = 0, 0
+        self.held_out = validation.count  # how many of them are evaluated
         self.asked: bool = False  # whether the next batch's metric states are wanted
         self.states: Running | None = None
         self.order = -1, Order((0,), None)
@@ -89,6 +90,7 @@ class Loop:
         """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes, self.fingerprint)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
+        self.held_out = self._held_out(begin["validation_rows"])
         self.settings = self.stepper.settings = self.settings.bound(self.plan.working)
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
@@ -110,6 +112,17 @@ class Loop:
             sequence, resumed = self.plan.sequence(self.epoch + 1), False
         while not self.stopped:  # an evaluation may still be to come
             self._settle(self.settings.epochs - 1)
+
+    def _held_out(self, counts: Sequence[int]) -> int:
+        """Return how many of this worker's validation rows are among the first of all workers' rows.
+
+        Args:
+            counts: the validation rows of each worker.
+        """
+        most = self.settings.validation_rows
+        if most is None or len(counts) <= self.worker:
+            return self.validation.count
+        return num_before(tuple(counts), self.worker, most)
 
     def position(self) -> tuple[int, int]:
         """Return the epoch that is being trained and the rows used in it."""
@@ -288,8 +301,8 @@ class Loop:
             own = replica.read()
             replica.write(Center(center.parameters, center.statistics))
         replica.model.reset_metrics()
-        evaluate(replica, self.validation, self.settings.validation_batch_size)
-        states = self._metric_states() if self.validation.count else b""
+        evaluate(replica, self.validation, self.settings.validation_batch_size, self.held_out)
+        states = self._metric_states() if self.held_out else b""
         if center.kind is Answer.CENTER:
             replica.write(Center(own.vector, own.statistics))
         variables = models.metric_variables(replica.model)
@@ -298,7 +311,7 @@ class Loop:
         else:
             replica.model.reset_metrics()
         return Update(
-            kind=Kind.VALIDATION, epoch=epoch, metrics=states, rows=self.validation.count,
+            kind=Kind.VALIDATION, epoch=epoch, metrics=states, rows=self.held_out,
             base_version=center.version,
         )  # fmt: skip
 
@@ -340,10 +353,11 @@ class Loop:
         self.stepper.loss = self.replica.loss()
 
 
-def evaluate(replica: Replica, rows: Rows, batch_size: int) -> None:
-    """Let the replica's metrics take in all rows, in batches."""
-    for start in range(0, rows.count, batch_size):
-        replica.test(rows.batch(np.arange(start, min(start + batch_size, rows.count))))
+def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:
+    """Let the replica's metrics take in the first ``count`` rows, in batches; None is all of them."""
+    end = rows.count if count is None else count
+    for start in range(0, end, batch_size):
+        replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))
 
 
 @dataclass(frozen=True)

@@ -251,9 +251,10 @@ class TrainingParams(ModelParams, PredictionParams):
     validationBatchSize = _param("rows per forward pass over validation rows", _whole)
     validationFreq = _param("evaluate after so many epochs, or after those of a list", _epochs)
     batchSize = _param("rows per update of the optimizer", _whole)
-    epochs = _param("how many epochs", _whole)
+    epochs = _param("how many epochs", _natural)
     initialEpoch = _param("the epoch at which training begins", _natural)
     stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
+    validationSteps = _param("batches of validation rows that are evaluated; by default all", _whole)
     shuffle = _param("whether rows are dealt in a random order", FLAG)
     preservePartitions = _param("whether each worker gets whole partitions, and rows stay in theirs", FLAG)
     classWeight = _param("the weight of a row by the class of its label", _classes)
@@ -275,8 +276,8 @@ SETTINGS = (
 )  # fmt: skip
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
-    "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight", "callbacks", "seed",
-    "verbose", "preservePartitions", "decode", "checkpoint", "resume",
+    "validationSteps", "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight",
+    "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume",
 )  # fmt: skip
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 

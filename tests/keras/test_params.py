@@ -92,7 +92,7 @@ def test_params_become_the_arguments_of_a_fit():
 
 
 OTHERWISE = {  # what a stage says by other Params, or which Spark has no use for
-    "x", "y", "sample_weight", "features_col", "validation_data", "validation_steps", "parameter_server_mode",
+    "x", "y", "sample_weight", "features_col", "validation_data", "parameter_server_mode",
 }  # fmt: skip
 
 

@@ -58,10 +58,10 @@ SETTINGS = [
 ]
 ARGUMENTS = [
     ({"batch_size": 0}, ConfigError, "batch_size should be a whole number of at least 1; got 0."),
-    ({"epochs": 0}, ConfigError, "epochs should be"),
+    ({"epochs": -1}, ConfigError, "epochs should be a whole number of at least 0; got -1."),
     ({"verbose": 3}, ConfigError, "verbose should be"),
     ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
-    ({"validation_steps": 3}, ConfigError, "fit does not support validation_steps yet"),
+    ({"validation_steps": 0}, ConfigError, "validation_steps should be a whole number of at least 1; got 0"),
     ({"callbacks": [keras.callbacks.TensorBoard(profile_batch=2)]}, ConfigError, "executors train"),
     ({"callbacks": [EveryEvaluation()]}, ConfigError, "EveryEvaluation overrides on_test_end"),
     ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, ConfigError, "for SwapEMAWeights swap_on_epoch=True"),

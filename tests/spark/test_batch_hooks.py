@@ -113,7 +113,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem):
 
     def act(callback):
         callback.model.optimizer.learning_rate = 0.0
-        stop(callback)
+        callback.model.stop_training = len(weights) > 3
 
     callback = AtBatch(act)
     saver = keras.callbacks.LambdaCallback(

@@ -393,7 +393,6 @@ BAD = [
         "class_weight is for rows of one label each",
     ),
     ({"sample_weight": np.ones(7)}, DataError, "sample_weight with 7"),
-    ({"initial_epoch": 3, "epochs": 2}, ConfigError, "initial_epoch should be below epochs=2"),
     ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch should be a whole number of at least 1; got 0."),
     ({"validation_freq": 0}, ConfigError, "validation_freq should be a whole number of at least 1; got 0."),
 ]

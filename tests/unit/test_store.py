@@ -68,7 +68,7 @@ def test_a_gang_begins_when_all_are_ready():
 
     expected = {
         "rows": (3, 5), "epoch": 0, "sequence": 0, "restore": False, "learning_rate": 0.25,
-        "progress": 0.0, "stop": False,
+        "progress": 0.0, "stop": False, "validation_rows": [0, 0],
     }  # fmt: skip
     assert [expected, expected] == begins
 

@@ -1,0 +1,113 @@
+"""Arguments of `fit` that say how much is trained and evaluated mean what they mean in Keras."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+
+pytestmark = pytest.mark.usefixtures("spark")
+OPTIONS = {"shuffle": False, "verbose": 0}
+
+
+def both(problem, data=None, *, callbacks=list, **arguments):
+    """Return our History and that of plain Keras, which warns of steps without rows."""
+    ours, theirs = callbacks(), callbacks()
+    history = SparkModel(problem.model(), num_workers=2).fit(
+        *(data or (problem.x, problem.y)), callbacks=ours, **OPTIONS | arguments
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = problem.model().fit(problem.x, problem.y, callbacks=theirs, **OPTIONS | arguments)
+    return history, expected
+
+
+def same(expected, history):
+    assert set(expected.history) == set(history.history)
+    for name, values in expected.history.items():
+        assert values == pytest.approx(history.history[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"epochs": 0}, {"epochs": 2, "initial_epoch": 2}, {"initial_epoch": 5, "validation_split": 0.5}],
+)
+def test_a_fit_of_no_epochs_has_an_empty_history(problem, jobs, arguments):
+    """Callbacks begin and end training, nothing is trained, and no job has run."""
+    calls, model, before = [], problem.model(), jobs()
+    begun = model.get_weights()
+    callback = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: calls.append("begin"), on_train_end=lambda logs: calls.append("end"),
+        on_epoch_begin=lambda epoch, logs: calls.append(epoch),
+    )  # fmt: skip
+
+    history = SparkModel(model, num_workers=2).fit(
+        problem.x, problem.y, callbacks=[callback], **OPTIONS | arguments
+    )
+    expected = problem.model().fit(problem.x, problem.y, **OPTIONS | arguments)
+
+    assert (expected.history, expected.epoch) == (history.history, history.epoch) == ({}, [])
+    assert ["begin", "end"] == calls
+    assert all(map(np.array_equal, begun, model.get_weights()))
+    assert before == jobs()
+
+
+HELD = slice(100, 203)
+VALIDATIONS = [
+    {"validation_steps": 2, "batch_size": 32},
+    {"validation_steps": 1, "batch_size": 32, "validation_batch_size": 7, "epochs": 2},
+    {"validation_steps": 100, "batch_size": 32},
+    {"validation_steps": 3},
+    {"validation_steps": 3, "steps_per_epoch": 5},
+    {"validation_steps": 3, "validation_batch_size": 20, "steps_per_epoch": 2},
+]
+
+
+@pytest.mark.parametrize("arguments", VALIDATIONS)
+@pytest.mark.parametrize("split", [False, True])
+def test_validation_steps_evaluate_the_first_batches(problem, arguments, split):
+    """As many rows as Keras evaluates, the first ones in each epoch; steps give arrays a batch size."""
+    if split:
+        arguments = arguments | {"validation_split": 0.4}
+    else:
+        arguments = arguments | {"validation_data": (problem.x[HELD], problem.y[HELD])}
+
+    history, expected = both(problem, **arguments)
+
+    same(expected, history)
+
+
+def test_validation_steps_of_a_dataframe_evaluate_the_same_rows_in_each_epoch(problem, frames):
+    """With a learning rate of zero each epoch measures the same, and something else than all rows give."""
+
+    def held(**arguments):
+        spark_model = SparkModel(problem.model(keras.optimizers.SGD(0.0)), num_workers=2)
+        return spark_model.fit(
+            frames["array"], epochs=2, validation_split=0.5, seed=3, verbose=0, **arguments
+        ).history["val_loss"]
+
+    some, whole = held(validation_steps=1, validation_batch_size=20), held()
+
+    assert some == pytest.approx([some[0]] * 2, rel=1e-6)
+    assert some[0] != pytest.approx(whole[0], rel=1e-4)
+
+
+def test_rows_of_their_own_are_validated_instead_of_a_split(problem):
+    """As in Keras, validation_data turns validation_split off: all rows are trained on."""
+    held = problem.x[:50], problem.y[:50]
+
+    history, expected = both(problem, batch_size=32, validation_split=0.5, validation_data=held)
+
+    same(expected, history)
+    assert history.training["rows"] == 203
+
+
+def test_weights_of_classes_beside_those_of_rows_are_refused_as_keras_does(problem):
+    """Keras 3 does not multiply them."""
+    arguments = {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)}
+
+    for model in (SparkModel(problem.model()), problem.model()):
+        with pytest.raises(ValueError, match="class_weight.*sample|sample.*class_weight"):
+            model.fit(problem.x, problem.y, **arguments)
