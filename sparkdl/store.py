@@ -981,7 +981,8 @@ class ParameterStore:
     @property
     def reported(self) -> bool:
         """Whether a run that was stopped has said where it has got to, which a replica has to."""
-        return not self.shape.plan.joint or self._spoken() is not None
+        with self.changed:
+            return not self.shape.plan.joint or self._spoken() is not None
 
     def summary(self) -> dict[str, Any]:
         """Return counts of the run; of updates that were dropped, by worker too."""
