@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import keras
@@ -77,7 +78,7 @@ class BatchHooks:
         self.saved, self.unsaved = 0, 0  # batches of the epoch at the savers' last call, and since one saved
         self.iterations = 0
         self.weights: list[bytes] = []  # digests of those that hooks are to leave; none: they may set them
-        self.announced = False
+        self.announced, self.warned = False, False
 
     @property
     def listening(self) -> list[Any]:
@@ -130,13 +131,24 @@ class BatchHooks:
             done: how many batches of the epoch are done.
             results: the results of all workers so far.
         """
-        first = self.done == 0
-        while self.done < done and not self.model.stop_training:
+        callbacks, first = self.listening, self.done == 0
+        rate = optimizers.learning_rate(self.model)
+        while callbacks and self.done < done and not self.model.stop_training:
             batch, self.done = self.done, self.done + 1
             optimizers.batches_seen(self.model).assign(self.iterations + self.done)
-            self._call(self.listening, batch, results)
+            self._call(callbacks, batch, results)
+        if isfinite(rate) and rate != optimizers.learning_rate(self.model) and not self.warned:
+            self._warn_of_rate(callbacks)
         if first and self.done:
             self.check()
+
+    def _warn_of_rate(self, callbacks: Sequence[Any]) -> None:
+        self.warned = True
+        logger.warning(
+            "A batch hook of %s set the learning rate, which reaches workers some batches later than in "
+            "Keras. Use a schedule in the optimizer or sparkdl.callbacks.LearningRateWarmup instead.",
+            ", ".join(type(one).__name__ for one in callbacks),
+        )  # fmt: skip
 
     @staticmethod
     def _call(callbacks: Sequence[Any], batch: int, results: dict[str, Any]) -> None:

@@ -107,8 +107,8 @@ def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settin
     assert "AtBatch" in heard[0].message
 
 
-def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem):
-    """With a rate of zero from some batch on, the weights of the workers no longer move."""
+def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, caplog):
+    """With a rate of zero from some batch on, weights no longer move, and a warning says so."""
     weights = []
 
     def act(callback):
@@ -125,6 +125,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem):
     )
 
     assert 0.0 == callback.rate
+    assert 1 == sum("A batch hook of AtBatch set the learning rate" in line for line in caplog.messages)
     assert all(map(np.array_equal, weights[-1], weights[-2]))
 
 
