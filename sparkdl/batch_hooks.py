@@ -122,21 +122,26 @@ class BatchHooks:
                 "the weights that it began with.", ", ".join(type(one).__name__ for one in self.listening),
             )  # fmt: skip
 
-    def reach(self, done: int, results: dict[str, Any]) -> None:
+    def reach(self, done: int, results: dict[str, Any], *, ends: bool = False) -> None:
         """Call the hooks of each batch before ``done`` whose hooks were not called yet.
 
-        A callback that stops training ends that, as in Keras.
+        A callback that stops training ends that, as in Keras, which calls hooks once for each
+        ``steps_per_execution`` batches.
 
         Args:
             done: how many batches of the epoch are done.
             results: the results of all workers so far.
+            ends: whether that are all batches of the epoch.
         """
+        size = getattr(self.model, "steps_per_execution", None) or 1
         callbacks, first = self.listening, self.done == 0
         rate = optimizers.learning_rate(self.model)
         while callbacks and self.done < done and not self.model.stop_training:
-            batch, self.done = self.done, self.done + 1
-            optimizers.batches_seen(self.model).assign(self.iterations + self.done)
-            self._call(callbacks, batch, results)
+            if self.done + size > done and not ends:
+                break
+            begin, self.done = self.done, self.done + size
+            optimizers.batches_seen(self.model).assign(self.iterations + min(self.done, done))
+            self._call(callbacks, begin, self.done - 1, results)
         if isfinite(rate) and rate != optimizers.learning_rate(self.model) and not self.warned:
             self._warn_of_rate(callbacks)
         if first and self.done:
@@ -151,12 +156,12 @@ class BatchHooks:
         )  # fmt: skip
 
     @staticmethod
-    def _call(callbacks: Sequence[Any], batch: int, results: dict[str, Any]) -> None:
+    def _call(callbacks: Sequence[Any], begin: int, end: int, results: dict[str, Any]) -> None:
         logs = dict(results)
         for callback in callbacks:
-            callback.on_train_batch_begin(batch, logs={})
+            callback.on_train_batch_begin(begin, logs={})
         for callback in callbacks:
-            callback.on_train_batch_end(batch, logs=logs)
+            callback.on_train_batch_end(end, logs=logs)
 
     def check(self) -> None:
         """Check that no hook has set weights since the epoch began.
@@ -183,4 +188,4 @@ class BatchHooks:
         if self.unsaved >= self.every:
             self.unsaved = 0
         self.saved = done
-        self._call(self.savers, done - 1, results)
+        self._call(self.savers, done - 1, done - 1, results)

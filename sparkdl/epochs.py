@@ -205,7 +205,7 @@ class Callbacks:
         """Call the batch hooks of an epoch that are left, with its results; the model has its weights."""
         self.batches.weights = []
         if not self.model.stop_training:
-            self.batches.reach(steps, results)
+            self.batches.reach(steps, results, ends=True)
             self.batches.save(steps, results)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> None:

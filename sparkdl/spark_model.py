@@ -212,7 +212,7 @@ class SparkModel:
                 frequency "batch" all workers together take so many rows per update, elsewhere each one.
             epochs: how many epochs.
             verbose: 0 silent, 1 a bar, 2 a line per epoch, "auto" a bar where one can be drawn.
-            callbacks: Keras callbacks; they run on the driver, at epochs.
+            callbacks: Keras callbacks; they run on the driver, batch hooks as workers report (docs/modes.md).
             validation_split: the fraction of rows held out, where there is no ``validation_data``: the last
                 rows of arrays, a seeded choice of the rows of RDDs and DataFrames, the same in every epoch.
             validation_data: (x, y) arrays, or (x,) or x for a model without labels, an RDD or a DataFrame,

@@ -390,6 +390,7 @@ class Run:
         hooks = self.callbacks.batches
         done = min(store.plans[0].steps - 1, round(cut.progress - self.begun))
         states = [states for states in cut.metrics.values() if states]
+        hooks.check()
         self._load(cut, store)
         hooks.mark()
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)

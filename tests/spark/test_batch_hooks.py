@@ -1,6 +1,7 @@
 """Callbacks with batch hooks: they are called on the driver, for every batch, in the order of Keras."""
 
 import logging
+import re
 import threading
 
 import keras
@@ -41,21 +42,23 @@ class Noting(keras.callbacks.Callback):
         self._note("over", epoch, logs)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode):
+@pytest.mark.parametrize(("mode", "steps"), [*((mode, 1) for mode in Mode), (Mode.SYNCHRONOUS, 3)])
+def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode, steps):
     """The calls are those of Keras but for the logs; the last batch has the results of the epoch."""
     ours, theirs = Noting(), Noting()
-    SparkModel(problem.model(), mode=mode, num_workers=2).fit(
+    SparkModel(problem.model(steps_per_execution=steps), mode=mode, num_workers=2).fit(
         problem.x, problem.y, epochs=2, callbacks=[ours], **SETTINGS
     )
-    problem.model().fit(problem.x, problem.y, epochs=2, callbacks=[theirs], **SETTINGS)
+    problem.model(steps_per_execution=steps).fit(
+        problem.x, problem.y, epochs=2, callbacks=[theirs], **SETTINGS
+    )
 
     assert [call[:2] for call in theirs.calls] == [call[:2] for call in ours.calls]
     assert theirs.params_seen == ours.params_seen
     assert {threading.current_thread()} == ours.threads
     ends = [call for call in ours.calls if call[0] == "end"]
     overs = [call for call in ours.calls if call[0] == "over"]
-    assert [ends[STEPS - 1][3], ends[-1][3]] == [over[2] for over in overs]
+    assert [ends[len(ends) // 2 - 1][3], ends[-1][3]] == [over[2] for over in overs]
     if mode is Mode.SYNCHRONOUS:
         assert [call[2] for call in theirs.calls if call[0] == "end"] == [call[2] for call in ends]
 
@@ -181,3 +184,17 @@ def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_f
     theirs.fit(problem.x, problem.y, epochs=2, callbacks=[AtLast()], **SETTINGS)
 
     assert problem.distance(ours, theirs, begun) <= 1
+
+
+def test_the_results_so_far_are_beside_the_bar(problem, capsys, monkeypatch):
+    """In a terminal loss and metrics are shown while an epoch runs, and its own at its end."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, callbacks=[AtBatch(stop)], **ENDLESS | {"verbose": 1}
+    )
+
+    drawn, _, ended = capsys.readouterr().out.rpartition("Epoch 1/1 - ")
+    assert re.search(r"Epoch 1/1 .*rows/s.* loss: [\d.]+ - accuracy: [\d.]+", drawn)
+    assert re.match(r"[\d.]+ s - [\d,]+ rows/s - (accuracy|loss): [\d.]+", ended)

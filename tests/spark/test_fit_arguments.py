@@ -58,10 +58,12 @@ HELD = slice(100, 203)
 VALIDATIONS = [
     {"validation_steps": 2, "batch_size": 32},
     {"validation_steps": 1, "batch_size": 32, "validation_batch_size": 7, "epochs": 2},
-    {"validation_steps": 100, "batch_size": 32},
+    pytest.param({"validation_steps": 100, "batch_size": 32}, marks=pytest.mark.whole),
     {"validation_steps": 3},
     {"validation_steps": 3, "steps_per_epoch": 5},
-    {"validation_steps": 3, "validation_batch_size": 20, "steps_per_epoch": 2},
+    pytest.param(
+        {"validation_steps": 3, "validation_batch_size": 20, "steps_per_epoch": 2}, marks=pytest.mark.whole
+    ),
 ]
 
 
