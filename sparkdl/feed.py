@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.errors import DataError
 from sparkdl.fingerprint import GOLDEN, MASK, mixed
-from sparkdl.schema import AnyRows, Column, Schema, as_row
+from sparkdl.schema import Column, Schema, as_row
 from sparkdl.weights import Array
 
 Keys = NDArray[np.uint64]
@@ -158,8 +159,9 @@ def blocks_of_parts(
     """
     place, size, first = f"worker {partition}", rows_per_block(schema.columns), 0
     for whole in parts:
-        arrays = [np.asarray(array) for array in schema.flatten(whole, place, first)]
-        lengths = [len(array) if array.ndim else -1 for array in arrays]
+        pairs = zip(schema.flatten(whole, place, first), schema.columns, strict=True)
+        arrays = [as_rows(array, column.name) for array, column in pairs]
+        lengths = [len(array) if array.shape else -1 for array in arrays]
         if len(set(lengths)) > 1 or min(lengths) < 0:
             names = ", ".join(f"{c.name} {n}" for c, n in zip(schema.columns, lengths, strict=True))
             raise DataError(f"Expected arrays of as many rows; {place} has {names} after row {first}.")

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
+from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
-from sparkdl.schema import AnyRows, Column, as_array, share_of
+from sparkdl.schema import Column, as_array, share_of
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array
 

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparkdl import feed, frames, models, spool
+from sparkdl.arrays import AnyRows
 from sparkdl.backends import prepare_backend
 from sparkdl.heads import classify
-from sparkdl.schema import AnyRows, Schema, as_pair
+from sparkdl.schema import Schema, as_pair
 from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
 from sparkdl.weights import LARGE, Array
@@ -61,8 +62,11 @@ def predict_stage(
         for columns in inputs.rows:
             yield _predict_arrow(model, columns, job, inputs.options)
     elif inputs.options["encoding"] == "dealt":
+        size = _rows_at_once(job)
         for _, block in inputs.rows:
-            yield _predict(model, job, block.columns)
+            for start in range(0, len(block.keys), size):
+                part = feed.select(block, slice(start, start + size))
+                yield _predict(model, job, part.columns)
     else:
         yield from _predict_rows(model, inputs, job)
 

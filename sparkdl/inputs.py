@@ -7,6 +7,7 @@ from typing import Any
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
+from sparkdl.arrays import HOMES, is_array
 from sparkdl.cluster import Cluster
 from sparkdl.errors import ConfigError
 from sparkdl.schema import Counts, Sample, Schema
@@ -51,10 +52,10 @@ def make_source(
     if isinstance(x, RDD):
         return _rdd_source(x, weights, counts, what, labels)
     kind = f"{type(x).__module__}.{type(x).__name__}"
-    homes = {base.__module__.split(".")[0] for base in type(x).__mro__}
-    if callable(x) and not homes & {"tensorflow", "torch", "keras"} and len(counts) > 1:
+    homes = {base.__module__.split(".")[0] for base in type(x).__mro__} if not is_array(x) else set()
+    if callable(x) and not homes & HOMES and len(counts) > 1:
         return _function_source(x, (y, weights), counts, labels)
-    if homes & {"tensorflow", "torch", "keras"} or hasattr(x, "__next__") or callable(x):
+    if homes & HOMES or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
             f"{kind}. tf.data, generators and torch loaders live in one process: pass a function (worker, "
@@ -64,7 +65,15 @@ def make_source(
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
-    return _array_source((x, y, weights), counts, what, kind, labels)
+    arrays = tuple(map(_alone, (x, y, weights), (*counts, counts[-1], counts[-1])[:3]))
+    return _array_source(arrays, counts, what, kind, labels)
+
+
+def _alone(value: Any, count: int | None) -> Any:
+    """Return the array of a list of one array, where a model takes one: as Keras takes a list."""
+    if count == 1 and isinstance(value, list | tuple) and len(value) == 1 and is_array(value[0]):
+        return value[0]
+    return value
 
 
 def refuse_columns(**arguments: Any) -> None:

@@ -550,6 +550,18 @@ def probe(model: keras.Model, schema: Schema) -> Any:
         raise DataError(f"The model cannot be computed on rows like these: {error}") from error
 
 
+def of_no_rows(model: keras.Model, sample: Sample) -> Any:
+    """Return what the model predicts for no rows at all: arrays of length 0.
+
+    Args:
+        model: the model.
+        sample: a row such as there are none of; of an empty list nobody knows what its rows would be.
+    """
+    known = known_features(model, sample) if all(value.shape == () for value in sample.values) else None
+    predicted = probe(model, known or fit_features(model, sample.schema(keras.config.floatx())))
+    return keras.tree.map_structure(lambda part: keras.ops.convert_to_numpy(part)[:0], predicted)
+
+
 def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:
     """Return the schema with features as the model takes them.
 

@@ -15,6 +15,7 @@ from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
 from sparkdl.launch import Stage
 from sparkdl.schema import Sample, Schema
+from sparkdl.sources import NoRowsError
 from sparkdl.tables import FrameSource, column_of_predictions
 
 Model = Any  # a keras.Model, which this file hands on and does not open
@@ -76,14 +77,18 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
 
     Raises:
         DataError: the model takes other inputs.
-        ModelError: the DataFrame is a stream, and only a row can tell.
+        ModelError: the DataFrame is a stream, or has no rows, and only a row can tell.
     """
     known = models.known_features(model, source.sample)
     if known is not None:
         return known
     if source.frame.isStreaming:
         raise unknown_inputs(model)
-    return models.fit_features(model, source.peek().schema(models.float_type()), reshape=True)
+    try:
+        first = source.peek()
+    except NoRowsError:
+        raise unknown_inputs(model) from None
+    return models.fit_features(model, first.schema(models.float_type()), reshape=True)
 
 
 def unknown_inputs(model: Model) -> ModelError:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
 from sparkdl.errors import DataError
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.weights import Array
 
-AnyRows = Array | SparseRows
 Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
 PARTS = "x", "y", "sample_weight"
 
@@ -50,7 +50,7 @@ class Column:
             return self.sparse * entry_of(self.dtype).itemsize
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def of(self, values: Sequence[Any] | Array, place: str, first: int = 0) -> AnyRows:
+    def of(self, values: Sequence[Any] | AnyRows, place: str, first: int = 0) -> AnyRows:
         """Return the values of some rows as one array of shape (rows, *shape), or without its zeros.
 
         Args:
@@ -61,6 +61,12 @@ class Column:
         Raises:
             DataError: a value has another shape or cannot be a number of this dtype; names the row.
         """
+        if isinstance(values, SparseRows):
+            if values.shape[1:] != self.shape:
+                raise DataError(
+                    f"Expected {self.name} of shape {self.shape}; {place} has {values.shape[1:]}."
+                )
+            return self._of_sparse(values, place, first)
         if self.sparse:
             return SparseRows.of(self._each(self._numbers, values, place, first), self.shape, self.dtype)
         try:
@@ -71,6 +77,21 @@ class Column:
             pass  # Ragged, or not all numbers; the rows are looked at one by one.
         rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _of_sparse(self, rows: SparseRows, place: str, first: int) -> AnyRows:
+        """Return rows without their zeros in this column's dtype; with them, if the column has them."""
+
+        def name_row(entry: int) -> str:
+            row = int(np.searchsorted(np.cumsum(own.spans[:, 1]), entry, side="right"))
+            return f"row {first + row} of {place}"
+
+        own = rows.compact() if rows.entries.dtype != entry_of(self.dtype) else rows
+        if own is not rows:
+            entries = np.empty(len(own.entries), entry_of(self.dtype))
+            entries["index"] = own.entries["index"]
+            entries["value"] = self.cast(own.entries["value"], name_row)
+            own = SparseRows(own.spans, entries, self.shape)
+        return own if self.sparse else own.toarray()
 
     def _each(
         self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
@@ -291,6 +312,21 @@ class Sample(NamedTuple):
     names: tuple[str, ...]
     values: tuple[Any, ...]
     sparse: tuple[int, ...] = ()
+
+    def first_of(self, arrays: Sequence[AnyRows]) -> Sample:
+        """Return the sample with the first row of each array, and how many numbers rows of sparse ones have.
+
+        Raises:
+            DataError: labels or weights are sparse; names them.
+        """
+        sparse = [array.row if isinstance(array, SparseRows) else 0 for array in arrays]
+        x = set(leaves(self.form[:1]))
+        for place, name in enumerate(self.names):
+            if sparse[place] and place not in x:
+                raise DataError(f"Expected {name} to be dense, as Keras does; got a sparse matrix.")
+        firsts = (array[:1].toarray() if isinstance(array, SparseRows) else array for array in arrays)
+        values = [as_array(first[0]) for first in firsts]
+        return self._replace(values=tuple(values), sparse=tuple(sparse))
 
     def of_row(self, arrays: Sequence[Array], row: Sequence[Any]) -> Sample:
         """Return the sample with the arrays of a row, and what of its values of x is sparse."""

@@ -18,13 +18,18 @@ import numpy as np
 from pyspark import RDD
 
 from sparkdl import feed, launch, models, preflight
+from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.batches import even_split, ranks
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Stage
-from sparkdl.schema import AnyRows, Counts, Sample, Schema, as_array, as_pair
+from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.weights import Array
+
+
+class NoRowsError(DataError):
+    """There are no rows, and one was asked for."""
 
 
 class Source(ABC):
@@ -86,9 +91,9 @@ class ArraySource(Source):
     """
 
     def __init__(self, sample: Sample) -> None:
-        self.arrays = tuple(_array(value) for value in sample.values)
+        self.arrays = tuple(map(as_rows, sample.values, sample.names))
         self.sample = sample
-        lengths = [len(array) if array.ndim else -1 for array in self.arrays]
+        lengths = [len(array) if array.shape else -1 for array in self.arrays]
         if min(lengths) < 0:
             raise DataError("x and y should be arrays of rows; got a single number.")
         if len(set(lengths)) > 1:
@@ -101,8 +106,13 @@ class ArraySource(Source):
     def peek(self) -> Sample:
         """Return the first row."""
         if not self.count():
-            raise DataError("There are no rows to train on: x has length 0.")
-        return self.sample._replace(values=tuple(as_array(array[0]) for array in self.arrays))
+            raise NoRowsError("There are no rows: x has length 0.")
+        return self.sample.first_of(self.arrays)
+
+    def like_a_row(self) -> Sample:
+        """Return a row of zeros such as the arrays would have."""
+        rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
+        return self.sample.first_of(rows)
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -225,7 +235,7 @@ def first_row(rdd: RDD[Any]) -> Any:
         with launch.other_processes():
             rows = launch.run(lambda: rdd.take(1), cluster_of())
         if not rows:
-            raise DataError("There are no rows to train on: the RDD is empty.")
+            raise NoRowsError("There are no rows: the RDD is empty.")
         _first_rows[rdd] = rows[0]
     return _first_rows[rdd]
 
@@ -364,8 +374,9 @@ class FunctionSource(Source):
         )  # fmt: skip
         rows = launch.run(launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False), cluster)
         if not rows:
-            raise DataError("There are no rows to train on: the function returns none for worker 0.")
-        return sample_of(rows[0], self.counts, labels=self.labels)
+            raise NoRowsError("There are no rows: the function returns none for worker 0.")
+        sample: Sample = rows[0]
+        return sample
 
     @staticmethod
     def _tasks(cluster: Cluster, count: int) -> Any:
@@ -393,7 +404,3 @@ class FunctionSource(Source):
         run = stage("evaluate", encoding="function", **options)
         action = launch.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
         return launch.run(action, cluster)  # type: ignore[no-any-return]
-
-
-def _array(values: Any) -> Array:
-    return values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)

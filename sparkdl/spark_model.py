@@ -35,7 +35,7 @@ from sparkdl.prediction import column_function, frame_features, inference_stage,
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
-from sparkdl.sources import ArraySource, Source, first_row, sample_of
+from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
 from sparkdl.structure import leaves
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
@@ -478,7 +478,11 @@ class SparkModel:
             cluster = cluster_of()
             cluster.rebind(x)
             cluster.require_python(models.backend())
-            stage, _ = self._stage(cluster, self._features(x, count), batch_size)
+            try:
+                schema = self._features(x, count)
+            except NoRowsError:
+                return x  # there is no row to predict, and nobody asks what a prediction would be
+            stage, _ = self._stage(cluster, schema, batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source((x,), (features_col,), (count,), decode=decode)
@@ -486,10 +490,12 @@ class SparkModel:
             return self._with_predictions(source, batch_size, output_col)
         cluster = cluster_of()
         require_sendable(source, cluster)
+        assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
+        if not source.count():
+            return models.of_no_rows(self.model, source.like_a_row())
         cluster.require_python(models.backend())
         source.schema, _ = self._settle(source)
         stage, shared = self._stage(cluster, source.schema, batch_size)
-        assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         try:
             return models.concatenate(source.predictions(cluster, stage))
         finally:

@@ -57,6 +57,16 @@ class SparseRows:
         """The bytes of these rows, without those that share their numbers."""
         return self.spans.nbytes + int(self.spans[:, 1].sum()) * self.entries.itemsize
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of a number."""
+        return self.entries.dtype["value"]
+
+    @property
+    def row(self) -> int:
+        """How many numbers a row has, on average and no fewer than 1."""
+        return max(1, -(-int(self.spans[:, 1].sum()) // max(1, len(self.spans))))
+
     def __len__(self) -> int:
         return len(self.spans)
 

@@ -25,11 +25,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
 from sparkdl.feed import EMPTY, Block, Keys, scramble
 from sparkdl.fingerprint import NOTHING, fingerprint, total
-from sparkdl.schema import AnyRows, Column, Schema
+from sparkdl.schema import Column, Schema
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes

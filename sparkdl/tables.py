@@ -18,7 +18,7 @@ from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
 from sparkdl.schema import Column, Counts, Sample, Schema
-from sparkdl.sources import Source, first_value
+from sparkdl.sources import NoRowsError, Source, first_value
 from sparkdl.weights import Array
 
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold
@@ -80,7 +80,7 @@ class FrameSource(Source):
         first = self.frame.select(*self._select(raw=self._vectors())).limit(1)
         rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
-            raise DataError("There are no rows to train on: the DataFrame is empty.")
+            raise NoRowsError("There are no rows: the DataFrame is empty.")
         for name, value in zip(self.sample.names, rows[0], strict=True):
             if value is None:
                 raise DataError(

@@ -13,16 +13,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparkdl import client, feed
+from sparkdl.arrays import as_rows
 from sparkdl.collective import run_task
 from sparkdl.errors import DataError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
 from sparkdl.member import Task
 from sparkdl.schema import Sample, Schema
-from sparkdl.structure import assemble
 
 
 class Call(NamedTuple):
@@ -125,8 +123,9 @@ def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     options = call.options
     for whole in feed.parts_of(options["function"](0, options["workers"]), labels=options["labels"]):
         sample = Sample.of(whole, options["counts"])
-        if len(sample.values[0]):
-            yield assemble(sample.form, [np.asarray(array[0]) for array in sample.values])
+        arrays = list(map(as_rows, sample.values, sample.names))
+        if len(arrays[0]):
+            yield sample.first_of(arrays)
             break
     for _ in iterator:
         pass

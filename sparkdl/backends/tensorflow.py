@@ -26,7 +26,7 @@ class Compiled:
     """
 
     def __init__(self, function: Callable[..., Any], jit: bool | None) -> None:
-        self._function = tf.function(function, jit_compile=jit, reduce_retracing=True, autograph=False)
+        self._function = tf.function(function, jit_compile=jit, autograph=False)
         self._traces: dict[Any, Any] = {}
         self._jit = jit
 

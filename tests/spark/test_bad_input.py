@@ -128,7 +128,7 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
         ((x, y[:-1]), DataError, "x and y should have as many rows; got x with 203, y with 202."),
         ((x[:, :5], y), DataError, r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
         ((x.astype(str), y), DataError, "Expected x to be numbers; the first row has <U"),
-        ((x[:0], y[:0]), DataError, "There are no rows to train on"),
+        ((x[:0], y[:0]), DataError, "There are no rows"),
         ((x, None), ConfigError, "y should be given"),
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
         ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
@@ -183,13 +183,13 @@ def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs)
     """Shape, type and presence of the first row of RDDs and DataFrames stop a fit before it starts."""
     context, fit = spark.sparkContext, SparkModel(problem.model(), num_workers=2).fit
     cases = [
-        (context.parallelize([], 2), "There are no rows to train on: the RDD is empty."),
+        (context.parallelize([], 2), "There are no rows: the RDD is empty."),
         (context.parallelize([1.0, 2.0]), "Expected an RDD of tuples"),
         (context.parallelize([(np.zeros(5), 1)]), r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
         (context.parallelize([("six", 1)]), "Expected x to be numbers"),
         (context.parallelize([([[1], [1, 2]], 1)]), "Expected x to be numbers, or arrays of one shape"),
         (frames["array"].selectExpr("array(1, null) as features", "label"), "without nulls; the first row"),
-        (frames["array"].filter("row < 0"), "There are no rows to train on: the DataFrame is empty."),
+        (frames["array"].filter("row < 0"), "There are no rows: the DataFrame is empty."),
         (frames["array"].selectExpr("slice(features, 1, 5) as features", "label"), r"of shape \(5,\)"),
         (frames["array"].selectExpr("features", "cast(null as int) as label"), "Expected no nulls in label"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
     "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
-    "heads", "backends.base", "schema", "feed", "spool", "frames", "code",
+    "heads", "arrays", "backends.base", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",

@@ -1,0 +1,104 @@
+"""Arrays in the forms that Keras takes, as NumPy's: tables of pandas, and sparse matrices."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as shapes
+
+from sparkdl.arrays import as_rows
+from sparkdl.errors import DataError
+from sparkdl.schema import Column
+from sparkdl.sparse import SparseRows
+
+FORMATS = [
+    f"{kind}_{of}" for kind in ("csr", "csc", "coo", "lil", "dok", "bsr", "dia") for of in ("matrix", "array")
+]
+TABLE = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 1.0, 2.0]})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(values=shapes.arrays(np.float64, (3, 4), elements=st.sampled_from([0.0, 0.0, 1.0, -2.5])))
+def test_sparse_matrices_of_every_format_are_rows_without_zeros(form, values):
+    """Each row has the numbers of the matrix, in the column's type or its own."""
+    rows = as_rows(getattr(scipy.sparse, form)(values), "x")
+
+    assert isinstance(rows, SparseRows)
+    np.testing.assert_array_equal(rows.toarray(), values)
+    column = Column("x", (4,), "float32", sparse=1)
+    np.testing.assert_array_equal(column.of(rows, "x").toarray(), values.astype("float32"))
+    np.testing.assert_array_equal(Column("x", (4,), "float32").of(rows, "x"), values)
+
+
+def test_numbers_of_one_place_of_a_matrix_are_added():
+    """A matrix may store a place more than once, which stands for the sum."""
+    twice = scipy.sparse.csr_matrix(([1.0, 2.0, 4.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
+
+    assert [[0, 3], [4, 0]] == as_rows(twice, "x").toarray().tolist()
+    assert twice.nnz == 3
+
+
+def test_whole_numbers_of_a_matrix_that_do_not_fit_are_named_by_their_row():
+    """Rows are held to the first row's type, with zeros or without."""
+    rows = as_rows(scipy.sparse.csr_matrix([[1.0, 0.0], [0.0, 0.5]]), "x")
+
+    with pytest.raises(DataError, match="whole numbers that fit int32.*; row 6 of a part has 0.5"):
+        Column("x", (2,), "int32", sparse=1).of(rows, "a part", 5)
+
+
+NAN = np.nan
+WITH = {
+    "Int64": (pd.array([1, 2, 3], "Int64"), [1, 2, 3]),
+    "Int8": (pd.array([1, None, 3], "Int8"), [1, NAN, 3]),
+    "Float64": (pd.array([1.5, None, 3], "Float64"), [1.5, NAN, 3]),
+    "bool": ([True, False, True], [1, 0, 1]),
+    "boolean": (pd.array([True, None, False], "boolean"), [1, NAN, 0]),
+    "category": (pd.Categorical([3, 1, 3]), [3, 1, 3]),
+    "object": (np.array([1, None, 3], object), [1, NAN, 3]),
+    "arrow": (pd.array([1, 2, 3], "int64[pyarrow]"), [1, 2, 3]),
+    "sparse": (pd.arrays.SparseArray([0, 0, 1]), [0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", WITH)
+def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
+    """What is missing is NaN, whichever type of pandas's a column has."""
+    given, expected = WITH[kind]
+    array = as_rows(TABLE.assign(c=given), "x")
+
+    assert array.dtype == np.float64
+    np.testing.assert_array_equal(array[:, 2], expected)
+    np.testing.assert_array_equal(array[:, :2], TABLE)
+    np.testing.assert_array_equal(as_rows(pd.Series(given), "x"), expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["p", "q", "r"], "row 0 has 'p'"), (np.array([1, "2", 3], object), "row 1 has '2'"),
+        (pd.Categorical(["p", "q", "p"]), "categories that are none, such as 'p'. Take their codes"),
+        (pd.to_datetime(["2020-01-01"] * 3), "row 0 has datetime64"),
+        (pd.array(["a", "b", None], "string"), "row 0 has 'a'"),
+    ],
+)  # fmt: skip
+def test_a_column_of_pandas_without_numbers_is_named(values, words):
+    """The message has the column's name, and a value that is no number."""
+    with pytest.raises(DataError, match=r"Expected x\['city'\] to hold numbers") as caught:
+        as_rows(TABLE.assign(city=values), "x")
+
+    assert words in str(caught.value)
+
+
+def test_a_table_of_text_alone_is_left_as_it_is():
+    """A model may take text; one that does not refuses it with its first row."""
+    assert [["p"], ["q"]] == as_rows(pd.DataFrame({"text": ["p", "q"]}), "x").tolist()
+
+
+def test_a_sparse_array_of_one_dimension_has_no_rows():
+    """It is refused in the words of its shape."""
+    with pytest.raises(
+        DataError, match=r"Expected x to be a sparse matrix of rows and columns; got shape \(3,\)"
+    ):
+        as_rows(scipy.sparse.coo_array(np.ones(3)), "x")
