@@ -22,6 +22,7 @@ import numpy as np
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Merge, Rule, apply
 from sparkdl.rules.reduction import Mean, Reduction
+from sparkdl.slices import SliceMean, Tables, decode, most_words
 from sparkdl.weights import EMPTY, Vector, window_share
 from sparkdl.wire import Answer, Flag, Reply, Update
 
@@ -49,6 +50,7 @@ class Merging(ABC):
         state: the rule's state.
         losses: the mean loss of each update or round counted since they were last taken away.
         dropped: late updates that were not merged, by worker.
+        slices: how many slices of gradients were merged.
         merged_late: late updates that were; ``late``: those that are to be, if their round closes.
         lock: guards all of it; the store that owns the center waits on it too.
     """
@@ -62,7 +64,7 @@ class Merging(ABC):
         self.state: Any = None
         self.losses: list[float] = []
         self.dropped: Counter[int] = Counter()
-        self.merged_late = self.late = 0
+        self.merged_late = self.late = self.slices = 0
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
 
@@ -104,6 +106,18 @@ class Merging(ABC):
     def body_bytes(self) -> int:
         """Return how many bytes the sections of an update have."""
         return 4 * (len(self.parameters) + len(self.statistics))
+
+    def takes(self, words: int, *, sliced: bool) -> bool:
+        """Return whether an update's parameters may have so many words, with or without slices."""
+        return not sliced and words == len(self.parameters)
+
+    def numbers(self, update: Update) -> list[Vector]:
+        """Return all numbers of an update's parameters.
+
+        Raises:
+            WireError: they are not a gradient of this model.
+        """
+        return [update.parameters]
 
     def wake(self) -> None:
         """Let every waiting request look again at why it waits."""
@@ -313,12 +327,16 @@ class Rounds(Merging):
         """Add an update to the open round; statistics are a mean by rows, whatever the parameters are."""
         if not update.rows:
             return
-        self.reductions[0].add(update.parameters, update.normalizer or update.rows)
+        self._reduce(update)
         self.reductions[1].add(update.statistics, update.rows)
         self.rows += update.rows
         self.loss += update.rows * update.loss
         self.steps += update.steps
         self.with_rows += update.sequence == self.round
+
+    def _reduce(self, update: Update) -> None:
+        """Add the parameters of an update to those of the open round."""
+        self.reductions[0].add(update.parameters, update.normalizer or update.rows)
 
     def _may_close(self) -> bool:
         if not self.awaited or self.hybrid is None or self.whole:
@@ -336,12 +354,20 @@ class Rounds(Merging):
         self.losses.append(self.loss / max(1, self.rows))
         reply = self._conclude(parameters, statistics, control(True))
         self.replies[self.round] = reply
-        self.replies.pop(self.round - self.depth - 1, None)
+        self._forget_replies()
         self.merged_late += self.late
         self.round += 1
         reply.round = self.round
         self._open()
         self.changed.notify_all()
+
+    def _forget_replies(self) -> None:
+        """Let go of the replies that nobody can still ask for."""
+        through = self.round - self.depth - 1
+        if self.depth:  # which may have become less
+            through = min(through, self._answered_by_all())
+        for sequence in [sequence for sequence in self.replies if sequence <= through]:
+            del self.replies[sequence]
 
     def _closes(self, update: Update, control: Control) -> bool:
         """Wait until an update's round has closed, and close it if its time is up; False: not yet."""
@@ -381,18 +407,63 @@ class GradientRounds(Rounds):
     One that is late applies the means of the rounds that it missed, one after the other, so that replicas
     stay identical. The last ones are kept for that; a round that would let go of one that is still missing
     at some worker waits.
+
+    Args:
+        parameters: the center variable.
+        statistics: the moving statistics.
+        num_workers: how many workers send updates.
+        hybrid: when a round closes without some of its workers; None: never.
+        tables: the trainable variables, where gradients may have slices.
     """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None
-    ) -> None:
+        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None,
+        tables: Tables = (),
+    ) -> None:  # fmt: skip
+        self.tables = tables
+        self.words = 0  # of the longest gradient with slices so far
         super().__init__(parameters, statistics, num_workers, hybrid)
+        self.most = most_words(len(parameters), num_workers) if tables else 0
         if hybrid is not None:
-            self.depth = max(LEAST_KEPT, KEPT_BYTES // (4 * (len(parameters) + len(statistics)) or 1))
+            self.depth = self._depth(len(parameters))
+
+    def _depth(self, words: int) -> int:
+        """Return how many mean gradients of this length are kept."""
+        return max(LEAST_KEPT, KEPT_BYTES // (4 * (words + len(self.statistics)) or 1))
+
+    def body_bytes(self) -> int:
+        """Return how many bytes the sections of an update have, by those that came."""
+        return 4 * (self.words + len(self.statistics)) if self.words else super().body_bytes()
+
+    def takes(self, words: int, *, sliced: bool) -> bool:
+        """Return whether a gradient may have so many words."""
+        return 0 < words <= self.most if sliced else super().takes(words, sliced=False)
+
+    def numbers(self, update: Update) -> list[Vector]:
+        """Return all numbers of a gradient, but not those of its slices' rows."""
+        if update.flags & Flag.SLICES:
+            return decode(update.parameters, self.tables).parts
+        return super().numbers(update)
+
+    def _reduction(self) -> Reduction:
+        return SliceMean(self.tables) if self.tables else super()._reduction()
+
+    def _reduce(self, update: Update) -> None:
+        reduction = self.reductions[0]
+        if not (isinstance(reduction, SliceMean) and update.flags & Flag.SLICES):
+            super()._reduce(update)
+            return
+        self.words = max(self.words, len(update.parameters))
+        weight = update.normalizer or update.rows
+        self.slices += reduction.add_encoded(update.parameters, weight)
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
         if len(statistics):
             self.statistics = statistics
+        if getattr(self.reductions[0], "sliced", False):
+            reply = replace(reply, flags=reply.flags | Flag.SLICES)
+        if self.hybrid is not None:
+            self.depth = min(self.depth, self._depth(len(parameters)))
         return replace(
             reply, kind=Answer.MEAN, version=self.version, parameters=parameters,
             statistics=self.statistics,
@@ -686,6 +757,7 @@ class Terms:
         rule: what becomes of a delta.
         staleness: how many exchanges a worker may be ahead of the slowest one, where there are no rounds.
         hybrid: when a round closes without some of its workers; None: never.
+        tables: the trainable variables, where gradients are merged that may have slices.
     """
 
     mode: str
@@ -694,6 +766,7 @@ class Terms:
     rule: Rule
     staleness: int | None = None
     hybrid: Hybrid | None = None
+    tables: Tables = ()
 
 
 def make_merging(
@@ -709,7 +782,7 @@ def make_merging(
     """
     start = parameters, statistics, terms.num_workers
     if terms.joint:
-        return GradientRounds(*start, terms.hybrid)
+        return GradientRounds(*start, terms.hybrid, terms.tables)
     decays = np.full_like(statistics, np.nan) if decays is None else decays
     if terms.mode == "synchronous":
         return DeltaRounds(*start, terms.rule, decays, terms.hybrid)

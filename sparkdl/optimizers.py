@@ -63,6 +63,22 @@ def scales_loss(model: keras.Model) -> bool:
     return inner(model) is not model.optimizer
 
 
+def refuses_slices(model: keras.Model) -> bool:
+    """Return whether Keras's optimizer would fail on a gradient with slices: it cannot unscale them."""
+    return any(optimizer.loss_scale_factor is not None for optimizer in (model.optimizer, inner(model)))
+
+
+def adds_slices(model: keras.Model) -> bool:
+    """Return whether an optimizer's step is the same for slices and for their sum by row.
+
+    Most square a gradient, or clip it, slice by slice. Gradients that are accumulated are dense before that.
+    """
+    optimizer = inner(model)
+    clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
+    linear = type(optimizer) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
+    return bool(linear or optimizer.gradient_accumulation_steps)
+
+
 def reset_spoilt(model: keras.Model) -> None:
     """Begin anew each variable of the optimizer that has NaN or Inf in it."""
     for variable in variables(model):

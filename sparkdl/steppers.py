@@ -19,7 +19,7 @@ from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
 from sparkdl.batches import Plan
 from sparkdl.rules import Choice, Rule
 from sparkdl.weights import window_statistics
-from sparkdl.wire import Answer, Kind, Reply, Update
+from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class TrainSettings:
         rule: the rule, whose worker half decides what a worker sends and goes on from.
         power: the learning rate is multiplied by the number of workers with rows to this power.
         scale: what that makes, once it is known how many have: of a number or of a schedule.
+        slices: how many words a gradient with slices may have; 0: gradients are dense.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class TrainSettings:
     power: float = 0.0
     scale: float = 1.0
     validation_rows: int | None = None
+    slices: int = 0
 
     def bound(self, working: int) -> TrainSettings:
         """Return the settings for so many workers with rows."""
@@ -104,6 +106,7 @@ class Stepper(ABC):
             update.loss, self.loss = self._mean_loss(reading.loss), reading.loss
             update.parameters, update.statistics = reading.vector, reading.statistics
             update.normalizer = reading.denominator
+            update.flags |= Flag.SLICES if reading.sliced else Flag.NONE
         self.rows, self.steps = 0, 0
         return update
 
@@ -132,6 +135,7 @@ class JointSteps(Stepper):
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
         super().__init__(replica, settings)
         self.mean: Mean | None = None
+        replica.slices = settings.slices
 
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
         """Take the gradient of this worker's share of the batch."""
@@ -164,7 +168,7 @@ class JointSteps(Stepper):
     def adopt(self, reply: Reply) -> None:
         """Take up the mean gradient."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
-            self.mean = Mean(reply.parameters, reply.statistics)
+            self.mean = Mean(reply.parameters, reply.statistics, bool(reply.flags & Flag.SLICES))
         self.version = reply.version
 
 
@@ -181,7 +185,7 @@ class LocalSteps(Stepper):
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
         super().__init__(replica, settings)
         self.decays = models.decays(replica.model)
-        self.before, self.statistics, _, _ = replica.read()
+        self.before, self.statistics, *_ = replica.read()
         self.center: Center | None = None
         self.after: Reading | None = None
 
@@ -223,7 +227,7 @@ class LocalSteps(Stepper):
             self.statistics = reply.statistics
         if not self.replica.exact:  # a variable of lower precision does not hold quite what it is set to
             self.settle()
-            self.before, self.statistics, _, _ = self.replica.read()
+            self.before, self.statistics, *_ = self.replica.read()
 
 
 class ElasticSteps(LocalSteps):

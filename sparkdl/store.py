@@ -301,8 +301,9 @@ class ParameterStore:
             self._member(update.worker, update.generation, update.attempt)
         if update.layout != self.shape.layout or update.offset:
             raise RefusedError(422, "The update is of a model with another layout of variables.")
-        sizes = len(self.merging.parameters), len(self.merging.statistics)
-        check_sections(update, lengths, self.shape, *sizes)
+        sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
+        parameters = lengths.parameters if sliced else len(self.merging.parameters)
+        check_sections(update, lengths, self.shape, parameters, len(self.merging.statistics))
         if update.kind is Kind.REPORT and update.epoch >= self.shape.epochs:
             raise RefusedError(400, f"Epoch {update.epoch + 1} is none of the run's {self.shape.epochs}.")
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
@@ -325,8 +326,12 @@ class ParameterStore:
             )
         if not (isfinite(update.normalizer) and update.normalizer >= 0):
             raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
-        size = len(self.merging.parameters), len(self.merging.statistics)
-        if (lengths.parameters, lengths.statistics) != (size if update.rows else (0, 0)):
+        fits = not (lengths.parameters or lengths.statistics)
+        if update.rows:
+            sliced = bool(update.flags & Flag.SLICES and self.shape.plan.joint)
+            fits = self.merging.takes(lengths.parameters, sliced=sliced)
+            fits = fits and lengths.statistics == len(self.merging.statistics)
+        if not fits:
             raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
@@ -435,7 +440,9 @@ class ParameterStore:
         if not update.rows or self.merging.has_taken(update.worker, update.sequence):
             return update
         below = inf if self.shape.plan.joint else FARTHEST
-        sound = self.shape.scaled or is_finite(update.parameters, below) and is_finite(update.statistics)
+        numbers = self.merging.numbers(update)
+        finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
+        sound = self.shape.scaled or finite
         with self.changed:
             try:
                 strikes = self.watch.take(update, sound=sound)
@@ -990,7 +997,8 @@ class ParameterStore:
             dropped = self.merging.dropped
             return {
                 "version": self.merging.version, "late_dropped": dropped.total() + self.merging.late,
-                "late_merged": self.merging.merged_late, "dropped": dict(dropped), **self.counters,
+                "late_merged": self.merging.merged_late, "dropped": dict(dropped),
+                "slices": self.merging.slices, **self.counters,
             }  # fmt: skip
 
     def missing(self) -> list[int]:

@@ -19,6 +19,7 @@ from math import isfinite, isnan
 from typing import Any
 
 from sparkdl import launch, models, optimizers, packing, preflight, tls
+from sparkdl.backends import sliced_tables
 from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
@@ -37,6 +38,7 @@ from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.schema import Schema
 from sparkdl.server import Traffic
+from sparkdl.slices import most_words
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
@@ -251,6 +253,7 @@ class Run:
         settings = TrainSettings(
             self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power,
             validation_rows=request.fit.validation_rows(held),
+            slices=most_words(self.driver.layouts.trainable.size, self.num_workers) if self.joint else 0,
         )  # fmt: skip
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
@@ -307,7 +310,8 @@ class Run:
             ),
         )  # fmt: skip
         terms = Terms(
-            config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid
+            config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid,
+            sliced_tables(layouts.trainable, joint=self.joint),
         )  # fmt: skip
         start = self.driver.parameters(), self.driver.statistics()
         decays = models.decays(self.request.model)

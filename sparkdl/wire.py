@@ -2,7 +2,8 @@
 
 A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
 
-* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on;
+* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on; with the flag
+  SLICES a gradient with slices, see ``slices``, of ``count`` words;
 * statistics: ``statistics`` float32, the flat moving statistics;
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype; of arrays of the
   user's own, their dtype as NumPy writes it;
@@ -77,6 +78,7 @@ class Flag(IntFlag, boundary=STRICT):
     NOT_FINITE = 16  # reply: the update had NaN or Inf in it, and nothing of it was merged
     CUT = 32  # reply: before its next update, the worker is to say what it is now
     SPEAK = 64  # reply: the worker is the one that says what all replicas have: weights and optimizer
+    SLICES = 128  # update and reply: the gradient has slices
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import time
 import traceback
 import tracemalloc
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,10 +35,12 @@ with nullcontext() if atheris is None else atheris.instrument_imports(include=["
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
     from sparkdl.merging import Hybrid
     from sparkdl.server import Traffic, add_steward, make_app
+    from sparkdl.slices import Slices, Table, encode
     from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 CORPUS = Path(__file__).parent / "corpus"
 MEMORY = 8 << 20  # bytes that one input may take: JSON of the longest body that is read, and its values
+TABLES = (Table(1, 1), Table(4, 2))
 NUMBERS = re.compile(r"-?\b(0x)?\d[\d.e+]*\b|\b(nan|inf)\b")
 
 
@@ -90,6 +93,7 @@ class Http:
         {"mode": "asynchronous"}, {"mode": "synchronous"},
         {"mode": "synchronous", "joint": False, "hybrid": Hybrid(1, merge_late=True), "cuts": (1,)},
         {"mode": "hogwild", "staleness": 1}, {"mode": "asynchronous", "begun": False},
+        {"mode": "synchronous", "tables": TABLES},
     )  # fmt: skip
 
     def __init__(self):
@@ -211,8 +215,10 @@ class Http:
         }  # fmt: skip
         move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))
         said = {"metrics": b"metr", "state": b"stat"}
+        sliced = encode(Slices(np.ones(1, np.float32), {1: (np.array([1, 1]), np.ones((2, 2), np.float32))}))
         updates = [
-            move, update_of(store, 1, flags=Flag.AWAIT),
+            replace(move, parameters=sliced, flags=Flag.SLICES) if "tables" in self.stores[index] else move,
+            update_of(store, 1, flags=Flag.AWAIT),
             *(update_of(store, worker, kind=Kind.REPORT, **said) for worker in (0, 1)),
             update_of(store, 0, kind=Kind.REPORT, flags=Flag.STOP, **said),
             update_of(store, 0, kind=Kind.VALIDATION, metrics=b"metr"),

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from sparkdl import models, optimizers
-from sparkdl.backends import distributed, make_replica
+from sparkdl.backends import distributed, make_replica, sliced_tables
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.books import Held, RunShape
 from sparkdl.exchange import LocalExchange
@@ -24,7 +24,7 @@ def train(
     model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
     merging=None, steps_per_epoch=None, distribution=None, merge=None, staleness=None, hybrid=None,
     world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None, recovery=None,
-    cut=None, stores=None, reports=None, goes_on=False,
+    cut=None, stores=None, reports=None, goes_on=False, slices=1 << 20,
 ):  # fmt: skip
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
@@ -58,13 +58,14 @@ def train(
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     make = merging or partial(make_merging, decays=models.decays(model))
-    terms = Terms(mode, joint, len(rows), rule, staleness, hybrid)
+    tables = sliced_tables(layouts.trainable, joint=joint)
+    terms = Terms(mode, joint, len(rows), rule, staleness, hybrid, tables)
     store = ParameterStore(shape, make(terms, center, held))
     if cut is not None:
         store.take_up(cut, tuple(map(Held, rows)))
     if stores is not None:
         stores.append(store)
-    settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power)
+    settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power, slices=slices)
     errors = []
 
     def rows_of(places):
@@ -175,7 +176,7 @@ class OneDropped(GradientRounds):
 
 def merging_of(kind):
     """Return the argument of ``train`` that merges gradients in this way."""
-    return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers)}
+    return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers, tables=terms.tables)}
 
 
 __all__ = ["OneDropped", "even_split", "merging_of", "take", "train"]

@@ -31,7 +31,7 @@ def vector(*values):
 
 
 def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, staleness=None,
-    hybrid=None, center=None, decays=None, kind=ParameterStore, **shape,
+    hybrid=None, center=None, decays=None, tables=(), kind=ParameterStore, **shape,
 ):  # fmt: skip
     """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
@@ -41,7 +41,7 @@ def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, s
     )
     rule = choose(merge, mode=mode, window=None).rule
     parameters = np.zeros(size, np.float32) if center is None else vector(*center)
-    terms = Terms(mode, joint, workers, rule, staleness, hybrid)
+    terms = Terms(mode, joint, workers, rule, staleness, hybrid, tables)
     return kind(run, make_merging(terms, parameters, np.zeros(statistics, np.float32), decays))
 
 

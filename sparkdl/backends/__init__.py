@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError
 from sparkdl.rules import FedOpt
 from sparkdl.rules.outer import Outer
+from sparkdl.slices import Tables, tables_of
+from sparkdl.weights import Layout
 
 if TYPE_CHECKING:
     import keras
@@ -88,6 +90,11 @@ def prepare_backend(threads: int) -> None:
         from sparkdl.backends import tensorflow
 
         tensorflow.set_threads(threads)
+
+
+def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
+    """Return the trainable variables as tables where workers exchange gradients with slices, else nothing."""
+    return tables_of(layout) if joint and _backend() == "tensorflow" else ()
 
 
 def has_gpu() -> bool:

@@ -41,19 +41,25 @@ class Reading(NamedTuple):
         statistics: the moving statistics.
         loss: the sum of losses and of weights that the loss metric has taken in.
         denominator: what a gradient weighs by in the mean of all workers; 0: the rows it was taken over.
+        sliced: whether the vector is a gradient with slices, encoded as in ``slices``.
     """
 
     vector: Vector
     statistics: Vector
     loss: tuple[float, float]
     denominator: float = 0.0
+    sliced: bool = False
 
 
 class Mean(NamedTuple):
-    """What a round makes of its workers' gradients and statistics."""
+    """What a round makes of its workers' gradients and statistics.
+
+    ``sliced``: whether the gradient has slices, encoded as in ``slices``.
+    """
 
     gradient: Vector
     statistics: Vector
+    sliced: bool = False
 
 
 class Center(NamedTuple):
@@ -68,9 +74,12 @@ class Replica(Protocol):
 
     Attributes:
         exact: whether every trainable variable holds just what it is set to.
+        slices: how many words a gradient with slices may have; one that has more, or on a backend that keeps
+            none, is dense. 0: all are.
     """
 
     exact: bool
+    slices: int
 
     @property
     def model(self) -> Any:

@@ -42,6 +42,7 @@ class JaxReplica:
         self._statistics = [places[id(variable)] for variable in models.statistics(model)]
         self._capture = Capture(model) if joint else None
         self._sums = models.sums_losses(model)
+        self.slices = 0  # gradients are dense on JAX
         self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
         self._measured = False
         self._gradient = self._compiled(self._take_gradient)

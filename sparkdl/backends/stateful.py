@@ -28,6 +28,7 @@ class StatefulReplica(ABC):
         self._model = model
         self._trainable = models.trainable(model)
         self._statistics = models.statistics(model)
+        self.slices = 0
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
         shapes = [tuple(variable.shape) for variable in (*self._trainable, *self._statistics)]
         self._shapes = shapes[: len(self._trainable)]
@@ -73,6 +74,14 @@ class StatefulReplica(ABC):
         """Return the sum of losses and of weights that the loss metric has taken in."""
         return [loss.total, loss.count]
 
+    def given(self, mean: Mean) -> Any:
+        """Return a mean gradient as the compiled functions take it."""
+        return mean.gradient
+
+    def gradients(self, given: Any) -> list[Any]:
+        """Return each trainable variable's gradient of what ``given`` returned."""
+        return self.cut(given, self._trainable)
+
     def difference(self, vectors: Sequence[Any], since: Any) -> Any:
         """Return vectors as one flat tensor, less another where there is one."""
         flat = self.pack(vectors, self._shapes)
@@ -88,14 +97,17 @@ class StatefulReplica(ABC):
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> tuple[Any, Any]:
         """Return vectors as one tensor, less ``since``; statistics and scalars as another."""
+        return self.difference(vectors, since), self._rest(denominator)
+
+    def _rest(self, denominator: Any) -> Any:
+        """Return statistics and scalars as one tensor."""
         loss = loss_metric(self._model)
         sums = [None, None] if loss is None else self.loss_sums(loss)
-        rest = self.pack([*self._statistics, *sums, denominator], self._other_shapes)
-        return self.difference(vectors, since), rest
+        return self.pack([*self._statistics, *sums, denominator], self._other_shapes)
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
-        self._capture.apply_real(self.cut(gradient, self._trainable))
+        self._capture.apply_real(self.gradients(gradient))
         self._set(statistics, self._statistics)
 
     def _apply_and_take_gradient(self, gradient: Any, statistics: Any, scale: Any, data: Any) -> Any:
@@ -126,11 +138,11 @@ class StatefulReplica(ABC):
         data = np.array(scale, np.float32) if self._sums else None, batch.to_data()
         if last is None:
             return self._reading(self._gradient(*data))
-        return self._reading(self._apply_and_take(last.gradient, optional(last.statistics), *data))
+        return self._reading(self._apply_and_take(self.given(last), optional(last.statistics), *data))
 
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
-        self._apply(mean.gradient, optional(mean.statistics))
+        self._apply(self.given(mean), optional(mean.statistics))
 
     def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
         """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from sparkdl import optimizers
+from sparkdl.backends.base import Mean, Reading
 from sparkdl.backends.stateful import StatefulReplica
+from sparkdl.slices import Table, decode, densified
 from sparkdl.weights import ALIGNMENT, Array, Vector, address
+
+logger = logging.getLogger(__name__)
 
 
 class Compiled:
@@ -63,7 +68,7 @@ def _flatten(value: Any, tensors: list[Any]) -> Any:
     """Add a value's arrays to a list, as tensors; return what decides which trace the value needs."""
     if isinstance(value, np.ndarray):
         tensors.append(_tensor(value))
-        return value.shape, value.dtype
+        return value.shape[1:], value.ndim, value.dtype
     if isinstance(value, tuple):
         return tuple([_flatten(part, tensors) for part in value])
     if isinstance(value, dict):  # in the order of tf.nest
@@ -86,11 +91,19 @@ def _tensor(array: Array) -> Any:
 
 
 class TensorFlowReplica(StatefulReplica):
-    """A replica on TensorFlow."""
+    """A replica on TensorFlow.
+
+    The gradient of what a batch looks up in a variable is IndexedSlices here, as in Keras's own steps.
+    """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         super().__init__(model, joint=joint)
         use_adam_kernel(optimizers.inner(model))
+        sizes = [int(np.prod(shape, dtype=int)) for shape in self._shapes]
+        self._size, self._has_warned = sum(sizes), False
+        self._tables = tuple(
+            Table(size, shape[0] if shape else 0) for size, shape in zip(sizes, self._shapes, strict=True)
+        )
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
@@ -101,9 +114,61 @@ class TensorFlowReplica(StatefulReplica):
     def catch_up(self) -> None:
         """Do what could wait: nothing can in a compiled function."""
 
+    def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> Any:
+        """Return vectors as one tensor, statistics and scalars as another; a third where there are slices."""
+        sliced = any(isinstance(vector, tf.IndexedSlices) for vector in vectors)
+        if not sliced or optimizers.refuses_slices(self._model):
+            return super()._packed(vectors, denominator, since)
+        return self._encoded(vectors), self._rest(denominator), tf.constant(1.0)
+
+    def _encoded(self, vectors: Sequence[Any]) -> Any:
+        """Return gradients with slices as the words of a message."""
+        pairs = list(zip(vectors, self._shapes, strict=True))
+        dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+        sliced = [index for index, vector in enumerate(vectors) if isinstance(vector, tf.IndexedSlices)]
+        rows = [tf.cast(vectors[index].indices, tf.int32) for index in sliced]
+        directory = [number for pair in zip(sliced, map(tf.size, rows), strict=True) for number in pair]
+        words = tf.concat([*rows, tf.stack([*directory, len(sliced)])], axis=0)
+        parts = [self.pack(*zip(*dense, strict=True))] if dense else []
+        parts += [tf.cast(tf.reshape(vectors[index].values, [-1]), tf.float32) for index in sliced]
+        return tf.concat([*parts, tf.bitcast(words, tf.float32)], axis=0)
+
+    def _reading(self, packed: Sequence[Any]) -> Reading:
+        reading = super()._reading(packed)
+        if len(packed) == 2:
+            return reading
+        adds = optimizers.adds_slices(self._model)
+        if len(reading.vector) <= (min(self.slices, self._size) if adds else self.slices):
+            return reading._replace(sliced=True)
+        if self.slices and not adds and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The gradients of embeddings have %d MiB of slices in a batch, more than workers exchange. "
+                "They are added up by row first, so that an adaptive optimizer takes other steps than in "
+                "model.fit. Use a smaller batch_size.",
+                reading.vector.nbytes >> 20,
+            )
+        return reading._replace(vector=densified(decode(reading.vector, self._tables), self._tables).rest)
+
+    def given(self, mean: Mean) -> Any:
+        """Return a mean gradient as the compiled functions take it: slices apart from what is dense."""
+        if not mean.sliced:
+            return mean.gradient
+        slices = decode(mean.gradient, self._tables)
+        return slices.rest, tuple([slices.lookups.get(index) for index in range(len(self._tables))])
+
+    def gradients(self, given: Any) -> list[Any]:
+        """Return each trainable variable's gradient of what ``given`` returned."""
+        if not isinstance(given, tuple):
+            return super().gradients(given)
+        rest, lookups = given
+        pairs = list(zip(self._trainable, lookups, strict=True))
+        dense = iter(self.cut(rest, [variable for variable, lookup in pairs if lookup is None]))
+        return [next(dense) if lookup is None else _slices(variable, *lookup) for variable, lookup in pairs]
+
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
         """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
-        # An embedding's gradient is IndexedSlices, which convert_to_tensor adds up.
+        # IndexedSlices, where they are not kept, are added up by convert_to_tensor.
         dense = (
             tf.zeros(shape) if part is None else tf.convert_to_tensor(part)
             for part, shape in zip(parts, shapes, strict=True)
@@ -112,6 +177,8 @@ class TensorFlowReplica(StatefulReplica):
 
     def cut(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
         """Return each variable's part of a flat tensor, in its shape and dtype."""
+        if not variables:
+            return []
         parts = tf.split(flat, [int(np.prod(variable.shape, dtype=int)) for variable in variables])
         return [
             tf.cast(tf.reshape(part, variable.shape), variable.dtype)
@@ -121,6 +188,12 @@ class TensorFlowReplica(StatefulReplica):
     def array(self, packed: Any) -> Vector:
         """Return a flat tensor as an array, where it lies; packed.numpy() would be a copy."""
         return np.asarray(packed)
+
+
+def _slices(variable: Any, rows: Any, values: Any) -> tf.IndexedSlices:
+    """Return the slices of a variable's gradient."""
+    values = tf.cast(tf.reshape(values, [-1, *variable.shape[1:]]), variable.dtype)
+    return tf.IndexedSlices(values, rows, tf.constant(list(variable.shape), tf.int32))
 
 
 def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:

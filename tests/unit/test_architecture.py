@@ -11,7 +11,7 @@ import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
-    "errors", "config", "weights", "structure", "batches", "wire", "rules", "merging", "divergence",
+    "errors", "config", "weights", "structure", "batches", "wire", "rules", "slices", "merging", "divergence",
     "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
     "heads", "arrays", "backends.base", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",

@@ -1,0 +1,242 @@
+"""Gradients of which some parts are rows of a table, as the lookups of an embedding leave them.
+
+Keras on TensorFlow keeps such a gradient as *slices*: the number of a row and its gradient, once for each
+time that a batch looks the row up. An adaptive optimizer squares them one by one before it adds them up, so
+that a gradient whose slices were added up earlier makes another step. Slices therefore reach the workers'
+optimizers as they are. They also are few bytes where a table has many more rows than a batch looks up.
+
+In a message a gradient with slices stands in the place of the dense one, as float32 or int32 words:
+
+* the dense variables, one after the other;
+* for each variable with slices, in order: its slices, float32;
+* for each of them: the numbers of its rows, int32;
+* for each of them: its index among the trainable variables, and how many slices it has, int32;
+* the number of these variables, int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.errors import WireError
+from sparkdl.rules.reduction import Mean, Reduction
+from sparkdl.weights import EMPTY, Layout, Vector
+
+Rows = NDArray[np.int32]
+MOST_WORDS = 1 << 26  # of slices in the updates of one round, where a dense gradient is shorter
+
+
+class Table(NamedTuple):
+    """A trainable variable as a table.
+
+    Attributes:
+        size: its elements.
+        rows: its rows along the first axis; 0: it has none.
+    """
+
+    size: int
+    rows: int
+
+    @property
+    def width(self) -> int:
+        """The elements of a row."""
+        return self.size // self.rows if self.rows else 0
+
+
+Tables = tuple[Table, ...]  # one for each trainable variable, in their order
+
+
+class Slices(NamedTuple):
+    """A gradient with slices.
+
+    Attributes:
+        rest: the gradient of the dense variables, flat.
+        lookups: by variable, the numbers of its rows (n,) and their gradients (n, width).
+    """
+
+    rest: Vector
+    lookups: dict[int, tuple[Rows, Vector]]
+
+    @property
+    def num_slices(self) -> int:
+        """How many slices there are."""
+        return sum(len(rows) for rows, _ in self.lookups.values())
+
+    @property
+    def parts(self) -> list[Vector]:
+        """All numbers that belong to the gradient, as flat vectors."""
+        return [self.rest, *(values.reshape(-1) for _, values in self.lookups.values())]
+
+
+def tables_of(layout: Layout) -> Tables:
+    """Return the variables of a layout as tables."""
+    pairs = zip(layout.sizes, layout.shapes, strict=True)
+    return tuple(Table(size, shape[0] if shape else 0) for size, shape in pairs)
+
+
+def most_words(size: int, num_workers: int) -> int:
+    """Return how many words an update with slices may have.
+
+    Args:
+        size: the elements of the dense gradient.
+        num_workers: how many workers share the bound of a round.
+    """
+    return max(size, MOST_WORDS // num_workers)
+
+
+def decode(vector: Vector, tables: Tables) -> Slices:
+    """Return the gradient that a message holds, as views into it.
+
+    Raises:
+        WireError: it holds none of a model with these tables.
+    """
+    words = vector.view(np.int32)
+    num_sliced = int(words[-1]) if len(words) else 0
+    if not 1 <= num_sliced <= min(len(tables), (len(words) - 1) // 2):
+        raise WireError(f"A gradient of {len(tables)} variables has slices of {num_sliced}.")
+    directory = words[-1 - 2 * num_sliced : -1].reshape(-1, 2).tolist()
+    _check_directory(directory, tables, len(words))
+    rest = sum(table.size for table in tables) - sum(tables[index].size for index, _ in directory)
+    start = rest
+    values = []
+    for index, count in directory:
+        end = start + count * tables[index].width
+        values.append(vector[start:end].reshape(count, tables[index].width))
+        start = end
+    lookups = {}
+    for (index, count), value in zip(directory, values, strict=True):
+        rows = words[start : start + count]
+        if count and not (rows.min() >= 0 and rows.max() < tables[index].rows):
+            raise WireError(
+                f"Slices of variable {index} are of rows {rows.min()} to {rows.max()}; it has "
+                f"{tables[index].rows} rows."
+            )
+        lookups[index] = rows, value
+        start += count
+    return Slices(vector[:rest], lookups)
+
+
+def _check_directory(directory: list[list[int]], tables: Tables, length: int) -> None:
+    """Check that a directory is one of these tables and that its message is as long as it says."""
+    before = -1
+    expected = sum(table.size for table in tables) + 2 * len(directory) + 1
+    for index, count in directory:
+        if not before < index < len(tables) or not tables[index].rows or count < 0:
+            raise WireError(f"There are no {count} slices of variable {index} after those of {before}.")
+        expected += count * (tables[index].width + 1) - tables[index].size
+        before = index
+    if expected != length:
+        raise WireError(f"A gradient with these slices has {expected} words; got {length}.")
+
+
+def encode(slices: Slices) -> Vector:
+    """Return a gradient with slices as the words of a message."""
+    indices = sorted(slices.lookups)
+    found = [slices.lookups[index] for index in indices]
+    counts = [len(rows) for rows, _ in found]
+    directory = [number for pair in zip(indices, counts, strict=True) for number in pair]
+    parts = [slices.rest, *(values.reshape(-1) for _, values in found)]
+    whole = [*(rows for rows, _ in found), np.array([*directory, len(found)])]
+    return np.concatenate([*parts, *(part.astype(np.int32).view(np.float32) for part in whole)])
+
+
+def densified(slices: Slices, tables: Tables, keep: Collection[int] = ()) -> Slices:
+    """Return a gradient in which only some variables have slices; those of others are added up by row."""
+    if slices.lookups.keys() <= set(keep):
+        return slices
+    parts, start = [], 0
+    for index, table in enumerate(tables):
+        if index not in slices.lookups:
+            parts.append(slices.rest[start : start + table.size])
+            start += table.size
+        elif index not in keep:
+            parts.append(_added_up(*slices.lookups[index], table))
+    lookups = {index: found for index, found in slices.lookups.items() if index in keep}
+    return Slices(np.concatenate(parts) if parts else EMPTY, lookups)
+
+
+def _added_up(rows: Rows, values: Vector, table: Table) -> Vector:
+    """Return the dense gradient of a table, flat."""
+    dense = np.zeros((table.rows, table.width), np.float32)
+    if len(rows):
+        order = np.argsort(rows, kind="stable")
+        found, starts = np.unique(rows[order], return_index=True)
+        with np.errstate(over="ignore", invalid="ignore"):  # gradients of a scaled loss may be Inf
+            dense[found] = np.add.reduceat(values[order], starts, axis=0)
+    return dense.reshape(-1)
+
+
+class SliceMean(Reduction):
+    """The weighted mean of gradients of which some may have slices.
+
+    Slices are not added up: those of the mean are the slices of all gradients, one after the other, each
+    times its gradient's part of the weight. A variable is dense in the mean if it is dense in one of them.
+
+    Args:
+        tables: the trainable variables.
+
+    Attributes:
+        sliced: whether the mean has slices.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables, self.sliced = tables, False
+        self._rest = Mean()
+        self._lookups: dict[int, list[tuple[Rows, Vector, float]]] = {}
+        self._weight = 0.0
+        self._lone: Vector | None = None
+
+    def add(self, vector: Vector, weight: float) -> None:
+        """Add a dense gradient as often as its weight says."""
+        self._add(Slices(vector, {}), vector, weight)
+
+    def add_encoded(self, vector: Vector, weight: float) -> int:
+        """Add a gradient with slices, as the words of a message; return how many slices it has."""
+        slices = decode(vector, self.tables)
+        self._add(slices, vector, weight)
+        return slices.num_slices
+
+    def _add(self, slices: Slices, vector: Vector, weight: float) -> None:
+        if not self._weight:
+            self._lookups = {index: [] for index in slices.lookups}
+        self._lone = None if self._weight else vector
+        common = self._lookups.keys() & slices.lookups.keys()
+        if len(common) < len(self._lookups):
+            self._make_dense(common)
+        kept = densified(slices, self.tables, common)
+        self._rest.add(kept.rest, weight)
+        self._weight += weight
+        for index, (rows, values) in kept.lookups.items():
+            self._lookups[index].append((rows, values, weight))
+
+    def _make_dense(self, keep: Collection[int]) -> None:
+        """Let only these variables have slices from now on."""
+        mean = densified(self._mean(), self.tables, keep)
+        self._rest = Mean()
+        self._rest.add(mean.rest, self._weight)
+        self._lookups = {index: found for index, found in self._lookups.items() if index in keep}
+
+    def _mean(self) -> Slices:
+        lookups = {index: self._joined(found) for index, found in self._lookups.items()}
+        return Slices(self._rest.result(), lookups)
+
+    def _joined(self, found: Iterable[tuple[Rows, Vector, float]]) -> tuple[Rows, Vector]:
+        """Return the slices of all gradients, each times its part of the weight."""
+        rows, values, weights = zip(*found, strict=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = [
+                value * np.float32(weight / self._weight)
+                for value, weight in zip(values, weights, strict=True)
+            ]
+        return np.concatenate(rows), np.concatenate(scaled)
+
+    def result(self) -> Vector:
+        """Return the mean, as the words of a message where it has slices."""
+        self.sliced = bool(self._lookups)
+        if self._lone is not None or not self._lookups:
+            return self._rest.result() if self._lone is None else self._lone
+        return encode(self._mean())

@@ -1,0 +1,295 @@
+"""What a batch looks up moves as in model.fit: the slices of its gradients reach the optimizer as they are.
+
+On TensorFlow Keras's optimizers square, or clip, the gradients of a row that comes twice one by one. JAX and
+torch add them up, and workers there too, so that all of this holds on each backend.
+"""
+
+import keras
+import numpy as np
+import pytest
+from gang import train
+from keras import layers
+from simulator import World
+
+from sparkdl import models
+from sparkdl.backends import make_replica, sliced_tables
+from sparkdl.backends.base import Batch, Mean
+from sparkdl.exchange import LocalExchange
+from sparkdl.merging import Hybrid
+from sparkdl.slices import decode
+from sparkdl.worker import Loop
+
+ROWS, BATCH_SIZE, EPOCHS = 90, 16, 3
+SLICED = keras.backend.backend() == "tensorflow"
+RANDOM = np.random.default_rng(0)
+USERS, ITEMS = RANDOM.integers(0, 30, (ROWS, 1)), RANDOM.integers(0, 50, (ROWS, 4))
+RATINGS = RANDOM.normal(size=(ROWS, 1)).astype("float32")
+X = USERS.astype("int32"), ITEMS.astype("int32")
+
+
+def recommender(optimizer, **options):
+    """Return a model with two embeddings, one of which is used for several items of a row."""
+    keras.utils.set_random_seed(1)
+    user, items = keras.Input((1,), dtype="int32"), keras.Input((4,), dtype="int32")
+    read = layers.Flatten()(layers.Embedding(30, 3)(user))
+    liked = layers.GlobalAveragePooling1D()(layers.Embedding(50, 3)(items))
+    hidden = layers.Dense(4, "tanh")(layers.Concatenate()([read, liked]))
+    model = keras.Model([user, items], layers.Dense(1)(hidden))
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def vector(model):
+    return np.concatenate([np.ravel(np.asarray(w, "float32")) for w in model.get_weights()])
+
+
+def distance(build, x=X, rows=(50, 40), **options):
+    """Return how far workers end from model.fit, as a part of its way, and the store."""
+    model, reference, stores = build(), build(), []
+    start = vector(reference)
+    reference.fit(x, RATINGS, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
+    train(model, x, RATINGS, rows=rows, batch_size=BATCH_SIZE, epochs=EPOCHS, stores=stores, **options)
+    way = np.linalg.norm(vector(reference) - start)
+    return np.linalg.norm(vector(model) - vector(reference)) / way, stores[0]
+
+
+# MultiOptimizer is refused by name. ScheduleFreeAdamW differs without embeddings too.
+LEFT_OUT = "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"
+OPTIMIZERS = {
+    name: kind
+    for name, kind in sorted(vars(keras.optimizers).items())
+    if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and name not in LEFT_OUT
+}
+SETTINGS = [
+    {"clipnorm": 0.01}, {"clipvalue": 0.001}, {"global_clipnorm": 0.01}, {"weight_decay": 0.1},
+    {"use_ema": True, "ema_overwrite_frequency": 2}, {"gradient_accumulation_steps": 2},
+]  # fmt: skip
+MADE = {
+    **{name: lambda kind=kind: kind(0.01) for name, kind in OPTIMIZERS.items()},
+    "SGD with momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "centered": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    **{f"Adam {told}": lambda told=told: keras.optimizers.Adam(0.01, **told) for told in SETTINGS},
+    **{f"SGD {told}": lambda told=told: keras.optimizers.SGD(0.05, **told) for told in SETTINGS},
+}
+OFTEN = {"Adam", "Adagrad", "SGD {'clipnorm': 0.01}"}
+TIMES = [(ROWS,), (50, 40), (30, 0, 60)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        pytest.param(name, rows, marks=[] if name in OFTEN and rows == TIMES[1] else pytest.mark.whole)
+        for name in MADE
+        for rows in TIMES
+    ],
+    ids=str,
+)
+def test_every_optimizer_moves_embeddings_as_in_keras(name, rows):
+    """Whatever it makes of slices, with any number of workers, one of them without rows."""
+    apart, _ = distance(lambda: recommender(MADE[name]()), rows=rows)
+
+    assert apart < 1e-5
+
+
+@pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
+def test_the_comparison_sees_gradients_that_are_added_up():
+    """Dense gradients, which an adaptive optimizer squares after the sum, make another model."""
+    apart, store = distance(lambda: recommender(keras.optimizers.Adam(0.01)), slices=0)
+
+    assert apart > 0.05
+    assert store.summary()["slices"] == 0
+
+
+ON_TORCH = keras.backend.backend() == "torch"
+HOW = [
+    {"run_eagerly": True},
+    *[pytest.param({"jit_compile": True}, marks=pytest.mark.whole), {"steps_per_execution": 2}]
+    * (not ON_TORCH),
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_slices_survive_however_steps_are_run(how):
+    """Compiled by XLA, several in one call, or by hand."""
+    apart, store = distance(lambda: recommender(keras.optimizers.RMSprop(0.01), **how))
+
+    assert apart < 1e-5
+    assert store.summary()["slices"] == SLICED * EPOCHS * ROWS * 5
+
+
+class Lookup(layers.Layer):
+    """A layer of a user's own, whose table has any rank, and which has no other variable."""
+
+    def __init__(self, shape, **options):
+        super().__init__(**options)
+        self.shape = shape
+
+    def build(self, _):
+        self.table = self.add_weight(shape=self.shape, initializer="random_uniform")
+
+    def call(self, places):
+        found = keras.ops.take(self.table, places, axis=0)
+        return keras.ops.sum(keras.ops.reshape(found, (-1, 4 * int(np.prod(self.shape[1:])))), 1)[:, None]
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 2, 3)], ids=str)
+def test_a_table_may_have_any_rank(shape):
+    """Also where a model has no dense variable at all."""
+
+    def build():
+        keras.utils.set_random_seed(1)
+        places = keras.Input((4,), dtype="int32")
+        model = keras.Model(places, Lookup(shape)(places))
+        model.compile(keras.optimizers.Adagrad(0.01), "mse")
+        return model
+
+    apart, _ = distance(build, X[1])
+
+    assert apart < 1e-5
+
+
+WHOLE = [pytest.param(policy, marks=pytest.mark.whole) for policy in ("mixed_bfloat16", "float64")]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16", *WHOLE])
+def test_slices_have_the_precision_of_their_variable(policy):
+    """One worker's are Keras's own, whatever their dtype; a scaled loss is unscaled by the optimizer."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        apart, _ = distance(lambda: recommender(keras.optimizers.RMSprop(0.01)), rows=(ROWS,))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+    assert apart < (1e-5 if SLICED else 0.05)
+
+
+def test_an_optimizer_that_cannot_unscale_slices_gets_dense_gradients():
+    """Keras on TensorFlow fails on a loss_scale_factor beside an embedding; workers train."""
+    model, stores = recommender(keras.optimizers.SGD(0.05, loss_scale_factor=4.0)), []
+    start = vector(model)
+    train(model, X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE, epochs=1, stores=stores)
+    reference = recommender(keras.optimizers.SGD(0.05))
+    reference.fit(X, RATINGS, BATCH_SIZE, shuffle=False, verbose=0)
+
+    assert np.linalg.norm(vector(model) - vector(reference)) < 1e-5 * np.linalg.norm(
+        vector(reference) - start
+    )
+    assert stores[0].summary()["slices"] == 0
+
+
+@pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
+def test_a_step_by_slices_is_keras_s_bit_for_bit():
+    """The gradient of a batch, given back as the mean, does what train_on_batch does."""
+    model, reference = (recommender(keras.optimizers.RMSprop(0.01)) for _ in range(2))
+    replica = make_replica(model, joint=True)
+    replica.slices = 1 << 20
+    last = None
+    for start in (0, 16, 32):
+        batch = Batch(tuple(part[start : start + 16] for part in X), RATINGS[start : start + 16])
+        reading = replica.gradient(batch, last)
+        last = Mean(reading.vector, reading.statistics, reading.sliced)
+        reference.train_on_batch(batch.x, batch.y)
+    replica.apply(last)
+    tables = sliced_tables(models.Layouts.of(model).trainable, joint=True)
+
+    assert decode(reading.vector, tables).num_slices == 16 * 5
+    assert vector(replica.model).tobytes() == vector(reference).tobytes()
+
+
+@pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
+@pytest.mark.parametrize(("optimizer", "words"), [("sgd", 0), ("adam", 1)])
+def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
+    """A worker says so where the steps are other ones for it, and does not where they are the same."""
+    model = recommender(optimizer)
+    replica = make_replica(model, joint=True)
+    replica.slices = 100
+    for _ in range(2):
+        reading = replica.gradient(Batch(X, RATINGS))
+
+    assert not reading.sliced
+    assert len(reading.vector) == models.Layouts.of(model).trainable.size
+    assert caplog.text.count("more than workers exchange") == words
+
+
+class Kept(Loop):
+    """A loop that keeps itself, to be looked at, and may begin again in the middle of the run."""
+
+    begins_again = None  # the worker and its exchange
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.loops[self.worker] = self
+
+    def run(self, notes):
+        try:
+            super().run(notes)
+        except GoneError:
+            store = self.exchange.store
+            with store.changed:
+                store._lose(self.worker, f"Worker {self.worker} died.")
+            self.exchange = LocalExchange(store, self.worker, attempt=1)
+            self.replica.model.set_weights([0 * weight for weight in self.replica.model.get_weights()])
+            self.speaks = self.worker == 0
+            super().run(notes)
+
+    def _exchange(self, sequence):
+        if self.begins_again == (self.worker, sequence) and not self.exchange.attempt:
+            raise GoneError
+        return super()._exchange(sequence)
+
+
+class GoneError(BaseException):
+    """Ends a loop as the kernel ends a process."""
+
+
+def kept(**fields):
+    return type("Kept", (Kept,), {"loops": {}, **fields})
+
+
+def check_alike(loops):
+    """Check that all replicas have the same weights and optimizer state."""
+    first, *others = (loop.replica.model for _, loop in sorted(loops.items()))
+    for other in others:
+        for a, b in zip(first.variables, other.variables, strict=True):
+            if "metric" not in a.path:
+                np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+
+
+def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
+    """With a quorum all replicas end with the same weights and optimizer state."""
+    stores, loop = [], kept()
+    train(
+        recommender(keras.optimizers.RMSprop(0.01)), X, RATINGS, rows=(30, 30, 30), batch_size=BATCH_SIZE,
+        epochs=EPOCHS, hybrid=Hybrid(2), world=World(), paces=[lambda: 1.0, lambda: 1.1, lambda: 4.0],
+        loop=loop, stores=stores,
+    )  # fmt: skip
+
+    check_alike(loop.loops)
+    assert stores[0].summary()["late_dropped"] > 0
+    assert bool(stores[0].summary()["slices"]) == SLICED
+
+
+def test_a_replica_that_comes_back_takes_up_slices():
+    """A worker that was lost in the middle of an epoch, and was started again, is what the others are."""
+    stores, loop = [], kept(begins_again=(1, 8))
+    train(
+        recommender(keras.optimizers.Adam(0.01)), X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE,
+        epochs=EPOCHS, goes_on=True, loop=loop, stores=stores,
+    )  # fmt: skip
+
+    check_alike(loop.loops)
+    assert stores[0].counters["returned"] == 1
+
+
+def test_a_run_goes_on_from_a_cut_with_slices():
+    """What was saved at the end of an epoch is gone on from as if nothing had happened."""
+    cuts = []
+    whole, resumed = (recommender(keras.optimizers.Adam(0.01)) for _ in range(2))
+    options = {"rows": (50, 40), "batch_size": BATCH_SIZE, "epochs": EPOCHS}
+    train(whole, X, RATINGS, seen=cuts.append, **options)
+    train(resumed, X, RATINGS, cut=cuts[0], **options)
+
+    assert vector(whole).tobytes() == vector(resumed).tobytes()

@@ -1,0 +1,332 @@
+"""Gradients with slices: their bytes, their mean, and what an endpoint makes of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores import begun, give, push, state_of, status_of, store_of, together, update_of, vector
+
+from sparkdl import merging
+from sparkdl.errors import WireError
+from sparkdl.merging import GradientRounds, Hybrid
+from sparkdl.rules.reduction import Mean
+from sparkdl.slices import SliceMean, Slices, Table, decode, densified, encode, most_words, tables_of
+from sparkdl.weights import Layout
+from sparkdl.wire import Flag, Reply
+
+TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings
+SIZE = sum(table.size for table in TABLES)
+numbers = st.integers(-8, 8).map(float)  # whose sums are exact
+
+
+@st.composite
+def gradients(draw, tables=TABLES):
+    """Draw a gradient of which any variables but those of rank 0 have slices."""
+    with_rows = [index for index, table in enumerate(tables) if table.rows]
+    rest, lookups = [], {}
+    sliced = draw(st.sets(st.sampled_from(with_rows)) if with_rows else st.just(set()))
+    for index, table in enumerate(tables):
+        if index in sliced:
+            rows = draw(st.lists(st.integers(0, table.rows - 1), max_size=6))
+            count = len(rows) * table.width
+            values = draw(st.lists(numbers, min_size=count, max_size=count))
+            values = np.array(values, np.float32).reshape(len(rows), table.width)
+            lookups[index] = np.array(rows, np.int32), values
+        else:
+            rest += draw(st.lists(numbers, min_size=table.size, max_size=table.size))
+    return Slices(np.array(rest, np.float32), lookups)
+
+
+def plain(slices):
+    """Return a gradient as lists, which can be compared."""
+    lookups = {index: (rows.tolist(), values.tolist()) for index, (rows, values) in slices.lookups.items()}
+    return slices.rest.tolist(), lookups
+
+
+def dense(slices):
+    return densified(slices, TABLES).rest
+
+
+def added_up(slices):
+    """Return the dense gradient, by an addition for each slice."""
+    parts, start = [], 0
+    for index, table in enumerate(TABLES):
+        if index in slices.lookups:
+            whole = np.zeros((table.rows, table.width), np.float32)
+            for row, value in zip(*slices.lookups[index], strict=True):
+                whole[row] += value
+            parts.append(whole.reshape(-1))
+        else:
+            parts.append(slices.rest[start : start + table.size])
+            start += table.size
+    return np.concatenate(parts)
+
+
+def mean_of(contributions):
+    """Return the mean of gradients by their weights, and whether it has slices."""
+    mean = SliceMean(TABLES)
+    for slices, weight in contributions:
+        if slices.lookups:
+            mean.add_encoded(encode(slices), weight)
+        else:
+            mean.add(slices.rest, weight)
+    found = mean.result()
+    return (decode(found, TABLES) if mean.sliced else Slices(found, {})), mean.sliced
+
+
+@given(gradients().filter(lambda slices: slices.lookups))
+def test_a_gradient_with_slices_comes_back_as_it_was_encoded(slices):
+    """Decoding undoes encoding, with rows that come twice and in any order."""
+    assert plain(decode(encode(slices), TABLES)) == plain(slices)
+
+
+@given(gradients())
+def test_slices_are_added_up_by_row(slices):
+    """A dense gradient has at each row the sum of its slices, and 0 where there are none."""
+    assert added_up(slices).tolist() == dense(slices).tolist()
+
+
+@given(gradients(), st.sets(st.sampled_from([0, 2, 3])))
+def test_some_variables_may_keep_their_slices(slices, keep):
+    """What is made dense is what it would be if all were, whatever else keeps its slices."""
+    some = densified(slices, TABLES, keep)
+
+    assert some.lookups.keys() == slices.lookups.keys() & keep
+    assert dense(some).tolist() == dense(slices).tolist()
+
+
+WEIGHTS = st.sampled_from([1.0, 2.0, 4.0])
+
+
+@given(st.lists(st.tuples(gradients(), WEIGHTS), min_size=1, max_size=4))
+def test_the_mean_of_slices_is_the_mean_of_dense_gradients(contributions):
+    """Added up by row, a mean is that of the gradients added up before, whoever sent which as slices."""
+    expected = Mean()
+    for slices, weight in contributions:
+        expected.add(dense(slices), weight)
+    found, _ = mean_of(contributions)
+
+    np.testing.assert_allclose(dense(found), expected.result(), rtol=1e-5, atol=1e-5)
+
+
+@given(st.lists(st.tuples(gradients(), WEIGHTS), min_size=1, max_size=4))
+def test_a_variable_keeps_slices_that_all_gradients_have(contributions):
+    """Its slices stand one after the other, in the order of workers, and none is added to another."""
+    found, sliced = mean_of(contributions)
+    common = set.intersection(*(set(slices.lookups) for slices, _ in contributions))
+
+    assert found.lookups.keys() == common
+    assert sliced == bool(common)
+    for index in common:
+        rows = [row for slices, _ in contributions for row in slices.lookups[index][0].tolist()]
+        assert found.lookups[index][0].tolist() == rows
+
+
+@given(gradients())
+def test_a_lone_gradient_is_its_own_mean(slices):
+    """One worker's slices come back bit for bit."""
+    found, _ = mean_of([(slices, 3.0)])
+
+    assert plain(found) == plain(slices)
+
+
+@given(st.lists(gradients(tables=(Table(3, 0),)), min_size=1, max_size=3))
+def test_dense_gradients_have_the_mean_that_they_always_had(contributions):
+    """Where no gradient has slices, the bits are those of the plain mean."""
+    expected, found = Mean(), SliceMean((Table(3, 0),))
+    for slices in contributions:
+        expected.add(slices.rest, 3.0)
+        found.add(slices.rest, 3.0)
+
+    assert expected.result().tobytes() == found.result().tobytes()
+    assert not found.sliced
+
+
+def test_tables_are_the_variables_of_a_layout():
+    """The first axis of a variable is that of its rows; one of rank 0 has none."""
+    layout = Layout(((5, 2, 3), (4,), (), (0, 3)), ("float32",) * 4)
+
+    assert [(table.size, table.rows, table.width) for table in tables_of(layout)] == [
+        (30, 5, 6), (4, 4, 1), (1, 0, 0), (0, 0, 0),
+    ]  # fmt: skip
+
+
+GOOD = Slices(
+    vector(1, 2, 3, 4, *range(20)), {2: (np.array([3, 0, 3], np.int32), np.ones((3, 3), np.float32))}
+)
+WORDS = encode(GOOD)  # 24 dense ones, 9 values, 3 rows, (2, 3), 1
+
+
+def test_the_words_of_a_gradient_are_these():
+    """The format does not change unnoticed."""
+    assert WORDS[:33].tolist() == [1, 2, 3, 4, *range(20), *[1] * 9]
+    assert WORDS[33:].view(np.int32).tolist() == [3, 0, 3, 2, 3, 1]
+
+
+def changed(place, value):
+    words = WORDS.copy()
+    words.view(np.int32)[place] = value
+    return words
+
+
+MALFORMED = {
+    "no words": WORDS[:0], "one word": WORDS[:1], "a word too few": WORDS[1:],
+    "a word more": np.append(WORDS[:1], WORDS), "no variable": changed(-1, 0),
+    "more variables than words": changed(-1, 99),
+    "fewer than none": changed(-1, -1), "two variables": changed(-1, 2),
+    "a variable that is not there": changed(-3, 4), "one before the first": changed(-3, -1),
+    "a variable without rows": changed(-3, 1), "another variable": changed(-3, 3),
+    "fewer slices": changed(-2, 2), "a negative number of slices": changed(-2, -3),
+    "as many as make an overflow": changed(-2, 2**31 - 1), "a row beyond the table": changed(33, 4),
+    "a row before it": changed(34, -1), "a row far beyond it": changed(34, 2**31 - 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_slices_are_refused(words):
+    """Whatever is wrong, the error is a WireError."""
+    with pytest.raises(WireError):
+        decode(words, TABLES)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=12), st.integers(0, len(WORDS)))
+def test_noise_is_refused_or_a_gradient(noise, start):
+    """Any words at the end raise WireError and nothing else, or are slices of rows that there are."""
+    words = np.concatenate([WORDS[:start], np.array(noise, np.int32).view(np.float32)])
+    try:
+        slices = decode(words, TABLES)
+    except WireError:
+        return
+    assert len(encode(slices)) == len(words)
+    assert dense(slices).shape == (SIZE,)
+
+
+# -- at the endpoint ------------------------------------------------------------------------------
+
+
+def sliced_store(**options):
+    return begun(store_of(size=SIZE, tables=TABLES, **{"workers": 2} | options))
+
+
+def sliced_of(store, worker, words=WORDS, **fields):
+    return update_of(store, worker, words, flags=Flag.SLICES, **fields)
+
+
+def test_a_round_answers_with_slices():
+    """All workers get the same reply, in the order of workers, whoever came first; each row was counted."""
+    store = sliced_store()
+    other = replace_rows(GOOD, [1, 2, 1])
+    replies = together(
+        lambda: give(store, sliced_of(store, 1, encode(other))), lambda: give(store, sliced_of(store, 0))
+    )
+
+    assert all(reply.flags & Flag.SLICES for reply in replies)
+    first, second = (decode(reply.parameters, TABLES) for reply in replies)
+    assert plain(first) == plain(second)
+    assert first.lookups[2][0].tolist() == [3, 0, 3, 1, 2, 1]
+    assert np.unique(first.lookups[2][1]).tolist() == [0.5]
+    assert first.rest.tolist() == GOOD.rest.tolist()
+    assert store.summary()["slices"] == 6
+
+
+def replace_rows(slices, rows):
+    return slices._replace(lookups={2: (np.array(rows, np.int32), slices.lookups[2][1])})
+
+
+def test_a_worker_without_rows_gets_the_slices_of_the_others():
+    """It divides nothing by its weight, which is 0."""
+    store = sliced_store()
+    replies = together(lambda: push(store, 0), lambda: give(store, sliced_of(store, 1)))
+
+    assert [reply.parameters.tobytes() for reply in replies] == [WORDS.tobytes()] * 2
+
+
+def test_slices_and_a_dense_gradient_make_a_dense_mean():
+    """A worker may send what is shorter."""
+    store = sliced_store()
+    replies = together(
+        lambda: give(store, sliced_of(store, 0)), lambda: push(store, 1, np.ones(SIZE, np.float32))
+    )
+
+    assert not any(reply.flags & Flag.SLICES for reply in replies)
+    assert replies[0].parameters.tolist() == ((dense(GOOD) + 1) / 2).tolist()
+
+
+def test_slices_that_come_twice_count_once():
+    """An update that is sent again, as after a lost reply, gets the reply and adds nothing."""
+    store = sliced_store()
+    together(lambda: give(store, sliced_of(store, 0)), lambda: give(store, sliced_of(store, 1)))
+    again = give(store, sliced_of(store, 0))
+
+    assert again.flags == Flag.SLICES | Flag.DUPLICATE
+    assert store.summary()["slices"] == 6
+    assert store.merging.version == 1
+
+
+@pytest.mark.parametrize("words", [words for words in MALFORMED.values() if len(words)], ids=len)
+def test_malformed_slices_change_nothing(words):
+    """Nor do they hinder the worker from sending sound ones."""
+    store = sliced_store(workers=1)
+    before = state_of(store)
+    with pytest.raises(WireError):
+        give(store, sliced_of(store, 0, words))
+
+    assert before == state_of(store)
+    assert give(store, sliced_of(store, 0)).parameters.tobytes() == WORDS.tobytes()
+
+
+def test_slices_are_refused_by_the_header_where_there_are_none():
+    """In a run without tables, of deltas, or where they are more than a round may have."""
+    plain_run = begun(store_of(size=SIZE, workers=1))
+    deltas = begun(store_of("asynchronous", size=SIZE, workers=1))
+    long = np.zeros(most_words(SIZE, 1 << 20) + 1, np.float32)
+    many = sliced_store(workers=1)
+    many.merging.most = most_words(SIZE, 1 << 20)
+    refused = [(plain_run, WORDS), (deltas, WORDS), (many, long), (many, WORDS[:0])]
+
+    assert [status_of(lambda s=s, w=w: give(s, sliced_of(s, 0, w, rows=4))) for s, w in refused] == [413] * 4
+
+
+@pytest.mark.parametrize("place", [0, 24])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_slices_that_are_no_numbers_are_not_merged(place, number):
+    """NaN and Inf are found in dense variables and in slices; the update counts as one without rows."""
+    words = WORDS.copy()
+    words[place] = number
+    store = sliced_store()
+    replies = together(
+        lambda: give(store, sliced_of(store, 0, words)), lambda: give(store, sliced_of(store, 1))
+    )
+
+    assert [bool(reply.flags & Flag.NOT_FINITE) for reply in replies] == [True, False]
+    assert replies[0].parameters.tobytes() == WORDS.tobytes()
+
+
+def test_the_gradient_of_a_scaled_loss_may_be_infinite():
+    """All replicas see it in their mean."""
+    words = WORDS.copy()
+    words[24] = np.inf
+    store = sliced_store(workers=1, scaled=True)
+
+    assert give(store, sliced_of(store, 0, words)).parameters.tobytes() == words.tobytes()
+
+
+def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
+    """Mean gradients with slices are kept as others are: as many as fit, and at least four."""
+    monkeypatch.setattr(merging, "KEPT_BYTES", 4 * len(WORDS) * 5)
+    rounds = GradientRounds(np.zeros(2, np.float32), vector(), 2, Hybrid(1), TABLES)
+    rounds.generation = 1
+    before = rounds.depth
+    update = sliced_of(begun(store_of(workers=2)), 0)
+    for sequence in range(3):
+        sent = replace(update, sequence=sequence)
+        rounds.push(sent, lambda sent=sent: sent, lambda counts: Reply())
+    late = replace(update, worker=1, sequence=1, rows=0, parameters=vector(), flags=Flag.NONE)
+    reply = rounds.push(late, lambda: late, lambda counts: Reply())
+
+    assert before > 5 == rounds.depth
+    assert reply.flags & Flag.SLICES
+    assert reply.round == 3
+    assert reply.parameters.tobytes() == WORDS.tobytes()
