@@ -38,6 +38,7 @@ class RunShape:
         plan: a plan whose row counts are not known yet.
         epochs: the epoch at which training ends.
         evaluated: the epochs that end with an evaluation of the validation rows.
+        attended: whether an evaluation waits for the driver, whose callbacks decide which weights it is of.
         metrics: bytes of one worker's metric states.
         optimizer: bytes of the optimizer's variables.
         generators: bytes of the random generators' states.
@@ -58,6 +59,7 @@ class RunShape:
     plan: Plan
     epochs: int
     evaluated: frozenset[int] = frozenset()
+    attended: bool = False
     metrics: int = 0
     optimizer: int = 0
     generators: int = 0

@@ -26,15 +26,16 @@ from sparkdl.weights import Array, Layout, trim
 
 logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5  # the least time between two reports
-ELSEWHERE = "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end"  # on executors
+ROUNDING = 1e-6  # of the largest value of a variable
+ELSEWHERE = "on_test_batch_begin", "on_test_batch_end"  # on executors
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one of them wants to be called at evaluations, or to look into batches, which happen on
-            executors; names it.
+        ConfigError: one of them wants to be called at batches of evaluations, or to look into batches,
+            which happen on executors; names it.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -49,15 +50,13 @@ def check_callbacks(callbacks: Any) -> list[Any]:
         if hooks and not _at_epochs(callback):
             raise ConfigError(
                 f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and executors "
-                "evaluate. Use its epoch hooks (for SwapEMAWeights swap_on_epoch=True)."
+                "evaluate. Use on_test_begin, on_test_end or its epoch hooks."
             )
     return kept
 
 
 def _at_epochs(callback: Any) -> bool:
     """Return whether a callback of Keras's own does, as it is set, nothing that matters elsewhere."""
-    if isinstance(callback, keras.callbacks.SwapEMAWeights):
-        return bool(callback.swap_on_epoch)
     return isinstance(callback, keras.callbacks.TensorBoard | keras.callbacks.ProgbarLogger)
 
 
@@ -162,6 +161,10 @@ class Callbacks:
         model: the user's model.
         history: where the results go.
         params: what Keras tells callbacks of a fit: verbose, epochs, and steps, where they are known.
+
+    Attributes:
+        attends: whether a callback may have workers evaluate other weights than those of the epoch's end.
+        testing: whether a test has begun that has not ended.
     """
 
     def __init__(
@@ -171,6 +174,9 @@ class Callbacks:
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
         self.factors = [one for one in callbacks if isinstance(one, LearningRateFactor)]
         self.early = any(batch_hooks.overrides(one, "on_epoch_begin") for one in callbacks)
+        self.attends = any(batch_hooks.overrides(one, "on_test_begin") for one in callbacks)
+        self.testing = False
+        self.before: list[bytes] = []
         self.draws = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
         self.batches = BatchHooks(callbacks, model)
         self.list = keras.callbacks.CallbackList(
@@ -208,8 +214,25 @@ class Callbacks:
             self.batches.reach(steps, results, ends=True)
             self.batches.save(steps, results)
 
-    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> None:
-        """End an epoch."""
+    def note_weights(self) -> None:
+        """Note the weights that an epoch ends with, before callbacks see them."""
+        self.before = models.digests(self.model.weights)
+
+    def begin_test(self) -> bool:
+        """Begin to evaluate the validation rows; return whether a callback set other weights for it."""
+        self.testing = True
+        self.list.on_test_begin()
+        return self.attends and self.before != models.digests(self.model.weights)
+
+    def end_test(self, logs: dict[str, Any]) -> None:
+        """End the evaluation of the validation rows, which gave these results."""
+        if not self.testing:
+            self.begin_test()
+        self.testing = False
+        self.list.on_test_end(logs)
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
+        """End an epoch; return whether a callback set other weights since they were noted."""
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
@@ -219,6 +242,7 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True
+        return self.before != models.digests(self.model.weights)
 
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""
@@ -305,6 +329,19 @@ class DriverModel:
         if random:
             models.write(models.generators(self.model), layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # the values before
+
+    def is_at(self, cut: Cut) -> bool:
+        """Return whether the model has the weights of a cut, but for the rounding of a swap there and back.
+
+        SwapEMAWeights swaps by sums and differences on TensorFlow.
+        """
+        model, layouts = self.model, self.layouts
+        before = [*layouts.trainable.unpack(cut.parameters), *layouts.statistics.unpack(cut.statistics)]
+        after = models.reading([*models.trainable(model), *models.statistics(model)])
+        pairs = zip(before, after, strict=True)
+        return all(
+            np.allclose(new, old, rtol=0, atol=ROUNDING * np.abs(old).max(initial=0)) for old, new in pairs
+        )
 
     def _optimizer_states(self, cut: Cut, rows: Sequence[int]) -> list[Array] | None:
         """Return the replicas' common state, or the row-weighted mean of the workers' own."""

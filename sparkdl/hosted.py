@@ -94,6 +94,7 @@ class HostedStore:
         self._summary: dict[str, Any] = {}
         self._results: dict[int, EpochResult] = {}
         self._stopped: Cut | None = None
+        self._unattended: dict[int, EpochResult] = {}
         self._endpoint: Endpoint | None = None
         self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False, "short": -1}
         self._changed = threading.Condition()
@@ -123,10 +124,10 @@ class HostedStore:
             if known["rows"] is not None:
                 plan = replace(self.shape.plan, rows=tuple(known["rows"]))
                 self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
-            for epoch, fields in known["results"]:
-                self._results[epoch] = EpochResult(**fields | {"cut": Cut.of(fields["cut"])})
+            self._results |= _results(known["results"])
             if known["stopped"] is not None:
                 self._stopped = Cut.of(known["stopped"])
+            self._unattended |= _results(known["unattended"])
             self._changed.notify_all()
 
     def _drive(self, epoch: int) -> None:
@@ -144,8 +145,21 @@ class HostedStore:
         if epoch not in self._results:
             self._drive(epoch)
         with self._changed:
-            self._changed.wait_for(lambda: epoch in self._results or self._over, timeout)
+            self._changed.wait_for(
+                lambda: epoch in self._results or epoch in self._unattended or self._over, timeout
+            )
             return self._results.pop(epoch, None)
+
+    def unattended(self, epoch: int) -> EpochResult | None:
+        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        return self._unattended.get(epoch)
+
+    def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
+        """Let workers evaluate an epoch, as ParameterStore does."""
+        self._unattended.clear()
+        if self._endpoint is not None:
+            body = b"".join(part.tobytes() for part in weights or ())
+            self.ask(self._endpoint, f"/v1/evaluate/{epoch}", body)
 
     def release(self, epoch: int, learning_rate: float) -> None:
         """Let the workers train up to and with this epoch, as ParameterStore does, when next it is asked."""
@@ -200,6 +214,11 @@ def _member(fields: dict[str, Any]) -> Member:
 
 
 Store = ParameterStore | HostedStore
+
+
+def _results(given: Iterable[Any]) -> dict[int, EpochResult]:
+    """Return the results of epochs, of which these are the values."""
+    return {epoch: EpochResult(**fields | {"cut": Cut.of(fields["cut"])}) for epoch, fields in given}
 
 
 def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:

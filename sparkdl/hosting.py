@@ -23,6 +23,7 @@ from sparkdl.packing import pack
 from sparkdl.rules import Rule
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.store import ParameterStore
+from sparkdl.weights import Vector
 from sparkdl.worker import Code, TrainJob, train_task
 
 ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch
@@ -85,10 +86,16 @@ class Steward:
         with store.changed:
             self.results = {k: result for k, result in self.results.items() if k >= epoch}
             store.changed.wait_for(
-                lambda: epoch in self.results or store.closed or (store.plans and released < epoch),
+                lambda: (
+                    epoch in self.results
+                    or store.closed
+                    or (store.plans and released < epoch)
+                    or store.unattended(epoch) is not None
+                ),
                 ASK_SECONDS,
             )
-        return self.record()
+            ended = store.unattended(epoch)
+        return self.record(unattended=None if ended is None else (epoch, ended))
 
     @property
     def weight_bytes(self) -> int:
@@ -97,9 +104,16 @@ class Steward:
 
     def replace(self, weights: bytes) -> None:
         """Take weights that a callback set, parameters and then statistics, as the new center."""
+        self.store.replace(*self._parts(weights))
+
+    def evaluate(self, epoch: int, weights: bytes) -> None:
+        """Let workers evaluate an epoch: weights as ``replace`` takes them, or those at its end if empty."""
+        self.store.evaluate(epoch, self._parts(weights) if weights else None)
+
+    def _parts(self, weights: bytes) -> tuple[Vector, Vector]:
         vector = np.frombuffer(weights, np.float32)
         count = len(self.store.merging.parameters)
-        self.store.replace(vector[:count].copy(), vector[count:].copy())
+        return vector[:count].copy(), vector[count:].copy()
 
     def leave(self, worker: int) -> None:
         """Note that a worker has ended, and asks for nothing any more.
@@ -119,8 +133,13 @@ class Steward:
         with self.store.changed:
             self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
 
-    def record(self, *, stopped: bool = False) -> bytes:
-        """Return what the client may not know yet; ``stopped``: where the run has got to is part of it."""
+    def record(self, *, stopped: bool = False, unattended: tuple[int, EpochResult] | None = None) -> bytes:
+        """Return what the client may not know yet.
+
+        Args:
+            stopped: whether where the run has got to is part of it.
+            unattended: the epoch whose evaluation waits for the client, and what workers reported of it.
+        """
         store = self.store
         with store.changed:
             known: dict[str, Any] = {
@@ -128,13 +147,16 @@ class Steward:
                 "log": [store.log.popleft() for _ in range(len(store.log))],
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
                 "summary": store.summary() | self.traffic.summary(),
-                "results": [
-                    (epoch, vars(result) | {"cut": result.cut.values()})
-                    for epoch, result in self.results.items()
-                ],
+                "results": _values(self.results.items()),
                 "stopped": store.stopped_cut().values() if stopped else None,
+                "unattended": _values([unattended] if unattended else []),
             }
         return pack(known)
+
+
+def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the results of epochs as ``packing`` takes them."""
+    return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
 def train(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code, context: Any) -> Iterator[Any]:

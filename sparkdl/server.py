@@ -204,19 +204,31 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
 
     @app.post("/v1/replace")
     def replace_weights() -> Any:
-        length = flask.request.content_length
-        if length != steward.weight_bytes:
-            raise RefusedError(413, f"{length} bytes of weights; this model has {steward.weight_bytes}.")
-        weights = flask.request.environ["wsgi.input"].read(length)
-        if len(weights) != length:
-            raise RefusedError(400, f"The weights broke off after {len(weights)} of {length} bytes.")
+        weights = _weights(steward.weight_bytes)
         steward.replace(weights)
+        return {}
+
+    @app.post("/v1/evaluate/<int:epoch>")
+    def evaluate(epoch: int) -> Any:
+        weights = _weights(steward.weight_bytes) if flask.request.content_length else b""
+        steward.evaluate(epoch, weights)
         return {}
 
     @app.post("/v1/leave")
     def leave() -> Any:
         steward.leave(**_json(worker=int))
         return {}
+
+
+def _weights(nbytes: int) -> bytes:
+    """Return the body of a request, which has to be so long."""
+    length = flask.request.content_length
+    if length != nbytes:
+        raise RefusedError(413, f"{length} bytes of weights; this model has {nbytes}.")
+    weights: bytes = flask.request.environ["wsgi.input"].read(length)
+    if len(weights) != length:
+        raise RefusedError(400, f"The weights broke off after {len(weights)} of {length} bytes.")
+    return weights
 
 
 def _json(**fields: type) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class ParameterStore:
         self.books: dict[int, Book] = {}
         self.plans: list[Plan] = []
         self.released = 0  # epochs before this one may be trained
+        self.attended: dict[int, tuple[Vector, Vector] | None] = {}  # weights to evaluate; None: the cut's
         self.stopping = False
         self.short = -1  # the epoch that ends before its last batch, and training with it
         self.ending = False  # whether replies tell workers so by now
@@ -668,6 +669,7 @@ class ParameterStore:
             epoch
             for epoch, book in self.books.items()
             if epoch in self.shape.evaluated and book.cut and worker not in book.validation
+            if epoch in self.attended or not self.shape.attended
         )
         return min(waiting, default=-1)
 
@@ -676,11 +678,13 @@ class ParameterStore:
             self._check_open(update.generation)
             book = self.books.get(update.epoch)
             cut = book.cut if book is not None and book.cut is not None else self.cut
-            if cut.version == update.base_version:
+            weights = self.attended.get(update.epoch)
+            if weights is None and cut.version == update.base_version:
                 return replace(self._control(), version=cut.version)
+            parameters, statistics = weights or (cut.parameters, cut.statistics)
             return replace(
-                self._control(), kind=Answer.CENTER, version=cut.version, parameters=cut.parameters,
-                statistics=cut.statistics,
+                self._control(), kind=Answer.CENTER, version=cut.version, parameters=parameters,
+                statistics=statistics,
             )  # fmt: skip
 
     def _center(self, update: Update, read: Read) -> Reply:
@@ -729,15 +733,16 @@ class ParameterStore:
         """Wait until every worker has reported an epoch, and evaluated it where that is asked.
 
         Returns:
-            What they reported; None after ``timeout`` seconds, when the run has failed or closed, or when
-            all workers are ready for an epoch that is not released yet.
+            What they reported; None after ``timeout`` seconds, when the run has failed or closed, when its
+            evaluation waits for ``evaluate``, or when all workers are ready for an epoch that is not released
+            yet.
         """
         with self.changed:
             self._note_silence()
             self.changed.wait_for(
                 lambda: (
                     self._complete(epoch) or self.failure is not None or self.closed
-                    or (self.plans and self.released <= epoch)
+                    or self.unattended(epoch) is not None or (self.plans and self.released <= epoch)
                 ),
                 timeout,
             )  # fmt: skip
@@ -751,6 +756,21 @@ class ParameterStore:
                 book.cut, [book.metrics[k] for k in order if k in book.metrics],
                 [book.validation[k] for k in order if k in book.validation], book.rows, losses,
             )  # fmt: skip
+
+    def unattended(self, epoch: int) -> EpochResult | None:
+        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        with self.changed:
+            book = self.books.get(epoch)
+            waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
+            if not waits or book is None or book.cut is None or not self.plans:
+                return None
+            return EpochResult(book.cut, [book.metrics[k] for k in sorted(book.metrics)], [], book.rows, [])
+
+    def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
+        """Let workers evaluate an epoch: these parameters and statistics, or the cut at its end if None."""
+        with self.changed:
+            self.attended[epoch] = weights
+            self.changed.notify_all()
 
     def _note_silence(self) -> None:
         """Lose a worker that has said nothing for too long, where the driver was there to hear."""
@@ -863,6 +883,7 @@ class ParameterStore:
                 self.merging.parameters = cut.parameters  # which the replicas have reached
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
+            self.attended = {epoch: kept for epoch, kept in self.attended.items() if epoch >= cut.epoch}
             self._take_back()
         self._tidy()
 

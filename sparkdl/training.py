@@ -156,6 +156,7 @@ class Run:
             "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
         }  # fmt: skip
         self.said = False
+        self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
 
     def _known_steps(self) -> int | None:
         """Return the batches of an epoch, where the number of rows is known before a job."""
@@ -300,6 +301,7 @@ class Run:
         shape = RunShape(
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
+            attended=validating and self.callbacks.attends,
             metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
             first_step=self.first[1],
@@ -330,8 +332,7 @@ class Run:
 
     def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
-            if self.callbacks.begin_epoch(epoch):
-                store.replace(self.driver.parameters(), self.driver.statistics())
+            self._begin_epoch(epoch, store)
             self._release(epoch, store)
         rows = sum(self._rows(store))
         display.begin(epoch, rows)
@@ -347,6 +348,7 @@ class Run:
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
             gang.check()
+            self._begin_test(epoch, store)
             self._keep(store)
             if not self.said and store.plans:
                 self._say_workers(store)
@@ -398,6 +400,34 @@ class Run:
         self._load(cut, store)
         hooks.mark()
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
+
+    def _begin_epoch(self, epoch: int, store: Store) -> None:
+        """Let callbacks begin an epoch after the first, and workers go on from the weights that these set.
+
+        Workers that do not wait have begun it already. Weights that were only swapped meanwhile stay theirs.
+        """
+        changed = self.callbacks.begin_epoch(epoch) or self.changed
+        self.changed = False
+        if changed and self.request.config.mode is not Mode.SYNCHRONOUS:
+            changed = not self.driver.is_at(store.cut)
+        if changed:
+            store.replace(self.driver.parameters(), self.driver.statistics())
+
+    def _end_batches(self, cut: Cut, results: dict[str, Any], store: Store) -> None:
+        """Put the end of an epoch into the model, and call the batch hooks that are left."""
+        self.callbacks.batches.check()
+        self._load(cut, store)
+        self.callbacks.note_weights()
+        self.callbacks.end_batches(store.plans[0].steps, results)
+
+    def _begin_test(self, epoch: int, store: Store) -> None:
+        """Let callbacks begin the evaluation of an epoch's end, where workers wait for that."""
+        ended = store.unattended(epoch)
+        if ended is None:
+            return
+        self._end_batches(ended.cut, self.metrics.merge(ended.metrics), store)
+        changed = self.callbacks.begin_test()
+        store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
     def _raise_interrupts(self) -> None:
         """Raise what Ctrl-C raised where it did not come through."""
@@ -469,19 +499,22 @@ class Run:
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
         logs = results = self.metrics.merge(result.metrics)
+        store.commit(result.cut)
+        self.training["losses"].append(result.losses)
+        if not self.callbacks.testing:  # else that was done before the test
+            self._end_batches(result.cut, results, store)
         if result.validation:
             held = self.metrics.merge(result.validation)
             logs = logs | {f"val_{name}": value for name, value in held.items()}
-        store.commit(result.cut)
-        self.training["losses"].append(result.losses)
-        self.callbacks.batches.check()
-        self._load(result.cut, store)
-        before = models.digests(self.request.model.weights)
-        self.callbacks.end_batches(store.plans[0].steps, results)
+            self.callbacks.end_test(held)
+            if self.callbacks.attends and self.driver.is_at(result.cut):
+                self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
-        self.callbacks.end_epoch(epoch, logs, result.losses)
-        if before != models.digests(self.request.model.weights):
+        self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
+        ends = self.request.model.stop_training or epoch + 1 == self.request.fit.epochs
+        if self.changed and (ends or self.request.config.mode is Mode.SYNCHRONOUS):
             store.replace(self.driver.parameters(), self.driver.statistics())
+            self.changed = False
         self._keep(store, logs)
         return logs
 

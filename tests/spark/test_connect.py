@@ -134,6 +134,24 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
 
 
 @pytest.mark.third_day
+def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table):
+    """Validation waits for the driver's callbacks, which say of which weights it is."""
+    ours, reference = (
+        problem.model(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)) for _ in range(2)
+    )
+    settings = {"batch_size": 203, "epochs": 2, "verbose": 0}
+    histories = [
+        model.fit(*data, validation_data=held, callbacks=[keras.callbacks.SwapEMAWeights(True)], **settings)
+        for model, data, held in (
+            (SparkModel(ours, num_workers=2, placement="worker"), (table,), table),
+            (reference, (problem.x, problem.y), (problem.x, problem.y)),
+        )
+    ]
+
+    for name, values in histories[1].history.items():
+        assert values == pytest.approx(histories[0].history[name], rel=1e-5), name
+
+
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table, placement):
     """The job is cancelled by its tag: the next fit needs all three slots."""

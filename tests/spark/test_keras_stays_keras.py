@@ -30,11 +30,11 @@ def train(problem, *, epochs=4, **arguments):
     return model, history, reference, expected
 
 
-def same(expected, history):
+def same(expected, history, rel=1e-4):
     """Check that two histories have the same keys and, but for rounding, values."""
     assert set(expected.history) == set(history.history)
     for name, values in expected.history.items():
-        assert values == pytest.approx(history.history[name], rel=1e-4), name
+        assert values == pytest.approx(history.history[name], rel=rel), name
 
 
 def test_a_history_is_a_table_of_epochs(problem):
@@ -97,21 +97,77 @@ def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
     assert problem.distance(model, reference, problem.model().get_weights()) <= 1
 
 
-def test_weights_that_a_callback_swaps_are_swapped_back(problem):
-    """The averages are there when an epoch ends, and training goes on from the weights themselves."""
+class Zeroed(keras.callbacks.Callback):
+    """Evaluates the model without its biases, and notes what it is called for, with what logs."""
+
+    def __init__(self, *, restores=True):
+        super().__init__()
+        self.calls, self.restores = [], restores
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(("epoch begins", {}))
+
+    def on_test_begin(self, logs=None):
+        self.calls.append(("test begins", dict(logs or {})))
+        self.weights = self.model.get_weights()
+        self.model.set_weights([weight * (weight.ndim > 1) for weight in self.weights])
+
+    def on_test_end(self, logs=None):
+        self.calls.append(("test ends", dict(logs or {})))
+        if self.restores:
+            self.model.set_weights(self.weights)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(("epoch ends", dict(logs or {})))
+
+
+ALL = {"mode": "synchronous", "num_workers": 2}
+ALONE = {"mode": "asynchronous", "frequency": "epoch", "num_workers": 1}
+whole = pytest.mark.whole
+
+
+SWAPPING = {
+    "averages": lambda: keras.callbacks.SwapEMAWeights(),
+    "averages by epoch": lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    "own weights": Zeroed,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("averages by epoch", ALL), ("averages", ALONE), ("own weights", ALL),
+        pytest.param("averages", ALL, marks=whole), pytest.param("averages by epoch", ALONE, marks=whole),
+        pytest.param("own weights", ALONE, marks=whole),
+        pytest.param("averages by epoch", {"frequency": 2, "num_workers": 1}, marks=whole),
+        pytest.param("averages", {"mode": "hogwild", "frequency": 2, "num_workers": 1}, marks=whole),
+    ],
+)  # fmt: skip
+def test_validation_is_of_the_weights_that_a_callback_swaps_in(problem, kind, settings):
+    """With SwapEMAWeights these are the averages, and training goes on from the weights themselves."""
     ours, reference = (
         problem.model(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)) for _ in range(2)
     )
-    settings = {"epochs": 3, **SETTINGS}
-    history = SparkModel(ours, num_workers=2).fit(
-        problem.x, problem.y, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], **settings
-    )
-    expected = reference.fit(
-        problem.x, problem.y, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], **settings
+    fits = {"epochs": 3, "validation_data": (problem.x[:50], problem.y[:50]), **SETTINGS}
+    callbacks = [SWAPPING[kind]() for _ in range(2)]
+    history = SparkModel(ours, **settings).fit(problem.x, problem.y, callbacks=callbacks[:1], **fits)
+    expected = reference.fit(problem.x, problem.y, callbacks=callbacks[1:], **fits)
+
+    same(expected, history, rel=1e-5)
+    assert problem.distance(ours, reference, problem.model().get_weights()) <= 1
+    ours_called, theirs_called = (getattr(callback, "calls", []) for callback in callbacks)
+    assert [name for name, _ in theirs_called] == [name for name, _ in ours_called]
+    for (_, theirs), (_, logs) in zip(theirs_called, ours_called, strict=True):
+        assert theirs == pytest.approx(logs, rel=1e-5)
+
+
+def test_weights_that_a_callback_leaves_after_a_test_are_trained_on(problem):
+    """The next epoch begins with what `on_test_begin` set, if `on_test_end` does not set it back."""
+    _, history, _, expected = train(
+        problem, epochs=3, validation_split=0.25, callbacks=lambda: [Zeroed(restores=False)]
     )
 
-    same(expected, history)
-    assert problem.distance(ours, reference, problem.model().get_weights()) <= 1
+    same(expected, history, rel=1e-5)
 
 
 def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):

@@ -312,6 +312,7 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
     ("path", "body", "headers", "status"),
     [
         ("drive", b"{}", {}, 401), ("replace", b"12345678", {}, 401), ("leave", b'{"worker": 1}', {}, 401),
+        ("evaluate/0", b"12345678", {}, 401), ("evaluate/0", b"1234567", TOKEN, 413),
         ("drive", b'{"epoch": 1, "released": 0, "learning_rate": 1, "stop": false}', TOKEN, 400),
         ("replace", b"1234567", TOKEN, 413), ("leave", b'{"worker": "1"}', TOKEN, 400),
     ],

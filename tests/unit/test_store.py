@@ -546,6 +546,27 @@ def test_progress_is_that_of_the_updates_that_count(mode):
     assert (1.0, 1, 1) == (store.progress, store.counters["exchanges"], store.counters["duplicates"])
 
 
+def test_an_evaluation_waits_for_a_driver_that_attends_it():
+    """The driver gets the cut of the epoch's end, and says which weights workers evaluate."""
+    shape = {"evaluated": frozenset({0, 1}), "attended": True, "metrics": 1}
+    store = begun(store_of(workers=1, size=1, **shape))
+    with impatient():
+        waiting = give(store, report_of(store, 0, epoch=0))
+        cut = store.unattended(0).cut
+        unknown = store.wait_epoch(0, 0)
+        store.evaluate(0, (np.full(1, 7, np.float32), EMPTY))
+        asked = give(store, awaiting(report_of(store, 0, epoch=0)))
+        pulled = give(store, update_of(store, 0, kind=Kind.PULL, epoch=0, base_version=cut.version))
+        give(store, update_of(store, 0, kind=Kind.VALIDATION, epoch=0, metrics=b"v"))
+    result = store.wait_epoch(0, 0)
+    store.commit(result.cut)
+
+    assert (-1, None, 0) == (waiting.evaluate, unknown, asked.evaluate)
+    assert (Answer.CENTER, [7.0]) == (pulled.kind, pulled.parameters.tolist())
+    assert [b"v"] == result.validation
+    assert ({}, None) == (store.attended, store.unattended(1))
+
+
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
     """A push looks through the books under the lock that guards them."""
     store = begun(store_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
