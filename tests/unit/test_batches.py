@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.batches import Plan, even_split, num_batches, ranks
+from sparkdl.batches import Plan, even_split, num_batches, num_before, ranks
 
 row_counts = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
 batch_sizes = st.integers(1, 40)
@@ -38,6 +38,15 @@ def test_ranks_are_the_even_interleaving(rows):
 
     for worker in range(len(rows)):
         assert [expected[worker, j] for j in range(rows[worker])] == ranks(rows, worker).tolist()
+
+
+@given(row_counts, st.integers(0, 200))
+def test_the_first_rows_of_all_workers_are_the_first_ones_of_each(rows, edge):
+    """Each has its rows that rank before the edge, and all workers together as many as it says."""
+    counts = [num_before(rows, worker, edge) for worker in range(len(rows))]
+
+    assert min(edge, sum(rows)) == sum(counts)
+    assert counts == [int((ranks(rows, worker) < edge).sum()) for worker in range(len(rows))]
 
 
 @given(row_counts, batch_sizes)
