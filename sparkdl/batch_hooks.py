@@ -24,6 +24,7 @@ from sparkdl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
+TEST_HOOKS = "on_test_batch_begin", "on_test_batch_end"
 LOOK_AT_RESULTS = "keras", "tqdm", "wandb", "mlflow"  # packages whose batch hooks need no weights
 
 
@@ -71,6 +72,7 @@ class BatchHooks:
 
     def __init__(self, callbacks: Sequence[Any], model: keras.Model) -> None:
         self.model, self.done = model, 0
+        self.all = callbacks
         kept = [one for one in callbacks if not isinstance(one, LearningRateFactor)]
         self.savers = [one for one in kept if saves(one)]
         self.others = [one for one in kept if one not in self.savers]
@@ -79,6 +81,11 @@ class BatchHooks:
         self.iterations = 0
         self.weights: list[bytes] = []  # digests of those that hooks are to leave; none: they may set them
         self.announced, self.warned = False, False
+
+    @property
+    def size(self) -> int:
+        """The batches that hooks are called once for."""
+        return getattr(self.model, "steps_per_execution", None) or 1
 
     @property
     def listening(self) -> list[Any]:
@@ -133,7 +140,7 @@ class BatchHooks:
             results: the results of all workers so far.
             ends: whether that are all batches of the epoch.
         """
-        size = getattr(self.model, "steps_per_execution", None) or 1
+        size = self.size
         callbacks, first = self.listening, self.done == 0
         rate = optimizers.learning_rate(self.model)
         while callbacks and self.done < done and not self.model.stop_training:
@@ -175,6 +182,16 @@ class BatchHooks:
                 "while an epoch runs. Set weights in on_epoch_begin or on_epoch_end, or give variables a "
                 "constraint."
             )
+
+    def test(self, batches: int, results: dict[str, Any]) -> None:
+        """Call the hooks of each batch of an evaluation that is over, with its results."""
+        callbacks = [one for one in self.all if any(overrides(one, hook) for hook in TEST_HOOKS)]
+        for begin in range(0, batches if callbacks else 0, self.size):
+            logs = dict(results)
+            for callback in callbacks:
+                callback.on_test_batch_begin(begin, logs={})
+            for callback in callbacks:
+                callback.on_test_batch_end(begin + self.size - 1, logs=logs)
 
     def is_due(self, done: int) -> bool:
         """Return whether a saver is to be called after so many batches of the epoch, or soon after."""

@@ -27,15 +27,13 @@ from sparkdl.weights import Array, Layout, trim
 logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5  # the least time between two reports
 ROUNDING = 1e-6  # of the largest value of a variable
-ELSEWHERE = "on_test_batch_begin", "on_test_batch_end"  # on executors
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one of them wants to be called at batches of evaluations, or to look into batches,
-            which happen on executors; names it.
+        ConfigError: one of them is none, or is to look into batches, which executors have; names it.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -46,18 +44,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
                 f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
             )
         batch_hooks.require_results_only(callback)
-        hooks = [hook for hook in ELSEWHERE if batch_hooks.overrides(callback, hook)]
-        if hooks and not _at_epochs(callback):
-            raise ConfigError(
-                f"The callback {type(callback).__name__} overrides {', '.join(hooks)}, and executors "
-                "evaluate. Use on_test_begin, on_test_end or its epoch hooks."
-            )
     return kept
-
-
-def _at_epochs(callback: Any) -> bool:
-    """Return whether a callback of Keras's own does, as it is set, nothing that matters elsewhere."""
-    return isinstance(callback, keras.callbacks.TensorBoard | keras.callbacks.ProgbarLogger)
 
 
 class Metrics:
@@ -224,11 +211,12 @@ class Callbacks:
         self.list.on_test_begin()
         return self.attends and self.before != models.digests(self.model.weights)
 
-    def end_test(self, logs: dict[str, Any]) -> None:
-        """End the evaluation of the validation rows, which gave these results."""
+    def end_test(self, logs: dict[str, Any], batches: int) -> None:
+        """End the evaluation of so many batches of validation rows, which gave these results."""
         if not self.testing:
             self.begin_test()
         self.testing = False
+        self.batches.test(batches, logs)
         self.list.on_test_end(logs)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:

@@ -659,9 +659,9 @@ class ParameterStore:
         return reply
 
     def _is_short_over(self) -> bool:
-        """Return whether all workers have reported the epoch that ends early."""
+        """Return whether nobody has to wait any more for the epoch that ends early, or for its evaluation."""
         book = self.books.get(self.short)
-        return book is not None and book.cut is not None
+        return book is not None and book.cut is not None and self.unattended(self.short) is None
 
     def _to_evaluate(self, worker: int) -> int:
         """Return the epoch whose snapshot this worker has still to evaluate, or -1."""

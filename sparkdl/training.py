@@ -429,6 +429,13 @@ class Run:
         changed = self.callbacks.begin_test()
         store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
+    def _validation_batches(self, store: Store) -> int:
+        """Return the batches in which one process would evaluate the validation rows."""
+        fit = self.request.fit
+        size = fit.validation_batch_size or self.plan.batch_size
+        rows = sum(member.validation_rows for member in store.members.values())
+        return num_batches(min(rows, fit.validation_rows(size) or rows), size)
+
     def _raise_interrupts(self) -> None:
         """Raise what Ctrl-C raised where it did not come through."""
         if self.interrupts:
@@ -506,7 +513,7 @@ class Run:
         if result.validation:
             held = self.metrics.merge(result.validation)
             logs = logs | {f"val_{name}": value for name, value in held.items()}
-            self.callbacks.end_test(held)
+            self.callbacks.end_test(held, self._validation_batches(store))
             if self.callbacks.attends and self.driver.is_at(result.cut):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)

@@ -38,6 +38,18 @@ class Noting(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self._note("end", batch, int(self.model.optimizer.iterations), logs)
 
+    def on_test_begin(self, logs=None):
+        self._note("test", 0)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._note("begin test", batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._note("end test", batch, logs)
+
+    def on_test_end(self, logs=None):
+        self._note("tested", 0, logs)
+
     def on_epoch_end(self, epoch, logs=None):
         self._note("over", epoch, logs)
 
@@ -46,19 +58,22 @@ class Noting(keras.callbacks.Callback):
 def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode, steps):
     """The calls are those of Keras but for the logs; the last batch has the results of the epoch."""
     ours, theirs = Noting(), Noting()
+    settings = SETTINGS | {"epochs": 2, "validation_split": 0.4}
     SparkModel(problem.model(steps_per_execution=steps), mode=mode, num_workers=2).fit(
-        problem.x, problem.y, epochs=2, callbacks=[ours], **SETTINGS
+        problem.x, problem.y, callbacks=[ours], **settings
     )
-    problem.model(steps_per_execution=steps).fit(
-        problem.x, problem.y, epochs=2, callbacks=[theirs], **SETTINGS
-    )
+    problem.model(steps_per_execution=steps).fit(problem.x, problem.y, callbacks=[theirs], **settings)
 
     assert [call[:2] for call in theirs.calls] == [call[:2] for call in ours.calls]
     assert theirs.params_seen == ours.params_seen
     assert {threading.current_thread()} == ours.threads
     ends = [call for call in ours.calls if call[0] == "end"]
-    overs = [call for call in ours.calls if call[0] == "over"]
-    assert [ends[len(ends) // 2 - 1][3], ends[-1][3]] == [over[2] for over in overs]
+    tests = [call[2] for call in ours.calls if call[0] == "end test"]
+    overs = [call[2] for call in ours.calls if call[0] == "over"]
+    for epoch, over in enumerate(overs):
+        trained = ends[len(ends) // 2 * (epoch + 1) - 1][3]
+        tested = {f"val_{name}": value for name, value in tests[len(tests) // 2 * epoch].items()}
+        assert over == trained | tested
     if mode is Mode.SYNCHRONOUS:
         assert [call[2] for call in theirs.calls if call[0] == "end"] == [call[2] for call in ends]
 
@@ -91,16 +106,22 @@ def stop(callback):
         callback.model.stop_training = True
 
 
-@pytest.mark.parametrize("settings", [{}, {"frequency": 4}, {"mode": "asynchronous"}, {"mode": "hogwild"}])
-def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settings):
+@pytest.mark.parametrize(
+    ("settings", "watched"),
+    [({}, True), ({"frequency": 4}, False), ({"mode": "asynchronous"}, True), ({"mode": "hogwild"}, False)],
+)
+def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settings, watched):
     """The epoch has the results of its batches so far, and of its validation; hooks are called in order."""
-    callback = AtBatch(stop)
+    callback, tests = AtBatch(stop), []
+    watch = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: tests.append("begun"))
 
     history = SparkModel(problem.model(), num_workers=2, **settings).fit(
-        problem.x, problem.y, epochs=3, callbacks=[callback], validation_split=0.2, **ENDLESS
-    )
+        problem.x, problem.y, epochs=3, callbacks=[callback, *[watch] * watched], validation_split=0.2,
+        **ENDLESS,
+    )  # fmt: skip
 
     assert [0] == history.epoch
+    assert ["begun"] * watched == tests
     assert list(range(len(callback.batches))) == callback.batches
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(history.history)
     assert all({"loss", "accuracy"} == set(logs) for logs in callback.logs)

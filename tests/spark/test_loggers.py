@@ -47,6 +47,28 @@ def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_fre
     assert history.history["loss"][1] == pytest.approx(wandb_run.run.summary["epoch/loss"])
 
 
+@pytest.mark.parametrize("flavor", ["keras", "tensorflow"])
+def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
+    """MlflowCallback logs metrics of each epoch, or of each so many batches, and the optimizer's settings."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
+    mlflow = pytest.importorskip("mlflow")
+    callback = pytest.importorskip(f"mlflow.{flavor}").MlflowCallback
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    client = mlflow.MlflowClient()
+
+    with mlflow.start_run() as run:
+        history = fit(problem, callback())
+    with mlflow.start_run() as other:
+        fit(problem, callback(log_every_epoch=False, log_every_n_steps=4))
+
+    for name in ("loss", "val_loss"):
+        values = [(entry.step, entry.value) for entry in client.get_metric_history(run.info.run_id, name)]
+        assert list(enumerate(history.history[name])) == pytest.approx(sorted(values))
+    steps = [entry.step for entry in client.get_metric_history(other.info.run_id, "loss")]
+    assert [4, 8, 12] == sorted(steps)
+    assert "0.3" in str(client.get_run(run.info.run_id).data.params)
+
+
 @pytest.mark.parametrize("verbose", [0, 1, 2])
 def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
     """TqdmCallback's bars reach their ends, and know how many batches an epoch has."""
