@@ -593,8 +593,8 @@ def _settle_rows(
     """
     if source.indicator is not None and (validation is not None or fit.validation_split):
         raise ConfigError(
-            "validation_indicator_col names the validation rows, as validation_data and validation_split do. "
-            "Pass one of them."
+            "validation_indicator_col names the validation rows, as validation_data and validation_split do; "
+            "pass one of them."
         )
     if validation is not None:
         require_partner(source, validation)

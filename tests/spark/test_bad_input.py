@@ -137,7 +137,6 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
     cases = [
         ({"validation_data": frame}, ConfigError, "should be arrays .* or an RDD .* got a DataFrame"),
         ({"validation_data": (x, y, y, y)}, ConfigError, "validation_data should be .*; got 4 parts"),
-        ({"validation_data": (x, y), "validation_split": 0.1}, ConfigError, "pass one of them"),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
         ({"validation_split": 0.999}, DataError, "both parts need rows"),
     ]  # fmt: skip
