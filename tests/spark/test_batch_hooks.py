@@ -108,7 +108,12 @@ def stop(callback):
 
 @pytest.mark.parametrize(
     ("settings", "watched"),
-    [({}, True), ({"frequency": 4}, False), ({"mode": "asynchronous"}, True), ({"mode": "hogwild"}, False)],
+    [
+        ({}, True),
+        ({"mode": "asynchronous"}, True),
+        ({"mode": "hogwild"}, False),
+        pytest.param({"frequency": 4}, False, marks=pytest.mark.whole),
+    ],
 )
 def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settings, watched):
     """The epoch has the results of its batches so far, and of its validation; hooks are called in order."""

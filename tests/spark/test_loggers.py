@@ -12,6 +12,10 @@ SETTINGS = {"batch_size": 32, "epochs": 2, "shuffle": False, "validation_split":
 STEPS = 6  # of 162 rows
 
 
+def whole(value):
+    return pytest.param(value, marks=pytest.mark.whole)
+
+
 def fit(problem, *callbacks):
     return SparkModel(problem.model(), num_workers=2).fit(
         problem.x, problem.y, callbacks=list(callbacks), **SETTINGS
@@ -29,7 +33,7 @@ def wandb_run(tmp_path, monkeypatch):
     run.finish()
 
 
-@pytest.mark.parametrize("log_freq", ["epoch", "batch", 3])
+@pytest.mark.parametrize("log_freq", ["epoch", whole("batch"), 3])
 def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_freq):
     """WandbMetricsLogger logs what History has, and every batch that it counts."""
     from wandb.integration.keras import WandbMetricsLogger
@@ -47,7 +51,7 @@ def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_fre
     assert history.history["loss"][1] == pytest.approx(wandb_run.run.summary["epoch/loss"])
 
 
-@pytest.mark.parametrize("flavor", ["keras", "tensorflow"])
+@pytest.mark.parametrize("flavor", ["keras", whole("tensorflow")])
 def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
     """MlflowCallback logs metrics of each epoch, or of each so many batches, and the optimizer's settings."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
@@ -69,7 +73,7 @@ def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
     assert "0.3" in str(client.get_run(run.info.run_id).data.params)
 
 
-@pytest.mark.parametrize("verbose", [0, 1, 2])
+@pytest.mark.parametrize("verbose", [whole(0), 1, 2])
 def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
     """TqdmCallback's bars reach their ends, and know how many batches an epoch has."""
     tqdm = pytest.importorskip("tqdm.keras")
@@ -85,7 +89,7 @@ def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
     assert [(STEPS, STEPS)] * (2 * (verbose > 0)) == seen
 
 
-@pytest.mark.parametrize("update_freq", ["epoch", "batch", 4])
+@pytest.mark.parametrize("update_freq", ["epoch", whole("batch"), 4])
 def test_tensorboard_has_what_it_has_in_keras(problem, tmp_path, update_freq):
     """TensorBoard's own reader finds the same epochs and batches; results of epochs are History's."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
