@@ -254,6 +254,11 @@ class Plan:
             whole = min(self.batch_size, total - place * self.batch_size)
             yield Span(turn, start, stop, whole if self.joint else stop - start)
 
+    def batch_rows(self, epoch: int) -> Integers:
+        """Return the rows of each batch of an epoch whose updates are made jointly."""
+        places = (epoch * self.steps + np.arange(self.steps, dtype=np.int64)) % self.turn_steps
+        return np.minimum(self.batch_size, self._total - places * self.batch_size)
+
     @cached_property
     def _edges(self) -> list[int]:
         edges: list[int] = self.bounds.tolist()

@@ -18,7 +18,9 @@ import keras
 import numpy as np
 
 from sparkdl import batch_hooks, models, optimizers
+from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
+from sparkdl.batches import Integers
 from sparkdl.books import Cut, Running
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
@@ -79,18 +81,36 @@ class Metrics:
                 ", ".join(means),
             )
 
-    def merge(self, states: Sequence[bytes]) -> dict[str, float]:
-        """Return the results of all workers' metrics together: states added, none counted twice."""
+    def merge(
+        self, states: Sequence[bytes], losses: Sequence[float] = (), rows: Integers | tuple[int, ...] = ()
+    ) -> dict[str, float]:
+        """Return the results of all workers' metrics together: states added, none counted twice.
+
+        Args:
+            states: each worker's metric states.
+            losses: the loss of each batch that workers shared, where rows are not what divides it.
+            rows: the rows of each of these batches.
+        """
         given = [self.layout.from_bytes(state) for state in states if state]
         merged = [
             np.asarray(first + sum(state[index] - first for state in given), first.dtype)
             for index, first in enumerate(self.initial)
         ]
+        if given and 0 < len(losses) <= len(rows) and np.isfinite(losses).all():
+            self._set_loss(merged, losses, rows[: len(losses)])
         results = self._results(merged)
         for metric in self.apart if given else []:
             results[self._key(metric)] = self._merged(metric, given)
         self.model.reset_metrics()
         return results
+
+    def _set_loss(self, merged: list[Array], losses: Sequence[float], rows: Any) -> None:
+        """Set the state of the metric of the loss to what one process has after these batches."""
+        loss = loss_metric(self.model)
+        sums = {} if loss is None else {id(loss.total): np.dot(losses, rows), id(loss.count): np.sum(rows)}
+        for index, variable in enumerate(self.variables):
+            if id(variable) in sums:
+                merged[index] = np.asarray(sums[id(variable)], merged[index].dtype)
 
     def _results(self, state: Sequence[Array]) -> dict[str, Any]:
         models.write(self.variables, state)

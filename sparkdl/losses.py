@@ -45,9 +45,13 @@ class Reduction(NamedTuple):
 class Watch:
     """The reductions of the losses that were computed in this thread while it was watched.
 
+    What a mean takes in as one number for a batch, such as the loss of an output or a tracker's value, counts
+    as the share's part of the batch: the shares together count as one batch, and their values as its mean.
+
     Args:
-        scale: what losses that are summed are multiplied by: rows of the whole batch per row of this share,
-            so that a mean over shares, weighed by rows, is the sum over all rows.
+        scale: rows of the whole batch per row of this share; None if the batch is not shared. Losses that
+            are summed are multiplied by it, so that a mean over shares, weighed by rows, is the sum over all
+            rows.
     """
 
     def __init__(self, scale: Any = None) -> None:
@@ -79,6 +83,7 @@ class Watch:
 
 
 _reduce, _call = reductions.reduce_weighted_values, reductions.Loss.__call__
+_update = keras.metrics.Mean.update_state
 _watches: dict[int, Watch] = {}  # by thread
 _installing = threading.Lock()
 
@@ -90,6 +95,7 @@ def watched(scale: Any = None) -> Iterator[Watch]:
     with _installing:
         _watches[thread] = watch = Watch(scale)
         reductions.reduce_weighted_values, reductions.Loss.__call__ = _watched_reduce, _watched_call
+        keras.metrics.Mean.update_state = _watched_update
     try:
         yield watch
     finally:
@@ -97,6 +103,20 @@ def watched(scale: Any = None) -> Iterator[Watch]:
             del _watches[thread]
             if not _watches:
                 reductions.reduce_weighted_values, reductions.Loss.__call__ = _reduce, _call
+                keras.metrics.Mean.update_state = _update
+
+
+def scale_in_force() -> Any:
+    """Return the scale of the watch in force in this thread, None if there is none."""
+    watch = _watches.get(threading.get_ident())
+    return None if watch is None else watch.scale
+
+
+def _watched_update(self: Any, values: Any, sample_weight: Any = None) -> Any:
+    scale = scale_in_force()
+    if scale is not None and sample_weight is None and not len(getattr(values, "shape", ())):
+        sample_weight = 1 / scale
+    return _update(self, values, sample_weight)
 
 
 def _watched_call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -118,7 +138,7 @@ def _watched_reduce(
     return loss if watch is None else watch.note(loss, weights, mask, reduction)
 
 
-def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any) -> None:
+def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any) -> bool:
     """Warn of losses whose gradients over parts of a batch do not make that over the whole batch.
 
     Args:
@@ -127,6 +147,9 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
         y: their labels.
         sample_weight: their weights, or None.
         predicted: what the model predicts for them.
+
+    Returns:
+        Whether a batch's loss is divided by what its masks or weights add up to, and not by its rows.
 
     Raises:
         ModelError: a loss is not reduced at all.
@@ -167,6 +190,7 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
             "averaged by rows, so that it weighs less than in one process; add a mean over rows instead.",
             ", ".join(layer.name for layer in model._flatten_layers() if layer._losses),
         )
+    return watch.denominator() is not None
 
 
 def _adds_by_rows(model: keras.Model, x: Any) -> bool:

@@ -198,7 +198,7 @@ class Rounds(Merging):
             self.changed.notify_all()
 
     def _open(self) -> None:
-        self.rows, self.loss = 0, 0.0
+        self.rows, self.loss, self.weight = 0, 0.0, 0.0
         self.awaited = set(range(self.num_workers)) - self.absent
         self.with_rows, self.late, self.deadline = 0, 0, inf
         self.steps = 0
@@ -330,7 +330,8 @@ class Rounds(Merging):
         self._reduce(update)
         self.reductions[1].add(update.statistics, update.rows)
         self.rows += update.rows
-        self.loss += update.rows * update.loss
+        self.loss += (update.normalizer or update.rows) * update.loss
+        self.weight += update.normalizer or update.rows
         self.steps += update.steps
         self.with_rows += update.sequence == self.round
 
@@ -351,7 +352,7 @@ class Rounds(Merging):
     def _close(self, control: Control) -> None:
         parameters, statistics = (reduction.result() for reduction in self.reductions)
         self.version += 1
-        self.losses.append(self.loss / max(1, self.rows))
+        self.losses.append(self.loss / (self.weight or 1))
         reply = self._conclude(parameters, statistics, control(True))
         self.replies[self.round] = reply
         self._forget_replies()

@@ -236,11 +236,6 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def sums_losses(model: keras.Model) -> bool:
-    """Return whether a loss of the model is a sum over the rows of a batch."""
-    return any(getattr(loss, "reduction", None) == "sum" for loss in flat_losses(model.loss))
-
-
 def flat_losses(given: Any) -> list[Any]:
     """Return the losses of a structure that ``compile`` took, dicts by name.
 

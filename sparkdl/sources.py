@@ -43,6 +43,8 @@ class Source(ABC):
         session: the session of a DataFrame.
         ahead: how many tasks without rows there are before those of the workers; what tasks give comes as
             they end then.
+        held_batch: rows of a batch of an evaluation, which one worker gets where arrays are dealt.
+        held_most: how many of the first validation rows are evaluated; None: all.
     """
 
     schema: Schema
@@ -51,6 +53,8 @@ class Source(ABC):
     partitions: int | None = None
     session: Any = None
     ahead = 0
+    held_batch = 1
+    held_most: int | None = None
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -130,7 +134,7 @@ class ArraySource(Source):
 
     def _part(self, rows: slice) -> ArraySource:
         part = ArraySource(self.sample._replace(values=tuple(array[rows] for array in self.arrays)))
-        part.schema = self.schema
+        part.schema, part.held_batch, part.held_most = self.schema, self.held_batch, self.held_most
         return part
 
     def _columns(self) -> list[AnyRows]:
@@ -141,15 +145,22 @@ class ArraySource(Source):
     def dealt(
         self, cluster: Cluster, num_workers: int, seed: int | None, part: int
     ) -> Iterator[tuple[int, Block]]:
-        """Yield each worker's rows as blocks: those that rank as its own in the order of the run."""
+        """Yield each worker's rows as blocks: those that rank as its own in the order of the run.
+
+        Rows for validation are dealt by batches, whose losses and metrics are then those of one process.
+        """
         arrays = self._columns()
         order = np.arange(self.count())
         if seed is not None and part == TRAINING:
             order = np.random.default_rng(seed).permutation(self.count())
         rows = even_split(self.count(), num_workers)
         size = feed.rows_per_block(self.schema.columns, cluster.task_bytes)
+        held = order[: self.held_most]
         for worker in range(num_workers):
-            places = order[ranks(rows, worker)]
+            if part == VALIDATION:
+                places = held[held // self.held_batch % num_workers == worker]
+            else:
+                places = order[ranks(rows, worker)]
             for start in range(0, len(places), size):
                 chosen = places[start : start + size]
                 keys = np.arange(start, start + len(chosen), dtype=np.uint64)
@@ -182,14 +193,19 @@ class ArraySource(Source):
         return make
 
     def _slices(self, cluster: Cluster) -> Any:
-        """Return the rows in their order, a block per slot, or more where they would not go into a task."""
+        """Return the rows in their order, a block per slot, or more where they would not go into a task.
+
+        A block has whole batches of an evaluation.
+        """
         parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
-        parts = max(1, min(parts, self.count()))
+        parts = max(1, min(parts, -(-self.count() // self.held_batch)))
         return cluster.context.parallelize(list(self._in_order(parts)), parts)
 
     def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
         arrays = self._columns()
-        edges = np.linspace(0, self.count(), parts + 1).astype(int)
+        batches = -(-self.count() // self.held_batch)
+        edges = np.linspace(0, batches, parts + 1).astype(int) * self.held_batch
+        edges[-1] = self.count()
         for index, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
             keys = np.arange(start, stop, dtype=np.uint64)
             yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))

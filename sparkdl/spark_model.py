@@ -289,6 +289,7 @@ class SparkModel:
             num_workers = whole_partitions(source, self.config.num_workers, num_workers)
         source.workers = num_workers
         source.schema, _ = self._settle(source, "train_step")
+        sample = self._sample
         models.require_trainable(self.model)  # a model may not be built before its rows are known
         if validation is not None:
             validation.workers = num_workers
@@ -296,13 +297,16 @@ class SparkModel:
         schema = share_weights(source, validation)
         if class_weight is not None:
             schema = _with_class_weights(source.schema, schema)
+        divides = False
         if self.config.joint and num_workers > 1:
-            losses.check(self.model, *self._sample)
+            x, y, weights, predicted = sample
+            weights = np.ones(1) if weights is None and class_weight is not None else weights
+            divides = losses.check(self.model, x, y, weights, predicted)
         self.history = keras.callbacks.History()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
             kept, self.history, self._metrics(), self._carried_on(num_workers), self.distribution,
-            spare,
+            spare, divides,
         )  # fmt: skip
         run = Run(request, cluster, num_workers)
         try:
@@ -436,6 +440,7 @@ class SparkModel:
         source.workers = cluster.slots()
         source.schema, _ = self._settle(source, "test_step")
         stage, shared = self._stage(cluster, source.schema, batch_size)
+        source.held_batch = 32 if batch_size is None else batch_size
         try:
             results = source.evaluation(cluster, stage)
         finally:

@@ -140,7 +140,8 @@ class JointSteps(Stepper):
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
         """Take the gradient of this worker's share of the batch."""
         if rows := batch.rows:
-            self.gradient = self.replica.gradient(batch, self.mean, whole / rows)
+            scale = whole / rows if self.settings.plan.working > 1 else None
+            self.gradient = self.replica.gradient(batch, self.mean, scale)
             self.mean = None
             self.rows = rows
 

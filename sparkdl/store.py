@@ -764,7 +764,10 @@ class ParameterStore:
             waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
             if not waits or book is None or book.cut is None or not self.plans:
                 return None
-            return EpochResult(book.cut, [book.metrics[k] for k in sorted(book.metrics)], [], book.rows, [])
+            return EpochResult(
+                book.cut, [book.metrics[k] for k in sorted(book.metrics)], [], book.rows,
+                list(self.merging.losses),
+            )  # fmt: skip
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
         """Let workers evaluate an epoch: these parameters and statistics, or the cut at its end if None."""

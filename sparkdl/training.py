@@ -70,6 +70,7 @@ class Request:
         carried: what workers and rule go on from after the fit before.
         distribution: makes the distribution over a worker's devices, if one was asked for.
         asks: whether there is a slot for asking an endpoint in worker 0.
+        divides: whether the loss is divided by what masks or weights add up to, and not by rows.
     """
 
     model: Model
@@ -86,6 +87,7 @@ class Request:
     carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
     asks: bool = False
+    divides: bool = False
 
 
 class Run:
@@ -251,6 +253,9 @@ class Run:
         store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size
+        for source in (request.source, request.validation):
+            if source is not None:
+                source.held_batch, source.held_most = held, request.fit.validation_rows(held)
         settings = TrainSettings(
             self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power,
             validation_rows=request.fit.validation_rows(held),
@@ -413,6 +418,12 @@ class Run:
         if changed:
             store.replace(self.driver.parameters(), self.driver.statistics())
 
+    def _merged(self, epoch: int, result: EpochResult, store: Store) -> dict[str, Any]:
+        """Return what the metrics of all workers give together over the training rows of an epoch."""
+        if not (self.joint and self.num_workers > 1 and self.request.divides):
+            return self.metrics.merge(result.metrics)
+        return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
+
     def _end_batches(self, cut: Cut, results: dict[str, Any], store: Store) -> None:
         """Put the end of an epoch into the model, and call the batch hooks that are left."""
         self.callbacks.batches.check()
@@ -425,7 +436,7 @@ class Run:
         ended = store.unattended(epoch)
         if ended is None:
             return
-        self._end_batches(ended.cut, self.metrics.merge(ended.metrics), store)
+        self._end_batches(ended.cut, self._merged(epoch, ended, store), store)
         changed = self.callbacks.begin_test()
         store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
@@ -505,7 +516,7 @@ class Run:
             logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
-        logs = results = self.metrics.merge(result.metrics)
+        logs = results = self._merged(epoch, result, store)
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
         if not self.callbacks.testing:  # else that was done before the test

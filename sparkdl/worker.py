@@ -91,7 +91,8 @@ class Loop:
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes, self.fingerprint)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
         self.held_out = self._held_out(begin["validation_rows"])
-        self.settings = self.stepper.settings = self.settings.bound(self.plan.working)
+        self.settings = replace(self.settings.bound(self.plan.working), plan=self.plan)
+        self.stepper.settings = self.settings
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
             self.followed.scale.assign(self.settings.scale)

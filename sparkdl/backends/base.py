@@ -85,13 +85,14 @@ class Replica(Protocol):
     def model(self) -> Any:
         """The Keras model, its variables up to date until the replica's next move."""
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss.
 
         Args:
             batch: this worker's share of a batch.
             last: the mean of the gradients of the batch before.
-            scale: rows of the whole batch per row of this share, which multiplies losses that are sums.
+            scale: rows of the whole batch per row of this share, which multiplies losses that are sums and
+                divides what metrics count as one batch; None if the share is the whole batch.
         """
 
     def apply(self, mean: Mean) -> None:

@@ -41,7 +41,6 @@ class JaxReplica:
         places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
         self._statistics = [places[id(variable)] for variable in models.statistics(model)]
         self._capture = Capture(model) if joint else None
-        self._sums = models.sums_losses(model)
         self.slices = 0  # gradients are dense on JAX
         self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
         self._measured = False
@@ -181,10 +180,10 @@ class JaxReplica:
 
     # What the loop asks for.
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
         mean = None if last is None else (last.gradient, optional(last.statistics))
-        factor = np.array(scale, np.float32) if self._sums else None
+        factor = None if scale is None else np.array(scale, np.float32)
         packed, self._held = self._gradient(
             self._state(batch), self._progress(), mean, factor, _placed(batch.to_data())
         )

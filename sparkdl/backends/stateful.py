@@ -34,7 +34,6 @@ class StatefulReplica(ABC):
         self._shapes = shapes[: len(self._trainable)]
         self._other_shapes = [*shapes[len(self._trainable) :], *[()] * SCALARS]
         self._capture = Capture(model) if joint else None
-        self._sums = models.sums_losses(model)
         self._gradient = self.compiled(self._take_gradient, "train")
         self._apply_and_take = self.compiled(self._apply_and_take_gradient, "train")
         self._step = self.compiled(self._take_step, "train")
@@ -133,9 +132,9 @@ class StatefulReplica(ABC):
 
     # What the loop asks for, in terms of arrays.
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float = 1.0) -> Reading:
+    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
-        data = np.array(scale, np.float32) if self._sums else None, batch.to_data()
+        data = None if scale is None else np.array(scale, np.float32), batch.to_data()
         if last is None:
             return self._reading(self._gradient(*data))
         return self._reading(self._apply_and_take(self.given(last), optional(last.statistics), *data))

@@ -12,7 +12,7 @@ import torch
 
 from sparkdl import models
 from sparkdl.backends.stateful import StatefulReplica
-from sparkdl.losses import is_own
+from sparkdl.losses import is_own, scale_in_force, watched
 from sparkdl.weights import Vector
 
 
@@ -65,8 +65,13 @@ class TorchReplica(StatefulReplica):
                 take_in()
 
     def _measure_later(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        self._waiting.append(partial(self._measure, *arguments, **named))
+        self._waiting.append(partial(self._measure_share, scale_in_force(), *arguments, **named))
         return {}
+
+    def _measure_share(self, scale: Any, *arguments: Any, **named: Any) -> None:
+        """Let the metrics take in what waited, as the share of a batch that it was."""
+        with watched(scale):
+            self._measure(*arguments, **named)
 
     def _track_later(self, loss: Any, sample_weight: Any = None) -> None:
         self._loss = loss.detach(), sample_weight

@@ -7,6 +7,7 @@ from gang import even_split, train
 from keras import layers, ops
 
 from sparkdl import losses, models
+from sparkdl.batches import Plan
 from sparkdl.epochs import Metrics
 
 TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none
@@ -164,6 +165,17 @@ def mean_error(y_true, y_pred):
     return ops.mean(ops.abs(y_true - y_pred))
 
 
+def sequence(reduction="sum_over_batch_size", *, masked=False):
+    parts = [
+        keras.Input((4, 3)), layers.Masking() if masked else layers.Identity(),
+        layers.SimpleRNN(5, return_sequences=True), layers.Dense(1, kernel_regularizer="l2"),
+    ]  # fmt: skip
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    return compiled(keras.Sequential(parts), loss, metrics=["mae"], weighted_metrics=["mse"])
+
+
+S = numbers(4, 3) * (np.random.default_rng(5).integers(1, 5, TOTAL)[:, None, None] > np.arange(4)[:, None])
+T = S.sum(axis=-1, keepdims=True)
 WEIGHTS = np.linspace(0, 3, TOTAL, dtype="float32")
 
 
@@ -178,7 +190,14 @@ CASES = {
     "a model's trackers": (lambda: compiled(coded(Tracked)), X, X),
     "an autoencoder": (lambda: compiled(coded(Autoencoder)), X, X),
     "one number a batch": (lambda: dense("mse", metrics=[mean_error]), X, Y),
+    "masks": (lambda: sequence(masked=True), S, T),
     "weighted rows": (lambda: dense("mse", weighted_metrics=["mae"]), X, Y, WEIGHTS),
+    "a mean by weights": (
+        lambda: dense(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), X, Y, WEIGHTS,
+    ),
+    "masks and weights": (
+        lambda: sequence("mean_with_sample_weight", masked=True), S, T, np.repeat(WEIGHTS[:, None], 4, 1),
+    ),
     "a sum": (lambda: dense(keras.losses.MeanSquaredError(reduction="sum")), X, Y),
 }  # fmt: skip
 
@@ -197,13 +216,19 @@ def reported(case, *, rows, mode="synchronous", window=1):
     expected = reference.fit(x, y, sample_weight=weights[0] if weights else None, **SETTINGS).history
     first = first_rows((x, y, *weights)) if weights else (*first_rows((x, y)), None)
     predicted = models.build_metrics(model, *first)
-    losses.check(model, *first, predicted)
+    divides = losses.check(model, *first, predicted)
     metrics, reports = Metrics(model, first[1], predicted), []
-    train(
+    found = train(
         model, x, y, *weights, rows=rows, mode=mode, window=window, batch_size=BATCH_SIZE, epochs=EPOCHS,
         reports=reports,
     )  # fmt: skip
-    merged = [metrics.merge(report) for report in reports]
+    shared = [(), ()] * EPOCHS
+    if divides and len(rows) > 1:
+        plan = Plan(rows, 0, BATCH_SIZE, window, True, False, 0)
+        shared = [
+            (part, plan.batch_rows(epoch)) for epoch, part in enumerate(np.split(np.array(found), EPOCHS))
+        ]
+    merged = [metrics.merge(report, *of) for report, of in zip(reports, shared, strict=False)]
     return {name: [each[name] for each in merged] for name in merged[0]}, expected
 
 
@@ -213,17 +238,17 @@ def same(expected, found):
         assert values == pytest.approx(found[name], rel=1e-5, abs=1e-7), name
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers):
-    """Losses by output, trackers are merged as Keras computes them."""
+    """Losses by output, trackers, and losses that masks or weights divide are those of Keras."""
     found, expected = reported(CASES[name], rows=even_split(TOTAL, workers))
 
     same(expected, found)
 
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", None), ("asynchronous", 1), ("hogwild", 2)])
-@pytest.mark.parametrize("name", ["two outputs", "an autoencoder"])
+@pytest.mark.parametrize("name", ["two outputs", "an autoencoder", "masks and weights"])
 def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window):
     """A worker that is alone sees the batches of one process, whatever it exchanges."""
     found, expected = reported(CASES[name], rows=(TOTAL,), mode=mode, window=window)

@@ -170,6 +170,63 @@ def test_weights_that_a_callback_leaves_after_a_test_are_trained_on(problem):
     same(expected, history, rel=1e-5)
 
 
+def sequences():
+    """Return what makes a model with a mask and a loss that weights divide, and its rows."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(75, 5, 3)).astype("float32")
+    x[np.arange(5)[None] >= generator.integers(1, 6, 75)[:, None]] = 0
+    weights = np.linspace(0, 3, 75 * 5, dtype="float32").reshape(75, 5)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        layers = [
+            keras.Input((5, 3)), keras.layers.Masking(), keras.layers.SimpleRNN(4, return_sequences=True),
+            keras.layers.Dense(1, kernel_regularizer="l2"),
+        ]  # fmt: skip
+        model = keras.Sequential(layers)
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(0.05), loss, weighted_metrics=["mae"])
+        return model
+
+    return make, x, x.sum(axis=-1, keepdims=True), weights
+
+
+def heads():
+    """Return what makes a model of two outputs, and its rows."""
+    x = np.random.default_rng(0).normal(size=(75, 6)).astype("float32")
+
+    def make():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(5, "tanh")(inputs)
+        outputs = [keras.layers.Dense(1, name=name)(hidden) for name in ("a", "b")]
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), ["mse", "mae"], metrics=[["mae"], []])
+        return model
+
+    return make, x, [x[:, :1], x[:, 1:2]], None
+
+
+@pytest.mark.parametrize("kind", [sequences, heads])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=whole)])
+def test_losses_and_metrics_of_batches_are_keras_s(spark, kind, workers):
+    """What masks, weights or outputs make of a batch is reported of training, validation and evaluation."""
+    make, x, y, weights = kind()
+    ours, reference = SparkModel(make(), num_workers=workers), make()
+    arguments = {"sample_weight": weights, "epochs": 2, **SETTINGS, "batch_size": 16}
+    fits = [
+        model.fit(x, y, validation_split=0.4, validation_batch_size=7, **arguments)
+        for model in (ours, reference)
+    ]
+    results = [
+        model.evaluate(x, y, batch_size=10, sample_weight=weights, verbose=0, return_dict=True)
+        for model in (ours, reference)
+    ]
+
+    same(fits[1], fits[0], rel=1e-5)
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+
+
 def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
     """As in Keras, by BackupAndRestore: the epochs that are left, and none where none is."""
 
