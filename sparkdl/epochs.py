@@ -59,10 +59,18 @@ class Metrics:
         model: the user's model, its metrics built.
         y: labels of some rows.
         predicted: what the model predicts for them.
+        logged: of each step that reports under names of its own, the places of the metrics by these names.
     """
 
-    def __init__(self, model: keras.Model, y: Any, predicted: Any) -> None:
+    def __init__(
+        self, model: keras.Model, y: Any, predicted: Any, logged: dict[str, dict[str, int]] | None = None
+    ) -> None:
         self.model = model
+        metrics = models.metrics_of(model)
+        self.logged = {
+            step: {name: metrics[place] for name, place in places.items()}
+            for step, places in (logged or {}).items()
+        }
         self.samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
         self.variables = models.metric_variables(model)
         self.layout: Layout = models.layout_of(self.variables)
@@ -82,14 +90,16 @@ class Metrics:
             )
 
     def merge(
-        self, states: Sequence[bytes], losses: Sequence[float] = (), rows: Integers | tuple[int, ...] = ()
-    ) -> dict[str, float]:
+        self, states: Sequence[bytes], losses: Sequence[float] = (), rows: Integers | tuple[int, ...] = (),
+        *, step: str = "train_step",
+    ) -> dict[str, float]:  # fmt: skip
         """Return the results of all workers' metrics together: states added, none counted twice.
 
         Args:
             states: each worker's metric states.
             losses: the loss of each batch that workers shared, where rows are not what divides it.
             rows: the rows of each of these batches.
+            step: the step that the metrics took these rows in by, which may name their results.
         """
         given = [self.layout.from_bytes(state) for state in states if state]
         merged = [
@@ -98,9 +108,15 @@ class Metrics:
         ]
         if given and 0 < len(losses) <= len(rows) and np.isfinite(losses).all():
             self._set_loss(merged, losses, rows[: len(losses)])
-        results = self._results(merged)
+        models.write(self.variables, merged)
+        named = self.logged.get(step)
+        results = self.model.get_metrics_result() if named is None else _results_of(named)
+        results = {name: to_number(value) for name, value in results.items()}
         for metric in self.apart if given else []:
-            results[self._key(metric)] = self._merged(metric, given)
+            names = (
+                [self._key(metric)] if named is None else [n for n, each in named.items() if each is metric]
+            )
+            results |= dict.fromkeys(names, self._merged(metric, given))
         self.model.reset_metrics()
         return results
 
@@ -111,10 +127,6 @@ class Metrics:
         for index, variable in enumerate(self.variables):
             if id(variable) in sums:
                 merged[index] = np.asarray(sums[id(variable)], merged[index].dtype)
-
-    def _results(self, state: Sequence[Array]) -> dict[str, Any]:
-        models.write(self.variables, state)
-        return {name: to_number(value) for name, value in self.model.get_metrics_result().items()}
 
     def _key(self, metric: Any) -> str:
         """Return what Keras calls a metric's result: with several outputs not just by its name."""
@@ -152,6 +164,10 @@ class Metrics:
         """Return the rows that a worker's loss was averaged over, 1 where the model keeps no such metric."""
         count = next((metric.count for metric in self.model.metrics if metric.name == "loss"), None)
         return next((float(s) for s, v in zip(state, self.variables, strict=True) if v is count), 1.0)
+
+
+def _results_of(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: metric.result() for name, metric in metrics.items()}
 
 
 def to_number(value: Any) -> Any:

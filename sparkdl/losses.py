@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
 from sparkdl import models
+from sparkdl.backends.base import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.heads import Head
 
@@ -213,6 +214,42 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
 def is_own(model: keras.Model, name: str) -> bool:
     """Return whether a method of a model is the user's and not Keras's."""
     return not getattr(type(model), name).__module__.startswith("keras.")
+
+
+def logged(
+    model: keras.Model, steps: Iterable[str], first: Sequence[Any], builder: Any = None, objects: Any = None
+) -> dict[str, dict[str, int]]:
+    """Return the places of the metrics whose results steps of a model's own report under names of their own.
+
+    Args:
+        model: a compiled and built model.
+        steps: which steps are to come.
+        first: x, y and weights of some rows.
+        builder: the function that built the model, if one did.
+        objects: custom objects that the model needs.
+    """
+    found = {}
+    for step in steps:
+        if not is_own(model, step):
+            continue
+        try:
+            copy = models.copy_of(model, objects) if builder is None else builder()
+            models.build_metrics(copy, *first, step=step)
+            places = models.logged_metrics(copy, step, Batch(*first).to_data())
+        except Exception:  # whatever a step of the user's own does on a single row
+            logger.debug("%s could not be tried out.", step, exc_info=True)
+            continue
+        if places is None:
+            continue
+        unknown = [name for name, place in places.items() if place is None]
+        if unknown:
+            logger.warning(
+                "%s: %s returns these, which are no results of metrics, so that workers' values cannot be "
+                "merged. They are not reported. Return metric.result() instead.",
+                ", ".join(unknown), step,
+            )  # fmt: skip
+        found[step] = {name: place for name, place in places.items() if place is not None}
+    return found
 
 
 Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other

@@ -13,6 +13,7 @@ and never travel again.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
@@ -788,6 +789,39 @@ def build_metrics(
             model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
         model.compute_metrics(x, y, predicted, sample_weight)
     return predicted
+
+
+MARK = 2.0**20  # from here on results stand for the places of metrics
+
+
+def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | None] | None:
+    """Return which metric's result a step of a model's own returns under each name, by an experiment.
+
+    Keras reports what the step returns where its names are not those of the model's metrics.
+
+    Args:
+        model: a compiled model with built metrics, whose weights may change.
+        step: "train_step" or "test_step".
+        data: some rows, as the step takes them.
+
+    Returns:
+        Places in ``metrics_of(model)`` by name, None for what is no metric's result; or None if the names are
+        those of the metrics.
+    """
+    for place, metric in enumerate(metrics_of(model)):
+        metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)
+    data = keras.tree.map_structure(keras.ops.convert_to_tensor, data)
+    if keras.backend.backend() == "jax":
+        optimizer = [optimizers.variables(model)] if step == "train_step" else []
+        parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
+        logs, _ = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
+    else:
+        logs = getattr(model, step)(data)
+    if not isinstance(logs, dict) or logs.keys() == model.get_metrics_result().keys():
+        return None
+    places = {MARK + place: place for place in range(len(metrics_of(model)))}
+    values = {name: np.ravel(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
+    return {name: places.get(float(value[0])) if value.size == 1 else None for name, value in values.items()}
 
 
 def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str) -> None:

@@ -305,8 +305,8 @@ class SparkModel:
         self.history = keras.callbacks.History()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
-            kept, self.history, self._metrics(), self._carried_on(num_workers), self.distribution,
-            spare, divides,
+            kept, self.history, self._metrics("train_step", "test_step"), self._carried_on(num_workers),
+            self.distribution, spare, divides,
         )  # fmt: skip
         run = Run(request, cluster, num_workers)
         try:
@@ -328,9 +328,11 @@ class SparkModel:
             models.require_divisible(self.model, num_workers)
         return num_workers
 
-    def _metrics(self) -> Metrics:
-        _, y, _, predicted = self._sample
-        return Metrics(self.model, y, predicted)
+    def _metrics(self, *steps: str) -> Metrics:
+        """Return the metrics of the model, as these steps name their results."""
+        *first, predicted = self._sample
+        logged = losses.logged(self.model, steps, first, self._builder, self.custom_objects)
+        return Metrics(self.model, first[1], predicted, logged)
 
     def _carried_on(self, num_workers: int) -> Carried | None:
         """Return what workers and rule kept of the last fit, if nothing was done to the model since."""
@@ -445,7 +447,8 @@ class SparkModel:
             results = source.evaluation(cluster, stage)
         finally:
             cluster.forget(shared)
-        logs = self._metrics().merge([bytes(states) for states, _ in results])
+        states = [bytes(states) for states, _ in results]
+        logs = self._metrics("test_step").merge(states, step="test_step")
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     def predict(

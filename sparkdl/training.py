@@ -522,7 +522,7 @@ class Run:
         if not self.callbacks.testing:  # else that was done before the test
             self._end_batches(result.cut, results, store)
         if result.validation:
-            held = self.metrics.merge(result.validation)
+            held = self.metrics.merge(result.validation, step="test_step")
             logs = logs | {f"val_{name}": value for name, value in held.items()}
             self.callbacks.end_test(held, self._validation_batches(store))
             if self.callbacks.attends and self.driver.is_at(result.cut):
