@@ -249,7 +249,7 @@ def same(expected, found):
         assert values == pytest.approx(found[name], rel=1e-5, abs=1e-7), name
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(k, marks=pytest.mark.whole) for k in (1, 2))])
 @pytest.mark.parametrize("name", CASES)
 def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers):
     """Losses by output, trackers, and losses that masks or weights divide are those of Keras."""
@@ -258,7 +258,13 @@ def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers)
     same(expected, found)
 
 
-@pytest.mark.parametrize(("mode", "window"), [("synchronous", None), ("asynchronous", 1), ("hogwild", 2)])
+@pytest.mark.parametrize(
+    ("mode", "window"),
+    [
+        ("asynchronous", 1), pytest.param("synchronous", None, marks=pytest.mark.whole),
+        pytest.param("hogwild", 2, marks=pytest.mark.whole),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["two outputs", "an autoencoder", "masks and weights"])
 def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window):
     """A worker that is alone sees the batches of one process, whatever it exchanges."""
