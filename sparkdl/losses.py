@@ -157,7 +157,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     """
     with models.undisturbed(model), watched() as watch:
         if models.computes_loss(model):
-            model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+            given = models.as_tensors({"x": x, "y": y, "sample_weight": sample_weight})
+            model.compute_loss(y_pred=predicted, **given)
     kinds = {each.name: each.kind for each in watch.reductions}
     for name, kind in kinds.items():
         if kind == "none":

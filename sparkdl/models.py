@@ -765,6 +765,16 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
     return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
 
 
+def as_tensors(rows: Any) -> Any:
+    """Return rows as Keras hands them to a model's methods: numbers as tensors, None and text as they are."""
+
+    def convert(part: Any) -> Any:
+        numbers = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+        return keras.ops.convert_to_tensor(part) if numbers else part
+
+    return keras.tree.map_structure(convert, rows)
+
+
 def build_metrics(
     model: keras.Model, x: Any, y: Any, sample_weight: Any = None, *, step: str = "train_step"
 ) -> Any:  # fmt: skip
@@ -780,6 +790,7 @@ def build_metrics(
     Returns:
         What the model predicts for those rows.
     """
+    x, y, sample_weight = as_tensors((x, y, sample_weight))
     with undisturbed(model):
         predicted = model(x, training=False)
         if y is None and not needs_labels(model, step):
@@ -810,7 +821,7 @@ def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | 
     """
     for place, metric in enumerate(metrics_of(model)):
         metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)
-    data = keras.tree.map_structure(keras.ops.convert_to_tensor, data)
+    data = as_tensors(data)
     if keras.backend.backend() == "jax":
         optimizer = [optimizers.variables(model)] if step == "train_step" else []
         parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
