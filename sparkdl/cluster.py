@@ -65,6 +65,11 @@ class Cluster:
         """The SparkContext."""
         return self.session.sparkContext
 
+    @property
+    def log_context(self) -> Any:
+        """The SparkContext whose JVM writes to this process's terminal; None if there is none."""
+        return self.context
+
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application."""
         return str(self.context.getConf().get(name, default))
@@ -351,6 +356,11 @@ class ConnectCluster(Cluster):
             "This needs a SparkContext, which Spark Connect does not have. Take a classic session, a "
             "SparkSession without remote()."
         )
+
+    @property
+    def log_context(self) -> Any:
+        """There is none: the server has its own log."""
+        return None
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application, or of the session."""

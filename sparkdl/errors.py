@@ -18,9 +18,31 @@ The tree::
       WorkerLostError        an executor or its Python process died more often than is allowed
 """
 
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from sparkdl.reasons import with_own_lines
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+ADVICE = "The same rows and code would fail again: correct the code at the lines below, or the rows."
+MEMORY = "Take a smaller batch_size or fewer workers per executor, or give executors more memory."
+
 
 class SparkDLError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose.
+
+    Attributes:
+        cause: the exception that it stands for, such as Spark's own; it is not printed.
+    """
+
+    cause: BaseException | None = None
 
 
 class ConfigError(SparkDLError, ValueError):
@@ -32,7 +54,16 @@ class ModelError(SparkDLError, ValueError):
 
 
 class DataError(SparkDLError, ValueError):
-    """Rows do not fit the model."""
+    """Rows do not fit the model, or cannot be computed.
+
+    Attributes:
+        reason: the message without lines of the traceback.
+        traceback: that of the user's function which computes rows, as text; empty without one.
+    """
+
+    def __init__(self, message: str = "", *, traceback: str = "") -> None:
+        super().__init__(with_own_lines(message, traceback, others=False))
+        self.reason, self.traceback = message, traceback
 
 
 class RuleError(SparkDLError):
@@ -82,13 +113,43 @@ class WorkerError(SparkDLError):
     Attributes:
         host: the executor's host name.
         worker: the index of the worker, which is also that of its partition.
-        traceback: the worker's traceback as text.
+        traceback: the worker's traceback as text; the message has its lines of the user's own code.
     """
 
     def __init__(self, message: str, *, host: str = "", worker: int = -1, traceback: str = "") -> None:
-        super().__init__(f"{message}\n\n{traceback}" if traceback else message)
-        self.host, self.worker, self.traceback = host, worker, traceback
+        place = re.search(r" \(worker (\d+)(?: on (\S+))?\)(?=\. )", message)
+        super().__init__(with_own_lines(message, traceback, last=message[: place.end()] if place else ""))
+        self.host = host or (place[2] if place else None) or ""
+        self.worker = int(place[1]) if worker < 0 and place else worker
+        self.traceback = traceback
+
+    @classmethod
+    def of(cls, reason: str, *, host: str, worker: int, traceback: str = "") -> WorkerError:
+        """Return the error for a reason: it says that first, then where it was, then what to do."""
+        place = f" (worker {worker}{f' on {host}' if host else ''})" if worker >= 0 else ""
+        memory = re.search(r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|out of memory", reason)
+        message = f"{reason}{place}. {MEMORY if memory else ADVICE}"
+        return cls(message, host=host, worker=worker, traceback=traceback)
 
 
 class WorkerLostError(SparkDLError):
     """An executor or its Python process died more often than is allowed."""
+
+
+def short(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of the public interface raise errors of this package without the frames inside it.
+
+    The whole traceback is logged at DEBUG, to the logger "sparkdl.errors".
+    """
+
+    @functools.wraps(function)
+    def shortened(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except SparkDLError as error:
+            logger.debug("%s", error, exc_info=True)
+            error.cause = error.cause or error.__cause__
+            raised = error.with_traceback(None)
+        raise raised from None
+
+    return shortened

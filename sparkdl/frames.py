@@ -17,6 +17,7 @@ from pyarrow import fs
 from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
+from sparkdl.reasons import reason_of, text_of
 from sparkdl.schema import Column, as_array, share_of
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array
@@ -116,7 +117,9 @@ def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
     try:
         return as_array(decode(value))
     except Exception as error:
-        raise DataError(f"The function that decodes {name} failed on {row}: {error!r}.") from error
+        raise DataError(
+            f"The function that decodes {name} failed on {row}: {reason_of(error)}", traceback=text_of(error)
+        ) from error
 
 
 def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:

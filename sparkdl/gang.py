@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from sparkdl import launch, tls
+from sparkdl import failures, launch, tls
 from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
@@ -61,6 +61,7 @@ class Gang:
         barrier: whether it is a barrier stage.
         restarts: how often in a row a start may fail without another epoch done.
         start_timeout: seconds that a gang which has begun to form may take.
+        of_rows: whether its job computes rows by a plan of the user's.
     """
 
     cluster: Cluster
@@ -69,6 +70,7 @@ class Gang:
     barrier: bool
     restarts: int
     start_timeout: float
+    of_rows: bool = False
     job: Job | None = None
     lost: int = 0
     failures: int = 0
@@ -98,7 +100,7 @@ class Gang:
         """
         self._relay_logs()
         if self.store.failure is not None:
-            self._failed(self.store.failure, None)
+            self._failed(self.store.failure)
         elif self.job is not None and not self.job.running:
             self._ended(self.job)
         elif not self.formed:
@@ -113,15 +115,16 @@ class Gang:
     def _ended(self, job: Job) -> None:
         time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
         if self.store.failure is not None:
-            self._failed(self.store.failure, job.error)
+            self.store.failure.cause = job.error
+            self._failed(self.store.failure)
         elif job.error is not None:
-            self._failed(launch.explain(job.error, self.cluster), job.error)
+            self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
         elif not job.result:  # which the run may be in
             raise WorkerLostError("The Spark job ended before the run did.")
 
-    def _failed(self, error: SparkDLError, cause: Exception | None) -> None:
+    def _failed(self, error: SparkDLError) -> None:
         """Start the gang again where that helps, else raise the error."""
-        if launch.lacks_package(error) and not self.shipped:
+        if failures.lacks_package(error) and not self.shipped:
             logger.info("Executors have no sparkdl; sending it along.")
             self.cancel()
             self.cluster.ship_package()
@@ -130,7 +133,7 @@ class Gang:
             logger.info("%s A fresh one takes its place.", error)
             self.stale += 1
             self.cancel()
-        elif self.barrier and launch.refuses_barrier(error):
+        elif self.barrier and failures.refuses_barrier(error):
             logger.info("Spark starts no barrier stage on these rows; the gang forms without one.")
             self.barrier = False
             self.cancel()
@@ -143,7 +146,7 @@ class Gang:
             )  # fmt: skip
             self.cancel()
         else:
-            raise error from cause
+            raise error from None
         self.store.restart()
         self.start()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import threading
 import time
 import uuid
@@ -22,44 +21,17 @@ from dataclasses import astuple
 from typing import Any
 from weakref import WeakSet
 
-from pyspark import SparkContext, cloudpickle, errors
+from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, preflight, tasks
+from sparkdl import frames, preflight, repeats, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.code import pickled
-from sparkdl.errors import (
-    ClusterError,
-    DataError,
-    PreflightError,
-    SparkDLError,
-    StaleWorkerError,
-    WorkerError,
-    WorkerLostError,
-)
+from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.exchange import Endpoint
+from sparkdl.failures import explain, lacks_package
 
 logger = logging.getLogger(__name__)
-BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
-# The exceptions of expressions and functions of the user's own, which no other try mends: PySpark's for
-# DataFrames, and the JVM's in the message of an RDD's job.
-OF_FRAMES = (
-    errors.ArithmeticException, errors.ArrayIndexOutOfBoundsException, errors.DateTimeException,
-    errors.IllegalArgumentException, errors.NumberFormatException, errors.SparkRuntimeException,
-    errors.UnsupportedOperationException,
-)  # fmt: skip
-OF_ROWS = (
-    r"(?:org\.apache\.spark\.Spark(?:Arithmetic|ArrayIndexOutOfBounds|DateTime|IllegalArgument|NumberFormat|"
-    r"Runtime|UnsupportedOperation)Exception|org\.apache\.spark\.SparkException: \[FAILED_EXECUTE_UDF\]|"
-    r"java\.lang\.(?:Arithmetic|ArrayIndexOutOfBounds|ClassCast|IllegalArgument|NumberFormat)Exception)"
-)
-NAMED = (  # errors of ours that a task raises for the driver to raise
-    "StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError", "DivergedError",
-    "RuleError", "WorkerError",
-)  # fmt: skip
-OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
-
-
 _used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
 
 
@@ -179,7 +151,8 @@ class Job:
     def _run(self) -> None:
         try:
             self._cluster.tag(self._tag)
-            self.result = self._action()
+            with repeats.hidden(self._cluster.log_context):
+                self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error
 
@@ -201,58 +174,13 @@ class Job:
         return not self.running
 
 
-def explain(error: Exception, cluster: Cluster) -> SparkDLError:
-    """Return what a failed job's exception means, as an error of this package."""
-    text = str(error)
-    marked = re.search(rf"{re.escape(preflight.MARK)} (.+)", text)
-    if marked:
-        return (StaleWorkerError if preflight.STALE in marked[1] else PreflightError)(marked[1])
-    for name in NAMED:
-        found = re.search(rf"sparkdl\.errors\.{name}: (.+)", text)
-        if found:
-            from sparkdl import errors as own
-
-            kind: type[SparkDLError] = getattr(own, name)
-            return kind(found[1])
-    if other := re.search(OTHER_PYTHON, text):
-        return PreflightError(
-            f"An executor (hosts: {', '.join(cluster.hosts())}) runs Python {other[1]}.{other[2]}, the "
-            f"driver {other[3]}. {preflight.remedy(local=cluster.local)}"
-        )
-    if "RefusedError: " not in text and (raised := _raised(text)):
-        return raised
-    if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
-        return ClusterError(refused[0])
-    if cancelled := re.search(r"\bJob \d+ cancelled\b[^\n]*|\[?OPERATION_CANCELED\b[^\n]*", text):
-        return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
-    if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
-        return WorkerLostError(
-            "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
-            f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
-            f"{_more_overhead(cluster)} or more, or take fewer workers per executor.\n{text[:2000]}"
-        )
-    of_rows = re.search(rf"{OF_ROWS}[^\n]*", text)
-    if of_rows or isinstance(error, OF_FRAMES):
-        return DataError(f"Spark could not compute the rows: {of_rows[0] if of_rows else text[:2000]}")
-    lines = re.findall(r"[^\n]*(?:exited unexpectedly|ExecutorLostFailure|SparkException: )[^\n]*", text)
-    return WorkerLostError("\n".join([*lines[-1:], text[:4000]]))
-
-
-def _raised(text: str) -> WorkerError | None:
-    """Return the Python exception that a failed task's message tells of, if there is one."""
-    found = re.search(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)", text)
-    if found is None:
-        return None
-    task = re.search(r"[Tt]ask (\d+)\.\d+ in stage \S+ \(TID \d+\) \(([^ )]+)", text)
-    place = f"Task {task[1]} on {task[2]}" if task else "A task"
-    return WorkerError(
-        f"{place} failed: {found[1]}", traceback=found[0],
-        host=task[2] if task else "", worker=int(task[1]) if task else -1,
-    )  # fmt: skip
-
-
-def run(action: Callable[[], Any], cluster: Cluster) -> Any:
+def run(action: Callable[[], Any], cluster: Cluster, *, of_rows: bool = True) -> Any:
     """Return what a job gives; it is run again where executors lack sparkdl, or a process is bound otherwise.
+
+    Args:
+        action: runs the job.
+        cluster: the Spark application.
+        of_rows: whether it computes rows by a plan of the user's.
 
     Raises:
         SparkDLError: the job failed.
@@ -260,16 +188,19 @@ def run(action: Callable[[], Any], cluster: Cluster) -> Any:
     shipped, stale = False, 0
     while True:
         try:
-            return action()
-        except Exception as error:
-            explained = explain(error, cluster)
+            with repeats.hidden(cluster.log_context):
+                return action()
+        except SparkDLError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again, as what it means
+            explained = explain(error, cluster, of_rows=of_rows)
             if isinstance(explained, StaleWorkerError) and stale < cluster.slots() + 2:
                 stale += 1
             elif lacks_package(explained) and not shipped:
                 cluster.ship_package()
                 shipped = True
             else:
-                raise explained from error
+                raise explained from None
 
 
 @contextmanager
@@ -287,29 +218,6 @@ def other_processes() -> Iterator[None]:
         yield
     finally:
         environment.pop("SPARKDL_APART", None)  # a job of another thread may have been in here as well
-
-
-def refuses_barrier(error: SparkDLError) -> bool:
-    """Return whether Spark would not start a barrier stage on an RDD such as a coalesced one."""
-    return isinstance(error, ClusterError) and BARRIER_REFUSED in str(error)
-
-
-def lacks_package(error: SparkDLError) -> bool:
-    """Return whether a job failed only because executors have no sparkdl."""
-    return isinstance(error, PreflightError) and preflight.MISSING in str(error)
-
-
-def _more_overhead(cluster: Cluster) -> str:
-    """Return twice the memory overhead of an executor, in MiB as Spark writes it."""
-    units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
-
-    def mebibytes(text: str, default: float) -> float:
-        match = re.fullmatch(r"(\d+)([kmgt])?b?", text.lower())
-        return int(match[1]) * units[match[2] or "m"] if match else default
-
-    memory = mebibytes(cluster.setting("spark.executor.memory"), 1024)
-    present = mebibytes(cluster.setting("spark.executor.memoryOverhead"), max(384, 0.1 * memory))
-    return f"{int(max(2 * present, 1024))}m"
 
 
 def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
@@ -357,7 +265,7 @@ def relay(cluster: Cluster, endpoint: Endpoint, path: str, body: bytes) -> bytes
     """Return what an endpoint answers that only executors reach, by a job of one task."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
-    return b"".join(bytes(row.data) for row in run(answer.collect, cluster))
+    return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))
 
 
 def column_function(stage: Stage, kind: Any) -> Any:

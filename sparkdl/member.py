@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from sparkdl import client
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint
+from sparkdl.reasons import reason_of, text_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartb
 
 def tell_failure(task: Task, error: Exception) -> None:
     """Tell the driver of an exception in this task."""
+    data = error if isinstance(error, DataError) else None
+    message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
     client.report_failure(
-        task.endpoint, kind="data" if isinstance(error, DataError) else "worker",
-        generation=task.generation, worker=task.worker, host=socket.gethostname(),
-        message=f"{error}"[:10_000] if isinstance(error, DataError) else f"{error!r}"[:10_000],
-        traceback="".join(traceback.format_exception(error))[-100_000:],
+        task.endpoint, kind="data" if data else "worker", generation=task.generation, worker=task.worker,
+        host=socket.gethostname(), message=message[:10_000], traceback=text[-100_000:],
     )  # fmt: skip

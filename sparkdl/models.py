@@ -33,6 +33,7 @@ import numpy as np
 from sparkdl import optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
+from sparkdl.reasons import reason_of, text_of
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.structure import leaves
 from sparkdl.weights import LARGE, Array, Layout, Vector, trim
@@ -542,8 +543,9 @@ def probe(model: keras.Model, schema: Schema) -> Any:
     zeros = [np.zeros((1, *column.shape), column.dtype) for column in schema.columns]
     try:
         return model(schema.batch(zeros).x, training=False)
-    except (ValueError, TypeError, ArithmeticError, KeyError) as error:
-        raise DataError(f"The model cannot be computed on rows like these: {error}") from error
+    except Exception as error:
+        message = f"The model cannot be computed on rows like these: {reason_of(error)}"
+        raise DataError(message, traceback=text_of(error)) from error
 
 
 def of_no_rows(model: keras.Model, sample: Sample) -> Any:

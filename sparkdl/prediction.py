@@ -9,7 +9,7 @@ from typing import Any
 from sparkdl import models, preflight
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig
-from sparkdl.errors import ModelError
+from sparkdl.errors import ModelError, short
 from sparkdl.frames import Decode
 from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
@@ -105,6 +105,7 @@ def ship(cluster: Cluster) -> None:
         cluster.ship_package()
 
 
+@short
 def predict_udf(
     model: Model, batch_size: int | None = None, custom_objects: dict[str, Any] | None = None
 ) -> Any:  # fmt: skip

@@ -13,13 +13,14 @@ from sparkdl import launch, preflight
 from sparkdl.cluster import cluster_of
 from sparkdl.collective import WorkerContext
 from sparkdl.config import TrainConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, short
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.launch import Job, Stage
 from sparkdl.server import Traffic
 from sparkdl.sums import SumStore
 
 
+@short
 def run(
     function: Callable[[WorkerContext], Any], num_workers: int | None = None, *,
     bind_address: str | None = None, advertised_host: str | None = None, port: int | range | str = 0,

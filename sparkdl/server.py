@@ -269,12 +269,12 @@ def _running(values: list[Any]) -> Running | None:
 
 
 def _failure(body: dict[str, Any]) -> SparkDLError:
-    kinds: dict[str, type[SparkDLError]] = {"preflight": PreflightError, "data": DataError}
-    if body["kind"] in kinds:
-        return kinds[body["kind"]](body["message"])
-    return WorkerError(
-        f"Worker {body['worker']} on {body['host']} failed: {body['message']}",
-        host=body["host"], worker=body["worker"], traceback=body["traceback"],
+    if body["kind"] == "preflight":
+        return PreflightError(body["message"])
+    if body["kind"] == "data":
+        return DataError(body["message"], traceback=body["traceback"])
+    return WorkerError.of(
+        body["message"], host=body["host"], worker=body["worker"], traceback=body["traceback"]
     )  # fmt: skip
 
 

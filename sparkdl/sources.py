@@ -41,6 +41,7 @@ class Source(ABC):
         workers: how many tasks there are to be, once that is known.
         partitions: how many partitions workers get whole; None: rows leave theirs.
         session: the session of a DataFrame.
+        of_a_plan: whether Spark computes the rows, by a plan of the user's.
         ahead: how many tasks without rows there are before those of the workers; what tasks give comes as
             they end then.
         held_batch: rows of a batch of an evaluation, which one worker gets where arrays are dealt.
@@ -52,6 +53,7 @@ class Source(ABC):
     workers = 1
     partitions: int | None = None
     session: Any = None
+    of_a_plan = False
     ahead = 0
     held_batch = 1
     held_most: int | None = None
@@ -213,12 +215,12 @@ class ArraySource(Source):
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         action = launch.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
-        return launch.run(action, cluster)  # type: ignore[no-any-return]
+        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
     def predictions(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[Any]:
         """Return the predictions of the rows, in order and in a few parts, by a job."""
         action = launch.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
-        return launch.run(action, cluster)  # type: ignore[no-any-return]
+        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
     @staticmethod
     def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> tuple[Any, bool]:
@@ -308,6 +310,8 @@ class RddSource(Source):
         labels: whether rows have to have labels.
     """
 
+    of_a_plan = True
+
     def __init__(self, rdd: RDD[Any], counts: Counts = (None, None), *, labels: bool = True) -> None:
         self.rdd, self.counts, self.labels = rdd, counts, labels
         cluster_of().rebind(rdd)
@@ -326,7 +330,7 @@ class RddSource(Source):
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the RDD, shuffled only when it must be."""
         common = {"split": split, "split_seed": seed or 0}
-        fits = self.rdd.getNumPartitions() == num_workers
+        fits = self.num_partitions() == num_workers
         in_place = self.partitions is not None or seed is None and validation is None and fits
         # Once for all starts of the gang, so that a worker has the same partitions in each.
         rdd = self.rdd if fits or not in_place else self.rdd.coalesce(num_workers)
@@ -356,7 +360,7 @@ class RddSource(Source):
         """Return the metric states and the rows of each partition, by a job."""
         run = stage("evaluate", encoding="rows", schema=self.schema)
         action = launch.run_rdd(self.rdd, run, barrier=False)
-        return launch.run(action, cluster)  # type: ignore[no-any-return]
+        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
 
 class FunctionSource(Source):
@@ -388,7 +392,8 @@ class FunctionSource(Source):
             "look", expected=preflight.expectations(models.backend(), local=cluster.local),
             function=self.function, workers=self.workers, counts=self.counts, labels=self.labels,
         )  # fmt: skip
-        rows = launch.run(launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False), cluster)
+        action = launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
+        rows = launch.run(action, cluster, of_rows=False)
         if not rows:
             raise NoRowsError("There are no rows: the function returns none for worker 0.")
         sample: Sample = rows[0]
@@ -419,4 +424,4 @@ class FunctionSource(Source):
         options = {"schema": self.schema, "function": self.function, "workers": self.workers}
         run = stage("evaluate", encoding="function", **options)
         action = launch.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
-        return launch.run(action, cluster)  # type: ignore[no-any-return]
+        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]

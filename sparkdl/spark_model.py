@@ -20,7 +20,7 @@ from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
 from sparkdl.epochs import Metrics, check_callbacks
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.inference import features_of
 from sparkdl.inputs import (
     make_source,
@@ -32,6 +32,7 @@ from sparkdl.inputs import (
     whole_partitions,
 )
 from sparkdl.prediction import column_function, frame_features, inference_stage, ship
+from sparkdl.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
@@ -96,6 +97,7 @@ class SparkModel:
         >>> history = SparkModel(model).fit(rdd, epochs=10, batch_size=64)  # doctest: +SKIP
     """
 
+    @short
     def __init__(  # noqa: PLR0913 - the settings of a run, by keyword
         self,
         model: keras.Model | Callable[[], keras.Model],
@@ -171,6 +173,7 @@ class SparkModel:
         """The model, by the name that Elephas gives it."""
         return self.model
 
+    @short
     def fit(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
@@ -389,8 +392,11 @@ class SparkModel:
             predicted = models.build_metrics(self.model, *first, step=step)
             self._sample = *first, predicted
             return schema, predicted
-        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
-            raise DataError(f"The model cannot be computed on the first row: {error}") from error
+        except SparkDLError:
+            raise
+        except Exception as error:
+            message = f"The model cannot be computed on the first row: {reason_of(error)}"
+            raise DataError(message, traceback=text_of(error)) from error
 
     def _stage(self, cluster: Cluster, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
         """Return what makes inference stages, and what their tasks share."""
@@ -398,6 +404,7 @@ class SparkModel:
             cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
         )
 
+    @short
     def evaluate(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
@@ -451,6 +458,7 @@ class SparkModel:
         logs = self._metrics("test_step").merge(states, step="test_step")
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @short
     def predict(
         self,
         x: Any,
@@ -530,6 +538,7 @@ class SparkModel:
             return known
         return self._settled(sample_of((features_of(first_row(rdd), count),), (count,)), None)[0]
 
+    @short
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings as JSON beside it.
 
@@ -554,6 +563,7 @@ class SparkModel:
             files.put(settings, _settings_path(path), overwrite=True, context=context)
 
     @classmethod
+    @short
     def load(
         cls, path: str, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
     ) -> SparkModel:

@@ -5,6 +5,7 @@ Rows are dealt to workers by a shuffle, each with a stable key, and travel as Ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class FrameSource(Source):
         decode: the same functions by the places of their columns.
     """
 
+    of_a_plan = True
+
     def __init__(
         self, frame: DataFrame, sample: Sample, indicator: str | None = None,
         decode: Mapping[str, frames.Decode] | None = None,
@@ -76,7 +79,17 @@ class FrameSource(Source):
         ]
 
     def peek(self) -> Sample:
-        """Return the first row, which is computed by a small job."""
+        """Return the first row, which is computed by a small job.
+
+        Raises:
+            ConfigError: the DataFrame is a stream.
+            DataError: there is no row, or it does not do.
+        """
+        if self.frame.isStreaming:
+            raise ConfigError(
+                "The DataFrame is a stream, whose rows never end. Train on each of its batches, with "
+                "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch)), or predict it."
+            )
         first = self.frame.select(*self._select(raw=self._vectors())).limit(1)
         rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
@@ -349,4 +362,5 @@ def frame_source(
             f"decode has functions for {', '.join(map(repr, sorted(unread)))}, and the columns that are read "
             f"are {', '.join(map(repr, sample.values))}."
         )
-    return FrameSource(frame, sample, indicator, decode)
+    made = functools.partial(FrameSource, frame, sample, indicator, decode)
+    return launch.run(made, cluster_of(frame.sparkSession))  # type: ignore[no-any-return]

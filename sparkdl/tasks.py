@@ -7,19 +7,22 @@ and with it every compiled function.
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
-import traceback
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from sparkdl import client, feed
 from sparkdl.arrays import as_rows
 from sparkdl.collective import run_task
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, SparkDLError, WorkerError
 from sparkdl.exchange import Endpoint
 from sparkdl.feed import Block
 from sparkdl.member import Task
+from sparkdl.reasons import own_lines, reason_of, text_of
 from sparkdl.schema import Sample, Schema
 
 
@@ -45,8 +48,11 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def import_keras() -> None:
+def import_keras(*, quietly: bool = False) -> None:
     """Import Keras in a process that has to work soon, which takes half the time that it takes elsewhere.
+
+    Args:
+        quietly: whether to keep back what the backend's libraries print: they print the same on the driver.
 
     No garbage is collected meanwhile, and none later among what was imported. What Keras takes where it is
     there, for plots, data frames, notebooks and scikit-learn's pipelines, is not taken.
@@ -58,7 +64,8 @@ def import_keras() -> None:
     gc.disable()
     sys.modules.update(dict.fromkeys(optional))  # type: ignore[arg-type]  # None: an import of it fails
     try:
-        from sparkdl import models  # noqa: F401
+        with _errors_kept() if quietly else nullcontext():
+            from sparkdl import models  # noqa: F401
     finally:
         for name in optional:
             del sys.modules[name]
@@ -67,13 +74,57 @@ def import_keras() -> None:
             gc.enable()
 
 
+@contextmanager
+def _errors_kept() -> Iterator[None]:
+    """Keep back what is written to the process's stderr in a ``with`` block that does not fail."""
+    with tempfile.TemporaryFile() as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(stderr, kept.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Run a stage over the rows of a task, whose TaskContext is ``context``."""
     stages = {
         "look": _look, "deal": _deal, "train": _train, "run": _run, "predict": _predict,
         "evaluate": _evaluate,
     }  # fmt: skip
-    yield from stages[call.stage](iterator, context, call)
+    worker, host = context.partitionId(), socket.gethostname()
+    try:
+        yield from stages[call.stage](computed(iterator, f"partition {worker}"), context, call)
+    except SparkDLError:
+        raise
+    except Exception as error:
+        raise WorkerError.of(reason_of(error), host=host, worker=worker) from error
+
+
+def computed(rows: Iterable[Any], place: str) -> Iterator[Any]:
+    """Yield rows; what the user's own function raises that computes them is an error of the rows.
+
+    Args:
+        rows: the rows.
+        place: where they are, for the error.
+
+    Raises:
+        DataError: the function raised something.
+    """
+    try:
+        yield from rows
+    except SparkDLError:
+        raise
+    except Exception as error:
+        if not own_lines(text_of(error), others=False):
+            raise  # Spark's own: the job says why
+        reason = f"The rows of {place} could not be computed: {reason_of(error)}"
+        raise DataError(reason, traceback=text_of(error)) from error
 
 
 def blocks_of(
@@ -108,20 +159,31 @@ def blocks_of(
 
 
 def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Block]:
-    made = options["function"](partition, options["workers"])
     schema: Schema = options["schema"]
-    parts = feed.parts_of(made, labels=schema.labelled)
-    yield from feed.blocks_of_parts(parts, schema, partition)
+    yield from feed.blocks_of_parts(_made(options["function"], partition, options, schema), schema, partition)
     if options.get("held") is not None:
         held, schema = options["held"]
-        parts = feed.parts_of(held(partition, options["workers"]), labels=schema.labelled)
+        parts = _made(held, partition, options, schema)
         yield from feed.blocks_of_parts(parts, schema, partition, feed.VALIDATION)
+
+
+def _made(function: Any, worker: int, options: dict[str, Any], schema: Schema) -> Iterator[Any]:
+    """Yield the parts of what a user's function returns."""
+
+    def parts() -> Iterator[Any]:
+        yield from feed.parts_of(function(worker, options["workers"]), labels=schema.labelled)
+
+    return computed(parts(), f"worker {worker}")
 
 
 def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Yield the first row of what a user's function returns; no row, if it has none."""
     options = call.options
-    for whole in feed.parts_of(options["function"](0, options["workers"]), labels=options["labels"]):
+
+    def parts() -> Iterator[Any]:
+        yield from feed.parts_of(options["function"](0, options["workers"]), labels=options["labels"])
+
+    for whole in computed(parts(), "worker 0"):
         sample = Sample.of(whole, options["counts"])
         arrays = list(map(as_rows, sample.values, sample.names))
         if len(arrays[0]):
@@ -142,7 +204,7 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
         if call.endpoint is not None:
             client.report_failure(
                 Endpoint(*call.endpoint), kind="data", generation=call.generation, worker=partition,
-                host=socket.gethostname(), message=str(error), traceback=traceback.format_exc(),
+                host=socket.gethostname(), message=error.reason, traceback=error.traceback,
             )  # fmt: skip
         raise
 

@@ -292,7 +292,8 @@ class Run:
                 return Job(self.cluster, lambda: store.receive(action()))
             return Job(self.cluster, action)
 
-        gang = Gang(self.cluster, store, submit, barrier, restarts, config.start_timeout)
+        of_rows = request.source.of_a_plan
+        gang = Gang(self.cluster, store, submit, barrier, restarts, config.start_timeout, of_rows)
         stack.callback(gang.cancel)
         verbose = 0 if self.callbacks.draws else request.fit.verbose
         display = choose_display(verbose, request.fit.epochs)

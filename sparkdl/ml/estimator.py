@@ -10,7 +10,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
 from sparkdl import losses, models
-from sparkdl.errors import ModelError
+from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
@@ -114,6 +114,7 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         >>> Pipeline(stages=[assembler, estimator]).fit(frame).transform(frame)  # doctest: +SKIP
     """
 
+    @short
     def _fit(self, dataset: DataFrame) -> KerasEstimatorModel:
         given = self.held()
         if given is None:

@@ -9,7 +9,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, functions
 
 from sparkdl import losses, models
-from sparkdl.errors import ModelError
+from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.prediction import column_function, frame_features
@@ -19,6 +19,7 @@ from sparkdl.tables import frame_source, require_free
 class Predicts(PredictionParams, Stored):
     """What a stage does that predicts."""
 
+    @short
     def _transform(self, dataset: DataFrame) -> DataFrame:
         model = self.held()
         if model is None:

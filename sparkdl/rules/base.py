@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparkdl.errors import ConfigError, RuleError
+from sparkdl.reasons import reason_of
 from sparkdl.rules.reduction import Mean, Reduction
 from sparkdl.weights import EMPTY, Vector
 
@@ -86,7 +87,7 @@ def apply(rule: Rule, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, 
         if made.shape != delta.shape:
             raise ValueError(f"a step of shape {delta.shape} was expected; got {made.shape}")
     except Exception as error:
-        raise RuleError(f"The rule {rule.name!r} failed on an update: {error!r}.") from error
+        raise RuleError(f"The rule {rule.name!r} failed on an update: {reason_of(error)}") from error
     return made, after
 
 

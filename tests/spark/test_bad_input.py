@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from sparkdl import SparkModel
-from sparkdl.errors import ClusterError, ConfigError, DataError, ModelError, SparkDLError, WorkerError
+from sparkdl.errors import ClusterError, ConfigError, DataError, ModelError, SparkDLError
 
 
 def uncompiled(problem):
@@ -252,7 +252,7 @@ def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffl
 
     rdd = problem.rdd(spark, 100, 103).map(broken)
 
-    error = refused(SparkModel(problem.model(), num_workers=2), rdd, WorkerError, shuffle=shuffle)
+    error = refused(SparkModel(problem.model(), num_workers=2), rdd, DataError, shuffle=shuffle)
 
     assert "no such picture" in error
     assert "in broken" in error

@@ -10,7 +10,7 @@ from pyspark.mllib.linalg import Matrices, SparseVector, Vectors
 from pyspark.mllib.regression import LabeledPoint
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError, DataError, WorkerError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.mllib import (
     SparkMLlibModel,
     from_data_frame,
@@ -82,7 +82,7 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
     loss = spark_model.evaluate(points, categorical=True)[0]
     assert loss == pytest.approx(spark_model.history.history["val_loss"][-1], rel=1e-4)
     worse = points.union(spark.sparkContext.parallelize([LabeledPoint(3, problem.x[0])], 1))
-    with pytest.raises(WorkerError, match=r"class indices below 3; got 3\.0"):
+    with pytest.raises(DataError, match=r"class indices below 3; got 3\.0"):
         SparkMLlibModel(model).fit(worse, verbose=0, categorical=True)
     with pytest.raises(ConfigError, match="categorical is for an RDD of LabeledPoint; got ndarray"):
         SparkMLlibModel(model).fit(problem.x, problem.y, categorical=True)

@@ -11,16 +11,16 @@ import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
 ORDER = [
-    "errors", "config", "weights", "structure", "batches", "wire", "rules", "slices", "merging", "divergence",
-    "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
+    "reasons", "errors", "config", "weights", "structure", "batches", "wire", "rules", "slices", "merging",
+    "divergence", "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
     "heads", "arrays", "backends.base", "schema", "feed", "spool", "frames", "code",
     "optimizers", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "tls", "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
-    "tasks", "inference", "preflight", "interpreter", "cluster", "launch", "gang", "running", "sources",
-    "tables", "inputs", "prediction", "progress", "callbacks", "batch_hooks", "epochs", "checkpoint",
-    "description", "training", "spark_model",
+    "tasks", "inference", "preflight", "interpreter", "repeats", "cluster", "failures", "launch", "gang",
+    "running", "sources", "tables", "inputs", "prediction", "progress", "callbacks", "batch_hooks", "epochs",
+    "checkpoint", "description", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip
@@ -50,6 +50,7 @@ DOORS = {
     "pyspark": {
         "files",
         "cluster",
+        "failures",
         "launch",
         "sources",
         "spark_model",

@@ -18,7 +18,7 @@ from stores import begun, state_of, store_of, update_of
 
 from sparkdl import server, tls, wire
 from sparkdl.books import Held
-from sparkdl.errors import ClusterError, DataError, PreflightError, WorkerError
+from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, WorkerError
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
 
@@ -195,7 +195,7 @@ FAILURE = {"generation": 1, "worker": 1, "host": "h", "message": "broken", "trac
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
-        ("worker", WorkerError, "Worker 1 on h failed: broken\n\nline 1"),
+        ("worker", WorkerError, f"broken (worker 1 on h). {ADVICE}"),
         ("data", DataError, "broken"),
         ("preflight", PreflightError, "broken"),
     ],

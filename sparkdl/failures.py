@@ -1,0 +1,221 @@
+"""What a failed Spark job means, as an error of this package.
+
+Spark reports everything as text. What tasks raise on purpose is found by its name; what Spark does when it
+loses a process, by its phrases. What remains is what the user's own plan did, and is told in Spark's words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+from pyspark import errors as of_spark
+
+from sparkdl import errors, preflight
+from sparkdl.cluster import Cluster
+from sparkdl.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    PreflightError,
+    SparkDLError,
+    StaleWorkerError,
+    WorkerError,
+    WorkerLostError,
+)
+from sparkdl.reasons import BLOCK, FRAME, RAISED, first_reason
+
+BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
+NAMED = (  # errors of ours that a task raises for the driver to raise
+    "StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError", "DivergedError",
+    "RuleError", "WorkerError",
+)  # fmt: skip
+OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
+NOT_THERE = (  # what Python, and PySpark of itself, say of a package that is missing
+    r"No module named '([\w.]+)'|\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] ([\w.-]+)"
+)
+NO_START = r"Cannot run program \"[^\n]*|Error from python worker:\s*\n[^\n]+(?:\n[ \t]+[^\n]+)*"
+CANCELLED = (
+    r"\bJob \d+ cancelled\b[^\n]*|\[?OPERATION_CANCELED\b[^\n]*|stopped SparkContext[^\n]*|"
+    r"SparkContext (?:was|has been) shut ?down[^\n]*|\[INVALID_HANDLE\b[^\n]*"
+)
+NO_ROOM = (
+    r"[^\n]*(?:spark\.driver\.maxResultSize|exceeds max allowed: spark\.rpc|No space left on device|"
+    r"java\.lang\.OutOfMemoryError|StatusCode\.(?:UNAVAILABLE|RESOURCE_EXHAUSTED))[^\n]*"
+)
+LOST = (
+    r"[^\n]*(?:exited unexpectedly|ExecutorLostFailure|FetchFailed|Lost executor|[Ww]orker lost|"
+    r"org\.apache\.spark\.(?:shuffle|network|rpc|storage)\.[\w.]*Exception|Failed to get broadcast|"
+    r"Python worker (?:failed to|did not)|Executor heartbeat timed out|RefusedError: )[^\n]*"
+)
+JAVA = re.compile(r"((?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error)): ([^\n]*)")
+WRAPPER = re.compile(
+    r"Job aborted|Could not recover from a failed barrier|Exception thrown in awaitResult|Task failed|"
+    r"An error occurred while calling|java\.util\.concurrent|(?:[\w$]+\.)+[\w$]+(?:Exception|Error)\b"
+)
+
+
+def explain(error: Exception, cluster: Cluster, *, of_rows: bool = True) -> SparkDLError:
+    """Return what a failed job's exception means.
+
+    Args:
+        error: what Spark raised.
+        cluster: the Spark application.
+        of_rows: whether the job computes rows by a plan of the user's, a DataFrame or an RDD.
+    """
+    text = _text(error)
+    found = _of_ours(text) or _of_python(text, cluster) or _of_spark(text, cluster)
+    found = found or _raised(text, of_rows=of_rows) or _lost(text)
+    found = found or _of_the_plan(error, text, of_rows=of_rows)
+    found.cause = error
+    return found
+
+
+def _text(error: BaseException) -> str:
+    """Return all that Spark says: PySpark keeps the causes of what it translated apart."""
+    text, cause = str(error), getattr(error, "_cause", None)
+    while isinstance(cause, BaseException):
+        text += f"\nCaused by: {type(cause).__name__}: {cause}"
+        cause = getattr(cause, "_cause", None)
+    return text
+
+
+def _of_ours(text: str) -> SparkDLError | None:
+    """Return the error that a task raised on purpose."""
+    if marked := re.search(rf"{re.escape(preflight.MARK)} (.+)", text):
+        return (StaleWorkerError if preflight.STALE in marked[1] else PreflightError)(marked[1])
+    for name in NAMED:
+        if found := re.search(rf"sparkdl\.errors\.{name}: (.+)", text):
+            if name == "DataError":
+                return DataError(found[1], traceback=_tracebacks(text))
+            if name == "WorkerError":
+                return WorkerError(found[1], traceback=_tracebacks(text))
+            kind: type[SparkDLError] = getattr(errors, name)
+            return kind(found[1])
+    return None
+
+
+def _of_python(text: str, cluster: Cluster) -> SparkDLError | None:
+    """Return what hinders Spark's own Python worker, before it comes to code of ours or of the user's."""
+    remedy, hosts = preflight.remedy(local=cluster.local), ", ".join(cluster.hosts())
+    if other := re.search(OTHER_PYTHON, text):
+        return PreflightError(
+            f"An executor (hosts: {hosts}) runs Python {other[1]}.{other[2]}, the driver {other[3]}. {remedy}"
+        )
+    if start := re.search(NO_START, text):
+        said = start[0].splitlines()[-1].strip()
+        return PreflightError(f"Executors cannot start their Python: {said}. {remedy}")
+    if (missing := re.search(NOT_THERE, text)) and _is_pysparks(text):
+        name = (missing[1] or missing[2]).split(".")[0].lower()
+        place = re.search(r"\((\S+) executor \S+\)", text)
+        host = f"Executor {place[1]}" if place else f"An executor (hosts: {hosts})"
+        try:
+            return PreflightError(f"{host} has no {name}; the driver has {name} {version(name)}. {remedy}")
+        except PackageNotFoundError:
+            spec = importlib.util.find_spec(name)
+            here = f"; the driver has it from {spec.origin}" if spec else ""
+            return DataError(
+                f"{host} has no module {name!r}, which a function of yours needs{here}. Send it with "
+                "--py-files or spark.sparkContext.addPyFile."
+            )
+    return None
+
+
+def _is_pysparks(text: str) -> bool:
+    """Return whether the last frame of the last Python traceback is of PySpark."""
+    blocks = list(BLOCK.finditer(text))
+    frames = list(FRAME.finditer(blocks[-1][1])) if blocks else []
+    return bool(frames) and "/pyspark" in frames[-1]["path"] and "in task_main" not in text
+
+
+def _of_spark(text: str, cluster: Cluster) -> SparkDLError | None:
+    """Return what Spark refuses, or why it ended the job."""
+    if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
+        return ClusterError(refused[0])
+    if cancelled := re.search(CANCELLED, text):
+        return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
+    if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
+        return WorkerLostError(
+            "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
+            f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
+            f"{_more_overhead(cluster)} or more, or take fewer workers per executor."
+        )
+    if full := re.search(NO_ROOM, text):
+        return ClusterError(f"Spark has no room for the job: {full[0].strip()[:500]}")
+    return None
+
+
+def _raised(text: str, *, of_rows: bool) -> SparkDLError | None:
+    """Return the Python exception that a task's message tells of, which no task of ours wrapped."""
+    blocks = list(BLOCK.finditer(text))
+    if not blocks or "RefusedError: " in text:
+        return None
+    said = re.split(r"\n\s+at |\nDriver stacktrace|\nCaused by: ", text[blocks[-1].end() :])[0]
+    name = re.match(rf"({RAISED})(?:: |\n|$)", said)
+    short = name[1].rpartition(".")[2] if name else "Exception"
+    reason = first_reason(said[name.end() :] if name else said)
+    reason = f"{short}: {reason}" if reason else short
+    if of_rows and "in task_main" not in text:
+        return DataError(f"Spark could not compute the rows: {reason}", traceback=_tracebacks(text))
+    task = re.search(r"[Tt]ask (\d+)\.\d+ in stage \S+ \(TID \d+\) \(([^ )]+)", text)
+    worker, host = (int(task[1]), task[2]) if task else (-1, "")
+    return WorkerError.of(reason, worker=worker, host=host, traceback=_tracebacks(text))
+
+
+def _tracebacks(text: str) -> str:
+    """Return the Python tracebacks in a text of Spark's, without what Java says around them."""
+    start = text.find("Traceback (most recent call last):")
+    return re.split(r"\n\s+at [\w.$/]+\(|\nDriver stacktrace", text[max(start, 0) :])[0]
+
+
+def _lost(text: str) -> SparkDLError | None:
+    """Return the loss of an executor or a process, which a run may go on from."""
+    lines = re.findall(LOST, text)
+    return WorkerLostError(lines[-1].strip()[:1000]) if lines else None
+
+
+def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
+    """Return what is left: the user's plan cannot be run, or rows of it cannot be computed."""
+    words = _words(error, text)
+    if isinstance(error, of_spark.AnalysisException):
+        return ConfigError(f"Spark cannot run the plan of the rows: {words}")
+    of_java = isinstance(error, of_spark.PySparkException) or type(error).__module__.startswith("py4j")
+    if of_rows and of_java:
+        return DataError(f"Spark could not compute the rows: {words}")
+    return ClusterError(f"Spark could not run the job: {words}")
+
+
+def _words(error: Exception, text: str) -> str:
+    """Return what went wrong, as Spark says it, and why, where that is said apart."""
+    causes = [f"{kind.rpartition('.')[2]}: {said}" for kind, said in JAVA.findall(text) if said]
+    plain = [cause for cause in causes if not WRAPPER.match(cause.partition(": ")[2])]
+    first = str(error).strip().splitlines()[:1]
+    if first and not re.match(r"An error occurred while calling|: ", first[0]):
+        plain = [*first, *plain]
+    found = plain[:1] or causes[-1:] or first or [type(error).__name__]
+    root = next((cause for cause in reversed(plain) if cause.partition(": ")[2] not in found[0]), None)
+    return found[0][:1000] if root is None else f"{found[0][:1000]} ({root[:500]})"
+
+
+def lacks_package(error: SparkDLError) -> bool:
+    """Return whether a job failed only because executors have no sparkdl."""
+    return isinstance(error, PreflightError) and preflight.MISSING in str(error)
+
+
+def refuses_barrier(error: SparkDLError) -> bool:
+    """Return whether Spark would not start a barrier stage on an RDD such as a coalesced one."""
+    return isinstance(error, ClusterError) and BARRIER_REFUSED in str(error)
+
+
+def _more_overhead(cluster: Cluster) -> str:
+    """Return twice the memory overhead of an executor, in MiB as Spark writes it."""
+    units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
+
+    def mebibytes(text: str, default: float) -> float:
+        match = re.fullmatch(r"(\d+)([kmgt])?b?", text.lower())
+        return int(match[1]) * units[match[2] or "m"] if match else default
+
+    memory = mebibytes(cluster.setting("spark.executor.memory"), 1024)
+    present = mebibytes(cluster.setting("spark.executor.memoryOverhead"), max(384, 0.1 * memory))
+    return f"{int(max(2 * present, 1024))}m"

@@ -1,0 +1,134 @@
+"""Why something failed, in one line: what an exception says, wherever in its text that stands.
+
+Many libraries put their reason below something else. TensorFlow's errors have an empty ``repr`` and begin
+with the graph. AutoGraph's and torch's begin with a traceback. Keras names the layer first, in bold.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+LONGEST = 500  # characters of a reason
+FRAMES = 2  # of a traceback that a message shows; .traceback has all
+RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # the name of an exception, as the last line of a traceback has it
+PREAMBLE = re.compile(
+    r"Graph execution error:|Detected at node|Stack trace for op definition|Traceback \(most recent|"
+    r"Original Traceback|in user code:|in [\w.]+ code:|Node: |\[\[|File \"|Original stack trace|"
+    r"\d+ root error\(s\) found|\(\d+\) \w+: *$|Exception encountered when calling|Arguments received by|"
+    r"Caught \w+ in "
+)
+NOISE = re.compile(
+    r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\}\s*|\[\[\{\{node.*|\[Op:[^]]*\].*|"
+    r"^\s*\(\d+\)\s+(?:[A-Z_]+:\s+)?|^\s*Detected at node.*?\(most recent call last\):"
+)
+BLOCK = re.compile(r"^Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)", re.MULTILINE)
+FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line \d+, in .*\n(?: {4,}.*\n)*', re.MULTILINE)
+LIBRARIES = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/pyspark(?:\.zip)?/|/sparkdl(?:-shipped\.zip)?/|^<frozen|"
+    r"__autograph_generated_file"
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the name of an exception and what it says, as one line."""
+    error = _innermost(error)
+    said = _said(error)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if not said and cause is not None and cause is not error:
+        return reason_of(cause)
+    name = type(error).__name__
+    if not said:
+        place = _place(error)
+        return f"{name}, without a message{place}"
+    of_cause = _said(error.__cause__) if error.__cause__ is not None else ""
+    if of_cause and of_cause not in said:
+        said = f"{said} ({type(error.__cause__).__name__}: {of_cause})"
+    return said if said.startswith(f"{name}: ") else f"{name}: {said}"
+
+
+def text_of(error: BaseException | None) -> str:
+    """Return the traceback of an exception as text; nothing for None."""
+    return "".join(traceback.format_exception(error)) if error is not None else ""
+
+
+def first_reason(text: str) -> str:
+    """Return the line of an error's text that says the reason; nothing if there is none."""
+    lines = [NOISE.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if line]
+    if not lines:
+        return ""
+    said = [line.strip() for line in lines if not PREAMBLE.match(line.strip())] or [lines[0].strip()]
+    if not PREAMBLE.match(lines[0].strip()):
+        found = said[0]
+    elif ends := [
+        line for line in lines if re.match(rf"\s*{RAISED}(?:Error|Exception|Exit|Iteration): \S", line)
+    ]:
+        return ends[-1].strip()  # the end of the traceback that the text begins with
+    else:
+        found = next(
+            (line for line in lines if line.strip() in said and not line[0].isspace()), said[0]
+        ).strip()
+    after = said.index(found) + 1
+    return f"{found} {said[after]}" if found.endswith(":") and len(said) > after else found
+
+
+def own_lines(text: str, *, others: bool = True) -> list[str]:
+    """Return the last frames of a traceback that are of nobody's library, a line each.
+
+    Args:
+        text: tracebacks as Python formats them.
+        others: whether to return the last frames where all are of libraries.
+    """
+    blocks = [list(FRAME.finditer(block[1])) for block in BLOCK.finditer(f"{text}\n")]
+    own = [[frame for frame in block if not LIBRARIES.search(frame["path"])] for block in blocks]
+    shown = next(filter(None, reversed(own)), blocks[-1] if blocks and others else [])
+    return [": ".join(part.strip() for part in frame[0].splitlines()[:2] if part.strip()) for frame in shown]
+
+
+def with_own_lines(message: str, text: str, *, last: str = "", others: bool = True) -> str:
+    """Return a message, the user's own lines of a traceback, and once more the reason.
+
+    Args:
+        message: its first line says the reason.
+        text: the traceback as Python formats it; where it is empty there is the message alone.
+        last: the last line; by default the first of the message.
+        others: as of ``own_lines``.
+    """
+    frames = own_lines(text, others=others)[-FRAMES:]
+    lines = [message, *(f"  {frame}" for frame in frames), last or message.split("\n")[0]]
+    return "\n".join(lines) if frames else message
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the first leaf of a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _said(error: BaseException) -> str:
+    """Return what an exception says, as one line of bounded length."""
+    if isinstance(error, KeyError) and len(error.args) == 1 and " " in str(error.args[0]):
+        text = str(error.args[0])  # a sentence, which KeyError quotes
+    else:
+        text = _text(error)
+    reason = first_reason(text)
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - somebody else's __str__
+        text = ""
+    return text if text.strip() else str(getattr(error, "message", None) or "")
+
+
+def _place(error: BaseException) -> str:
+    """Return where an exception was raised, as the end of a sentence."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" (raised by `{last.line}` in {last.name}, {last.filename}, line {last.lineno})"

@@ -1,0 +1,78 @@
+"""The lines that Spark logs of each attempt of a task, while the driver raises the same as one error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+LOGGERS = (
+    "org.apache.spark.scheduler.TaskSetManager",  # "Lost task", "failed 4 times; aborting job"
+    "org.apache.spark.executor.Executor",  # "Exception in task", where the executor is the driver's JVM
+    "org.apache.spark.api.python.PythonRunner",  # "This may have been caused by a prior exception"
+)
+SETTLE_SECONDS = 1.0  # the tasks of a failed job log that they were killed within this time
+_lock = threading.Lock()
+_quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
+_jobs: dict[Any, int] = {}  # how many jobs want them off
+
+
+@contextmanager
+def hidden(context: Any) -> Iterator[None]:
+    """Have these loggers off in a ``with`` block that runs a job, but those whose level the user set.
+
+    Args:
+        context: the SparkContext; None where the JVM is another machine's.
+    """
+    if context is None:
+        yield
+        return
+    with _lock:
+        _jobs[context] = _jobs.get(context, 0) + 1
+        if _jobs[context] == 1:
+            _quiet[context] = _silence(context)
+    try:
+        yield
+    except BaseException:
+        _settle(context)
+        raise
+    finally:
+        with _lock:
+            _jobs[context] -= 1
+            if not _jobs[context]:
+                del _jobs[context]
+                _restore(context, _quiet.pop(context))
+
+
+def _silence(context: Any) -> list[str]:
+    """Switch the loggers off; return those that were switched."""
+    switched: list[str] = []
+    with suppress(Exception):  # what is logged is never a reason to fail
+        log4j = context._jvm.org.apache.logging.log4j
+        known = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
+        for name in LOGGERS:
+            if not known.containsKey(name):
+                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+                switched.append(name)
+    return switched
+
+
+def _restore(context: Any, switched: list[str]) -> None:
+    with suppress(Exception):  # Spark may have been stopped
+        loggers = context._jvm.org.apache.logging.log4j.LogManager.getContext(False)
+        for name in switched:
+            loggers.getConfiguration().removeLogger(name)
+        loggers.updateLoggers()
+
+
+def _settle(context: Any) -> None:
+    """Wait until no task runs, for a moment at most."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with suppress(Exception):  # Spark may have been stopped
+        tracker = context._jsc.sc().statusTracker()
+        while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)

@@ -1,0 +1,67 @@
+"""The reason of what Keras and its backends raise, found in their real errors."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl.reasons import reason_of
+
+
+class Odd(keras.layers.Layer):
+    """A layer that takes no input of three columns."""
+
+    def call(self, inputs):
+        if inputs.shape[-1] == 3:
+            raise LookupError("no such picture")
+        return inputs
+
+
+def fit(loss="mse", layer=None, labels=0, columns=2, **options):
+    layers = [keras.layers.Dense(3, activation="softmax"), *([layer] if layer else [])]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile("sgd", loss, **options)
+    model.fit(np.ones((4, columns)), np.full(4, labels), verbose=0)
+
+
+def refuse(y_true, y_pred):
+    raise LookupError("no such picture")
+
+
+def table(values):
+    return {}[float(values[0, 0])]
+
+
+def through_numpy(y_true, y_pred):
+    import tensorflow as tf
+
+    made = tf.numpy_function(table, [y_pred], tf.float32)
+    made.set_shape(())
+    return made
+
+
+CROSS = "sparse_categorical_crossentropy"
+OF_TENSORFLOW = pytest.mark.backend("tensorflow")
+FAILURES = {
+    "a loss": (lambda: fit(refuse), "LookupError: no such picture", ()),
+    "a layer": (lambda: fit(layer=Odd()), "no such picture", ()),
+    "a shape": (lambda: fit(columns=5), "incompatible with the layer", ()),
+    "a label in a graph": (lambda: fit(CROSS, labels=4), "Received a label value of 4 which", OF_TENSORFLOW),
+    "a label without a graph": (
+        lambda: fit(CROSS, labels=4, run_eagerly=True), "Received a label value of 4 which", OF_TENSORFLOW
+    ),
+    "Python in a graph": (lambda: fit(through_numpy), "KeyError", OF_TENSORFLOW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=FAILURES[kind][2]) for kind in FAILURES])
+def test_the_reason_is_in_the_line(kind):
+    """One line, which begins with the name of the exception and has no part of a traceback or a graph."""
+    run, words, _ = FAILURES[kind]
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each backend has its own
+        run()
+
+    reason = reason_of(caught.value)
+    assert reason.startswith(f"{type(caught.value).__name__}: ")
+    assert words in reason
+    assert not any(word in reason for word in ("Traceback", "\n", "Graph execution", "{{", "\x1b"))
