@@ -398,6 +398,7 @@ class FitConfig:
         preserve_partitions: whether each worker gets whole partitions of the data.
         checkpoint: where checkpoints go, and when; None: there are none.
         resume: whether to go on from the newest one.
+        nan: what to do about rows with NaN or Inf, or labels of no class: "error" or "warn".
     """
 
     batch_size: int = 32
@@ -415,8 +416,11 @@ class FitConfig:
     preserve_partitions: bool = False
     checkpoint: CheckpointConfig | None = None
     resume: bool = False
+    nan: str = "error"
 
     def __post_init__(self) -> None:
+        if self.nan not in ("error", "warn"):
+            raise ConfigError(f'nan should be "error" or "warn"; got {self.nan!r}.')
         whole_number("batch_size", self.batch_size)
         for name in ("epochs", "initial_epoch"):
             whole_number(name, getattr(self, name), least=0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.errors import DataError
-from sparkdl.fingerprint import GOLDEN, MASK, mixed
+from sparkdl.fingerprint import GOLDEN, MASK, mixed, unmixed
 from sparkdl.schema import Column, Schema, as_row
 from sparkdl.weights import Array
 
@@ -50,6 +50,12 @@ def scramble(keys: Keys, seed: int) -> Keys:
     """Return keys that sort in an order drawn from ``seed``: splitmix64 of key and seed, one to one."""
     with np.errstate(over="ignore"):
         return mixed(keys + np.uint64((2 * seed + 1) * GOLDEN & MASK))
+
+
+def unscrambled(keys: Keys, seed: int) -> Keys:
+    """Return the keys that ``scramble`` makes these of."""
+    with np.errstate(over="ignore"):
+        return unmixed(keys) - np.uint64((2 * seed + 1) * GOLDEN & MASK)
 
 
 def unit(keys: Keys) -> NDArray[np.float64]:

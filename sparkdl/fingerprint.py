@@ -71,6 +71,15 @@ def mixed(words: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
+def unmixed(words: Words) -> Words:
+    """Return the words that ``mixed`` makes these of."""
+    z = words ^ (words >> np.uint64(31)) ^ (words >> np.uint64(62))
+    z = z * np.uint64(0x319642B2D24D8EC3)
+    z = (z ^ (z >> np.uint64(27)) ^ (z >> np.uint64(54))) * np.uint64(0x96DE1B173F119089)
+    first: Words = z ^ (z >> np.uint64(30)) ^ (z >> np.uint64(60))
+    return first
+
+
 def fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -> Fingerprint:
     """Return the fingerprint of some rows.
 

@@ -22,6 +22,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from sparkdl import models
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.faults import Classes
 from sparkdl.heads import Head
 
 logger = logging.getLogger(__name__)
@@ -271,6 +272,27 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
             if not isinstance(computed, keras.losses.Loss):
                 computed = LossFunctionWrapper(computed, name=getattr(computed, "__name__", str(loss)))
             yield computed.name, computed, [samples[place]] if len(losses) == len(samples) else samples
+
+
+def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, Classes]:
+    """Return the classes that sparse categorical cross-entropies know, by the places of their labels.
+
+    Args:
+        model: a compiled model.
+        template: the places of the columns of labels.
+        predicted: what the model predicts for some rows.
+    """
+    known: dict[int, Classes] = {}
+    if is_own(model, "train_step") or is_own(model, "compute_loss"):
+        return known
+    for _, loss, samples in _losses(model, template, predicted):
+        function = getattr(loss, "fn", None)  # of Keras's LossFunctionWrapper
+        arguments = getattr(loss, "_fn_kwargs", {})
+        if function is keras.losses.sparse_categorical_crossentropy and len(samples) == 1:
+            place, output = samples[0]
+            size = output.shape[arguments.get("axis", -1)]
+            known[place] = Classes(int(size), arguments.get("ignore_class"))
+    return known
 
 
 CROSSENTROPIES = {

@@ -534,13 +534,48 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
     return replace(schema, columns=tuple(columns))
 
 
+def named_batch_size(model: keras.Model) -> int | None:
+    """Return how many rows the inputs of a model say that a batch has; None: any number."""
+    sizes = {tensor.shape[0] for tensor in getattr(model, "inputs", None) or ()}
+    return next((int(size) for size in sizes if size is not None), None)
+
+
+def is_stateful(model: keras.Model) -> bool:
+    """Return whether a layer of the model goes on in a batch from what it kept of the last one."""
+    return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+
+
+def fixed_batch_size(model: keras.Model) -> int | None:
+    """Return how many rows every batch of a model has to have; None: any number.
+
+    That the inputs say a number does not mean that a layer needs it: another number is tried out.
+    """
+    size = named_batch_size(model)
+    if size is None or is_stateful(model):
+        return size
+    rows = 2 if size == 1 else 1
+    inputs = getattr(model, "_inputs_struct", None) or model.inputs[0]  # the former Keras's own, to 3.15
+
+    def zeros(tensor: Any) -> Array:
+        shape = [1 if length is None else length for length in tensor.shape[1:]]
+        return np.zeros((rows, *shape), keras.backend.standardize_dtype(tensor.dtype))
+
+    try:
+        with undisturbed(model):
+            predicted = model(keras.tree.map_structure(zeros, inputs), training=False)
+    except Exception:  # noqa: BLE001 - each backend has its own for shapes that do not fit
+        return size
+    return None if all(len(part) == rows for part in keras.tree.flatten(predicted)) else size
+
+
 def probe(model: keras.Model, schema: Schema) -> Any:
-    """Return what the model predicts for one row of zeros.
+    """Return what the model predicts for a row of zeros, or for as many as its inputs say.
 
     Raises:
         DataError: it cannot be computed on such rows.
     """
-    zeros = [np.zeros((1, *column.shape), column.dtype) for column in schema.columns]
+    rows = named_batch_size(model) or 1
+    zeros = [np.zeros((rows, *column.shape), column.dtype) for column in schema.columns]
     try:
         return model(schema.batch(zeros).x, training=False)
     except Exception as error:
@@ -620,15 +655,21 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
 
 
 def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
-    """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays."""
+    """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays.
+
+    Where the inputs say how many rows a batch has, the last row is repeated until the last batch has as many.
+    """
     rows = len(next(leaves(x)))
+    missing = -rows % batch_size if named_batch_size(model) == batch_size else 0
+    if missing:
+        x = keras.tree.map_structure(lambda array: np.concatenate([array, array[-1:].repeat(missing, 0)]), x)
     parts = [
         model.predict_on_batch(
             keras.tree.map_structure(lambda array, at=start: array[at : at + batch_size], x)
         )
         for start in range(0, rows, batch_size)
     ]
-    return concatenate(parts)
+    return keras.tree.map_structure(lambda array: array[:rows], concatenate(parts))
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

@@ -38,6 +38,7 @@ def inference_stage(
         streams: whether the rows are a stream's.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
+    size = models.fixed_batch_size(model) or size
     spec, objects = models.freeze(model, builder, custom_objects, trains=False)
     shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
     stage = functools.partial(
@@ -63,6 +64,7 @@ def column_function(
         session: the session of the columns; None is the active one.
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
     """
+    refuse_stateful(model)
     cluster = cluster_of(session)
     cluster.require_python(models.backend())
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
@@ -70,6 +72,19 @@ def column_function(
     ship(cluster)
     shapes = models.output_shapes(model, predicted)
     return column_of_predictions(stage, schema, shapes, head, decode)
+
+
+def refuse_stateful(model: Model) -> None:
+    """Refuse a model whose layers go on from the batch before, where rows lie in partitions.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if models.is_stateful(model):
+        raise ModelError(
+            f'The model "{model.name}" has stateful layers, which go on in a batch from what they kept of '
+            "the last one; rows of partitions have no such order. Pass arrays, or use model.predict."
+        )
 
 
 def frame_features(model: Model, source: FrameSource) -> Schema:

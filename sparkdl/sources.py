@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.batches import even_split, ranks
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.faults import Classes, Fault, Faults
 from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Stage
 from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
@@ -46,6 +47,7 @@ class Source(ABC):
             they end then.
         held_batch: rows of a batch of an evaluation, which one worker gets where arrays are dealt.
         held_most: how many of the first validation rows are evaluated; None: all.
+        whole: whether arrays stay in one partition, for batches that all have to have as many rows.
     """
 
     schema: Schema
@@ -57,6 +59,7 @@ class Source(ABC):
     ahead = 0
     held_batch = 1
     held_most: int | None = None
+    whole = False
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -114,6 +117,15 @@ class ArraySource(Source):
         if not self.count():
             raise NoRowsError("There are no rows: x has length 0.")
         return self.sample.first_of(self.arrays)
+
+    def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
+        """Return what is wrong with the arrays, for what they are for."""
+        found = Faults(self.schema, classes)
+        columns, keys = self._columns(), np.arange(self.count(), dtype=np.uint64)
+        for start in range(0, self.count(), 1 << 16):
+            some = slice(start, start + (1 << 16))
+            found.note(Block(keys[some], part, tuple(column[some] for column in columns)))
+        return found.found()
 
     def like_a_row(self) -> Sample:
         """Return a row of zeros such as the arrays would have."""
@@ -184,7 +196,7 @@ class ArraySource(Source):
         rdd, in_place = self._parallelize(cluster, dealt, num_workers)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage("train", encoding="dealt")
+            train = stage("train", encoding="dealt", checked=shuffled is None)
             if shuffled is not None:
                 blocks = rdd.union(shuffled.dealt(num_workers, None, stage, part=VALIDATION))
                 return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
@@ -200,7 +212,7 @@ class ArraySource(Source):
         A block has whole batches of an evaluation.
         """
         parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
-        parts = max(1, min(parts, -(-self.count() // self.held_batch)))
+        parts = 1 if self.whole else max(1, min(parts, -(-self.count() // self.held_batch)))
         return cluster.context.parallelize(list(self._in_order(parts)), parts)
 
     def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
@@ -346,7 +358,7 @@ class RddSource(Source):
             elif isinstance(validation, ArraySource):
                 held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
                 blocks = blocks.union(_in_slices(cluster, held))
-            train = stage("train", encoding="dealt")
+            train = stage("train", encoding="dealt", split=split)
             return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make

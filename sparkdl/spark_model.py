@@ -21,6 +21,8 @@ from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
+from sparkdl.faults import Classes, judge, sentences_of
+from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.inference import features_of
 from sparkdl.inputs import (
     make_source,
@@ -31,7 +33,7 @@ from sparkdl.inputs import (
     share_weights,
     whole_partitions,
 )
-from sparkdl.prediction import column_function, frame_features, inference_stage, ship
+from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful, ship
 from sparkdl.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
@@ -201,6 +203,7 @@ class SparkModel:
         decode: dict[str, Callable[[Any], Any]] | None = None,
         checkpoint: CheckpointConfig | str | None = None,
         resume: bool = False,
+        nan: str = "error",
     ) -> Any:
         """Train the model in place on the cluster.
 
@@ -250,6 +253,9 @@ class SparkModel:
                 the middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists what
                 may change. A learning rate other than the first run's is used.
 
+            nan: "error" or "warn": what to do about rows with NaN or Inf, or with a label that a sparse
+                categorical cross-entropy has no class for; they are found before the first update.
+
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
 
@@ -260,13 +266,18 @@ class SparkModel:
                 cancelled the job.
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
+        fixed = self._fixed_batch_size(
+            batch_size=batch_size, validation_batch_size=validation_batch_size,
+            batch_size_per_worker=self.config.batch_size_per_worker,
+        )  # fmt: skip
+        batch_size = fixed if batch_size is None else batch_size
         fit = FitConfig(
             batch_size=32 if batch_size is None else batch_size, epochs=epochs, verbose=verbose,
             shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
             initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
             validation_batch_size=validation_batch_size, validation_freq=validation_freq,
             preserve_partitions=preserve_partitions, checkpoint=checkpoint,  # type: ignore[arg-type]
-            resume=resume,
+            resume=resume, nan=nan,
         )  # fmt: skip
         kept = check_callbacks(callbacks)
         names = features_col, label_col
@@ -283,7 +294,8 @@ class SparkModel:
         cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
-        num_workers = self._num_workers(cluster, min(fit.batch_size, source.count() or fit.batch_size))
+        most = min(fit.batch_size, source.count() or fit.batch_size)
+        num_workers = self._num_workers(cluster, most, fixed)
         spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
@@ -305,11 +317,13 @@ class SparkModel:
             x, y, weights, predicted = sample
             weights = np.ones(1) if weights is None and class_weight is not None else weights
             divides = losses.check(self.model, x, y, weights, predicted)
+        classes = losses.classes_of(self.model, schema.template[1], sample[3]) if schema.labelled else {}
+        _judge_arrays(source, validation, classes, fit.nan)
         self.history = keras.callbacks.History()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
             kept, self.history, self._metrics("train_step", "test_step"), self._carried_on(num_workers),
-            self.distribution, spare, divides,
+            self.distribution, spare, divides, classes, fixed,
         )  # fmt: skip
         run = Run(request, cluster, num_workers)
         try:
@@ -320,11 +334,23 @@ class SparkModel:
             self._carried = num_workers, models.fingerprint(self.model), run.carried
         return self.history
 
-    def _num_workers(self, cluster: Cluster, most: int) -> int:
-        """Return the number of workers, of which a joint batch can use ``most``."""
+    def _num_workers(self, cluster: Cluster, most: int, fixed: int | None) -> int:
+        """Return the number of workers, of which a joint batch can use ``most``.
+
+        Raises:
+            ConfigError: several were asked for, and every batch of the model has to have ``fixed`` rows.
+        """
         joint = self.config.joint
+        if fixed is not None and (self.config.num_workers or 1) > 1:
+            raise ConfigError(
+                f'The model "{self.model.name}" takes batches of {fixed} rows only, and of several workers '
+                f"each has a part of the batches; got num_workers={self.config.num_workers}. Take "
+                "num_workers=1, or an Input without a batch size and without stateful layers."
+            )
         num_workers, why = cluster.num_workers(
-            self.config.num_workers, most if joint else None, self.config.start_timeout
+            self.config.num_workers if fixed is None else 1,
+            most if joint else None,
+            self.config.start_timeout,
         )
         launch.logger.info("%d workers: %s.", num_workers, why)
         if joint:
@@ -336,6 +362,24 @@ class SparkModel:
         *first, predicted = self._sample
         logged = losses.logged(self.model, steps, first, self._builder, self.custom_objects)
         return Metrics(self.model, first[1], predicted, logged)
+
+    def _fixed_batch_size(self, **given: int | None) -> int | None:
+        """Return how many rows every batch of the model has to have; None: any number.
+
+        Args:
+            given: arguments that say how many it gets, by name.
+
+        Raises:
+            ConfigError: one of them is another number.
+        """
+        size = models.fixed_batch_size(self.model)
+        for name, value in given.items():
+            if size is not None and value not in (None, size):
+                raise ConfigError(
+                    f'The model "{self.model.name}" takes batches of {size} rows only, as its Input and a '
+                    f"layer say; got {name}={value}. Pass {name}={size}."
+                )
+        return size
 
     def _carried_on(self, num_workers: int) -> Carried | None:
         """Return what workers and rule kept of the last fit, if nothing was done to the model since."""
@@ -380,9 +424,10 @@ class SparkModel:
 
     def _settled(self, sample: Sample, step: str | None, *, frame: bool = False) -> tuple[Schema, Any]:
         schema = models.fit_features(self.model, sample.schema(keras.config.floatx()), reshape=frame)
+        rows = models.named_batch_size(self.model) or 1
         first = schema.batch(
             [
-                column.cast(np.reshape(part, (1, *column.shape)), lambda _: "the first row")
+                column.cast(np.reshape(part, (1, *column.shape)), lambda _: "the first row").repeat(rows, 0)
                 for column, part in zip(schema.columns, sample.values, strict=True)
             ]
         )
@@ -447,6 +492,9 @@ class SparkModel:
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
         source.workers = cluster.slots()
+        source.whole = self._fixed_batch_size(batch_size=batch_size) is not None
+        if not isinstance(source, ArraySource):
+            refuse_stateful(self.model)
         source.schema, _ = self._settle(source, "test_step")
         stage, shared = self._stage(cluster, source.schema, batch_size)
         source.held_batch = 32 if batch_size is None else batch_size
@@ -494,6 +542,8 @@ class SparkModel:
             cluster = cluster_of()
             cluster.rebind(x)
             cluster.require_python(models.backend())
+            self._fixed_batch_size(batch_size=batch_size)
+            refuse_stateful(self.model)
             try:
                 schema = self._features(x, count)
             except NoRowsError:
@@ -502,6 +552,7 @@ class SparkModel:
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source((x,), (features_col,), (count,), decode=decode)
+        self._fixed_batch_size(batch_size=batch_size)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
         cluster = cluster_of()
@@ -511,6 +562,7 @@ class SparkModel:
             return models.of_no_rows(self.model, source.like_a_row())
         cluster.require_python(models.backend())
         source.schema, _ = self._settle(source)
+        source.whole = models.is_stateful(self.model)
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
             return models.concatenate(source.predictions(cluster, stage))
@@ -590,6 +642,19 @@ class SparkModel:
                 values = json.loads(settings.read_text())
                 values["merge"] = from_settings(values.get("merge"))
         return cls(model, custom_objects=custom_objects, **values)
+
+
+def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
+    """Refuse rows of arrays that cannot be trained on, or warn of them; others are looked at by workers.
+
+    Raises:
+        DataError: there are such rows, and ``nan`` is "error".
+    """
+    parts = ((TRAINING, source), (VALIDATION, held))
+    arrays = {part: each for part, each in parts if isinstance(each, ArraySource)}
+    found = [fault for part, each in arrays.items() for fault in each.faults(classes, part)]
+    rows = {part: each.count() for part, each in arrays.items()}
+    judge(sentences_of(found, rows, source.schema, classes), nan)
 
 
 def _require_keras_file(path: str) -> None:

@@ -20,6 +20,7 @@ from sparkdl.arrays import as_rows
 from sparkdl.collective import run_task
 from sparkdl.errors import DataError, SparkDLError, WorkerError
 from sparkdl.exchange import Endpoint
+from sparkdl.faults import Faults, Watched
 from sparkdl.feed import Block
 from sparkdl.member import Task
 from sparkdl.reasons import own_lines, reason_of, text_of
@@ -226,16 +227,33 @@ def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
     job, task = call.shared.value, _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
+    watched = Watched(blocks, None if call.options.get("checked") else _faults(job, call.options))
     own = [call.options.get(name) for name in ("distribution", "rule")]
     code = worker.Code(call.objects or {}, call.builder, *own)
     if job.hosted is None:
-        worker.train_task(job, task, blocks, code)
+        worker.train_task(job, task, watched, code)
     else:
         from sparkdl import hosting
 
-        yield from hosting.train(job, task, blocks, code, context)
+        yield from hosting.train(job, task, watched, code, context)
     for _ in iterator:
         pass
+
+
+def _faults(job: Any, options: dict[str, Any]) -> Faults:
+    """Return what counts faulty rows, and names them by the partitions that they come from."""
+    encoding, plan = options["encoding"], job.settings.plan
+    bits = 33 if encoding == "arrow" else 40  # as Spark's monotonically increasing ids have it, and feed
+    place = "worker" if encoding == "function" else options.get("place", "partition")
+    seed = options["seed"] if encoding == "arrow" else None
+    if encoding == "dealt" and plan.shuffle:
+        seed = plan.seed
+    shuffled = encoding == "arrow" or options.get("split")  # whether validation rows are too
+
+    def origin(key: int) -> str:
+        return f"row {key & (1 << bits) - 1} of {place} {key >> bits}"
+
+    return Faults(job.schema, job.classes, (seed, seed if shuffled else None), origin)
 
 
 def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -> Iterator[Any]:

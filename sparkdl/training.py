@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
@@ -29,6 +29,8 @@ from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_
 from sparkdl.description import describe, outer_name
 from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.faults import Classes, judge, sentences_of
+from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
@@ -71,6 +73,8 @@ class Request:
         distribution: makes the distribution over a worker's devices, if one was asked for.
         asks: whether there is a slot for asking an endpoint in worker 0.
         divides: whether the loss is divided by what masks or weights add up to, and not by rows.
+        classes: the classes of columns of labels, by their places.
+        fixed: how many rows every batch of the model has to have; None: any number.
     """
 
     model: Model
@@ -88,6 +92,8 @@ class Request:
     distribution: Callable[[], Any] | None = None
     asks: bool = False
     divides: bool = False
+    classes: dict[int, Classes] = field(default_factory=dict)
+    fixed: int | None = None
 
 
 class Run:
@@ -263,7 +269,7 @@ class Run:
         )  # fmt: skip
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
-            store.hosted if isinstance(store, HostedStore) else None,
+            store.hosted if isinstance(store, HostedStore) else None, request.classes,
         )  # fmt: skip
         shared = self.cluster.share(job)
         stack.callback(self.cluster.forget, shared)
@@ -458,7 +464,7 @@ class Run:
 
         Raises:
             ConfigError: two workers are on one GPU, which was not asked for.
-            DataError: a fraction of the rows was to be held out, and none is.
+            DataError: a fraction of the rows was to be held out, and none is; or rows cannot be trained on.
         """
         self.said = True
         self.callbacks.set_steps(store.plans[0].steps)
@@ -474,6 +480,7 @@ class Run:
                 f"validation_split={self.request.fit.validation_split} holds out none of the "
                 f"{sum(store.plans[0].rows)} rows. Take a larger fraction, or pass validation_data."
             )
+        self._judge_rows(store, held)
         self.training["gpus"] = _gpus_of(store, shared=self.request.config.share_gpus)
         plan = store.plans[0]
         rows = plan.rows
@@ -515,6 +522,23 @@ class Run:
         if one and (fit.preserve_partitions or not fit.shuffle):
             mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
             logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
+
+    def _judge_rows(self, store: Store, held: int) -> None:
+        """Refuse rows that cannot be trained on, or warn of them.
+
+        Raises:
+            DataError: the last batch is smaller than the model takes, or rows have NaN, which is an error.
+        """
+        for what, count in (("rows", sum(store.plans[0].rows)), ("validation rows", held)):
+            size = self.request.fixed
+            if size and count % size:
+                raise DataError(
+                    f"The model takes batches of {size} rows only; {count} {what} leave a last batch of "
+                    f"{count % size}. Leave some out."
+                )
+        found = [fault for member in store.members.values() for fault in member.notes.get("faults", ())]
+        rows_of = {TRAINING: sum(store.plans[0].rows), VALIDATION: held}
+        judge(sentences_of(found, rows_of, self.request.schema, self.request.classes), self.request.fit.nan)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
         logs = results = self._merged(epoch, result, store)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ from sparkdl.backends.base import Batch, Center, Replica
 from sparkdl.batches import Order, Span, num_before
 from sparkdl.books import Running
 from sparkdl.client import Heartbeat
+from sparkdl.errors import DataError
 from sparkdl.exchange import Exchange
+from sparkdl.faults import Classes, Watched
 from sparkdl.feed import Block
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.member import Task, membership
@@ -348,7 +350,8 @@ class Loop:
 
     def _restore_metrics(self, states: bytes) -> None:
         """Let the metrics go on from what they were over the rows of this epoch so far."""
-        self.replica.test(self.rows.batch(np.arange(1)))  # which makes those that are not made yet
+        rows = models.named_batch_size(self.replica.model) or 1
+        self.replica.test(self.rows.batch(np.arange(rows)))  # which makes those that are not made yet
         variables = models.metric_variables(self.replica.model)
         models.write(variables, models.layout_of(variables).from_bytes(states))
         self.stepper.loss = self.replica.loss()
@@ -357,6 +360,11 @@ class Loop:
 def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:
     """Let the replica's metrics take in the first ``count`` rows, in batches; None is all of them."""
     end = rows.count if count is None else count
+    if end % batch_size and models.fixed_batch_size(replica.model) == batch_size:
+        raise DataError(
+            f"The model takes batches of {batch_size} rows only; {end} rows that are evaluated together "
+            f"leave a last batch of {end % batch_size}. Leave some out, or evaluate arrays or one partition."
+        )
     for start in range(0, end, batch_size):
         replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))
 
@@ -372,6 +380,7 @@ class TrainJob:
         layout: the digest of the trainable variables' layout.
         class_weight: the weight of a training row by the class of its label, where rows have no weights.
         hosted: what worker 0 makes the endpoint of, where that is there.
+        classes: the classes of columns of labels, by their places.
     """
 
     spec: models.ModelSpec
@@ -380,6 +389,7 @@ class TrainJob:
     layout: bytes
     class_weight: dict[int, float] | None = None
     hosted: Any = None
+    classes: Mapping[int, Classes] = field(default_factory=dict)
 
 
 class Code(NamedTuple):
@@ -410,6 +420,7 @@ def _train(
     plan = job.settings.plan
     spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
+    faults = blocks.found() if isinstance(blocks, Watched) else []
     rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
@@ -417,7 +428,7 @@ def _train(
     taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
     notes = {
         "one_class": rows.one_class(), "threads": task.threads, "empty": spooled.empty, "gpus": list(taken),
-        "on_gpu": on_gpu,
+        "on_gpu": on_gpu, "faults": faults,
     }  # fmt: skip
     with distributed(code.distribution, len(gpus)) as spread:
         if spread:

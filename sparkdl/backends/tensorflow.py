@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparkdl import optimizers
+from sparkdl import models, optimizers
 from sparkdl.backends.base import Mean, Reading
 from sparkdl.backends.stateful import StatefulReplica
 from sparkdl.slices import Table, decode, densified
@@ -28,19 +28,20 @@ class Compiled:
         function: what is compiled; it is given tensors where arrays come, else what comes, and returns
             float32 tensors or None.
         jit: whether XLA compiles it.
+        sized: whether it is traced for the number of rows that it is given, which a layer relies on.
     """
 
-    def __init__(self, function: Callable[..., Any], jit: bool | None) -> None:
+    def __init__(self, function: Callable[..., Any], jit: bool | None, *, sized: bool = False) -> None:
         self._function = tf.function(function, jit_compile=jit, autograph=False)
         self._traces: dict[Any, Any] = {}
-        self._jit = jit
+        self._jit, self._sized = jit, sized
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the function returns for arrays, structures of arrays, None and bools, as a list."""
         tensors: list[Any] = []
         kind = _flatten(arguments, tensors)
         if kind not in self._traces:
-            trace = self._function.get_concrete_function(*_specs(arguments))
+            trace = self._function.get_concrete_function(*_specs(arguments, sized=self._sized))
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
         if self._jit:
@@ -55,11 +56,11 @@ def _tensors(arguments: tuple[Any, ...]) -> Any:
     )
 
 
-def _specs(arguments: tuple[Any, ...]) -> Any:
-    """Return the arguments with the kind of tensor in the place of each array, for any number of rows."""
+def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
+    """Return the arguments with the kind of tensor in the place of each array, for any rows or so many."""
 
     def spec(part: Any) -> Any:
-        return tf.TensorSpec([None, *part.shape[1:]] if part.ndim else [], part.dtype)
+        return tf.TensorSpec([None, *part.shape[1:]] if part.ndim and not sized else part.shape, part.dtype)
 
     return tf.nest.map_structure(lambda part: spec(part) if isinstance(part, np.ndarray) else part, arguments)
 
@@ -109,7 +110,8 @@ class TensorFlowReplica(StatefulReplica):
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
         if self.model.run_eagerly:
             return lambda *arguments: function(*_tensors(arguments))
-        return Compiled(function, bool(self.model.jit_compile) if what else None)
+        sized = models.named_batch_size(self.model) is not None
+        return Compiled(function, bool(self.model.jit_compile) if what else None, sized=sized)
 
     def catch_up(self) -> None:
         """Do what could wait: nothing can in a compiled function."""

@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
     "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
     "shuffle": True, "verbose": 0, "validationSplit": 0.0, "preservePartitions": False,
+    "nan": "error",
 }  # fmt: skip
 
 
@@ -265,6 +266,7 @@ class TrainingParams(ModelParams, PredictionParams):
         _plain(CheckpointConfig.of),
     )  # fmt: skip
     resume = _param("whether to go on from the newest checkpoint there, where there is one", FLAG)
+    nan = _param('what to do about rows with NaN, Inf, or a label of no class: "error" or "warn"', TEXT)
     verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
 
 
@@ -277,7 +279,7 @@ SETTINGS = (
 FIT = (
     "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
     "validationSteps", "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight",
-    "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume",
+    "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume", "nan",
 )  # fmt: skip
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 

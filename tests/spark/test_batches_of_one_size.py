@@ -1,0 +1,91 @@
+"""Models whose batches all need as many rows: for a batch_shape that a layer relies on, or for states."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError, ModelError
+
+random = np.random.default_rng(0)
+X = random.normal(size=(64, 5, 2)).astype("float32")
+Y = random.normal(size=(64, 1)).astype("float32")
+OPTIONS = {"epochs": 2, "shuffle": False, "verbose": 0}
+BODIES = {
+    "stateful": lambda size: layers.GRU(3, stateful=True),
+    "reshaped": lambda size: layers.Lambda(lambda x: ops.reshape(x, (size, 10)), output_shape=(10,)),
+    "named": lambda size: layers.Flatten(),  # whose batches may have any size
+}
+
+
+def network(body, size=16):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(batch_shape=(size, 5, 2)), BODIES[body](size), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("body", "size"), [("stateful", 16), ("stateful", 1), ("reshaped", 16), ("named", 16)]
+)
+def test_one_worker_trains_in_batches_of_this_size(spark, body, size):
+    """Weights and history are those of plain Keras; so are scores and predictions."""
+    model, reference = network(body, size), network(body, size)
+    theirs = reference.fit(X, Y, batch_size=size, **OPTIONS).history
+    ours = SparkModel(model).fit(X, Y, batch_size=size, **OPTIONS)
+
+    np.testing.assert_allclose(ours.history["loss"], theirs["loss"], rtol=1e-5)
+    for mine, expected in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
+
+    score = network(body, size).evaluate(X, Y, batch_size=size, verbose=0)
+    assert score == pytest.approx(SparkModel(network(body, size)).evaluate(X, Y), rel=1e-5)
+    predicted = network(body, size).predict(X, batch_size=size, verbose=0)
+    np.testing.assert_allclose(SparkModel(network(body, size)).predict(X), predicted, atol=1e-5)
+    np.testing.assert_allclose(SparkModel(network(body, size)).predict(X[:50]), predicted[:50], atol=1e-5)
+
+
+def test_partitions_are_predicted_in_batches_of_this_size(spark):
+    """The last row of a partition is repeated where its last batch is smaller."""
+    expected = network("reshaped").predict(X, batch_size=16, verbose=0)
+    rdd = spark.sparkContext.parallelize(list(X), 3)
+
+    np.testing.assert_allclose(SparkModel(network("reshaped")).predict(rdd).collect(), expected, atol=1e-5)
+
+
+def refused(error, call):
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["stateful", "reshaped"])
+def test_what_does_not_fit_the_size_is_refused_in_its_words(spark, body):
+    """Several workers, another batch size, and a last batch of fewer rows."""
+    model = SparkModel(network(body))
+    only = "takes batches of 16 rows only"
+    for frequency in ("batch", "epoch"):
+        several = SparkModel(network(body), num_workers=2, frequency=frequency)
+        words = refused(ConfigError, lambda several=several: several.fit(X, Y, batch_size=16))
+        assert only in words
+        assert "of several workers each has a part of the batches; got num_workers=2" in words
+    for call in (lambda: model.fit(X, Y, batch_size=32), lambda: model.predict(X, batch_size=8)):
+        assert only in refused(ConfigError, call)
+    words = refused(DataError, lambda: model.fit(X[:60], Y[:60], **OPTIONS))
+    assert f"{only[6:]}; 60 rows leave a last batch of 12" in words
+
+
+def test_a_size_that_no_layer_needs_binds_nobody(spark):
+    """Keras takes any batch there, and so do several workers."""
+    theirs = network("named").fit(X, Y, batch_size=32, **OPTIONS).history
+    ours = SparkModel(network("named"), num_workers=2).fit(X, Y, batch_size=32, **OPTIONS).history
+
+    np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-5)
+
+
+def test_stateful_layers_predict_arrays_only(spark):
+    """Rows of partitions have no order in which one batch could go on from another."""
+    model, rdd = SparkModel(network("stateful")), spark.sparkContext.parallelize(list(X), 3)
+
+    assert "stateful layers" in refused(ModelError, lambda: model.predict(rdd))
