@@ -1,53 +1,183 @@
-"""Code as bytes: classes and functions of the user's own that go to executors, or tell two models apart.
+"""Code as bytes: what of the user's own goes to executors, or tells two models apart.
 
-What an installed package holds goes by its name, as pickle does it. What does not, goes whole, for
-executors do not have it, and a module that was edited and loaded again is another one.
+What an installed package holds goes by its name, as pickle does it. What does not, goes whole, for executors
+do not have it, and a module that was edited and loaded again is another one. That holds for everything that
+is met while code is pickled: a function's globals and closure, the modules that it refers to, what these
+refer to in turn, and modules that are imported inside of functions.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import importlib
+import importlib.util
+import io
+import logging
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_pickling = threading.Lock()
+logger = logging.getLogger(__name__)
+EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # by value as ever, or on each executor
+_pickling = threading.RLock()  # what travels by value is pickled within
+# How objects that pickle themselves badly are pickled: functions of an object and a pickler, that return
+# NotImplemented or what ``__reduce__`` returns.
+reducers: list[Callable[[Any, Any], Any]] = []
 
 
-def pickled(code: Any, objects: Iterable[Any], pickler: Any) -> bytes:
+def pickled(code: Any, pickler: Any) -> bytes:
     """Return code as bytes; what is not of an installed package goes whole, not by its module's name.
 
     Args:
         code: what is pickled.
-        objects: classes and functions in it that may be of the user's own modules.
         pickler: cloudpickle, or the copy of it that PySpark has.
     """
-    names = {_module_of(one).split(".")[0] for one in objects}
-    own = [sys.modules[name] for name in names if name in sys.modules and not _installed(sys.modules[name])]
     with _pickling:
-        new = [module for module in own if module.__name__ not in pickler.list_registry_pickle_by_value()]
-        for module in new:
-            pickler.register_pickle_by_value(module)
+        before = pickler.list_registry_pickle_by_value()
         try:
-            return bytes(pickler.dumps(code))
+            return _whole(code, pickler)
+        except Exception as error:  # noqa: BLE001 - whatever an object raises that is pickled
+            own = _unregister(before, pickler)
+            try:
+                found = _dumped(code, pickler, {}, own=False)[0]
+            except Exception:  # noqa: BLE001 - the first one is what is wrong
+                raise error from None
+            logger.warning(
+                "Not all of the modules %s can be pickled (%s). Executors need to have them: install them "
+                "there, or send them with --py-files or SparkContext.addPyFile.", ", ".join(own), error,
+            )  # fmt: skip
+            return found
         finally:
-            for module in new:
-                pickler.unregister_pickle_by_value(module)
+            _unregister(before, pickler)
 
 
-def _module_of(code: Any) -> str:
-    while isinstance(code, functools.partial):
-        code = code.func
-    return str(getattr(code, "__module__", type(code).__module__))
+def _unregister(before: set[str], pickler: Any) -> list[str]:
+    """Have modules that were found to be the user's own pickled by name again; return their names."""
+    own = sorted(pickler.list_registry_pickle_by_value() - before)
+    for name in own:
+        pickler.unregister_pickle_by_value(sys.modules[name])
+    return own
 
 
-def _installed(module: Any) -> bool:
-    """Return whether a module is one that executors have: Python's own, or of an installed package."""
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), None)
-    if place is None or module is sys.modules["sparkdl"]:
+def _whole(code: Any, pickler: Any) -> bytes:
+    """Return code as bytes, with the modules that it imports when it runs."""
+    modules: dict[str, ModuleType] = {}
+    while True:
+        data, names = _dumped(code, pickler, modules, own=True)
+        found = {name: module for name in sorted(names) if (module := _own_module(name)) is not None}
+        if found.keys() <= modules.keys():
+            return data
+        modules |= found
+
+
+def _dumped(code: Any, pickler: Any, modules: dict[str, ModuleType], *, own: bool) -> tuple[bytes, set[str]]:
+    """Return code as bytes, and the names of modules that functions in it import when they run."""
+    imported: set[str] = set()
+
+    class Pickler(pickler.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, thing: Any) -> Any:
+            for reducer in reducers:
+                found = reducer(thing, pickler)
+                if found is not NotImplemented:
+                    return found
+            if own and isinstance(thing, FunctionType | ModuleType | type):
+                _register(thing, pickler)
+                if isinstance(thing, FunctionType) and not _is_installed(thing.__module__):
+                    imported.update(_imports(thing.__code__, thing.__globals__.get("__package__")))
+            return super().reducer_override(thing)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(_Importing(modules, code) if modules else code)
+        return file.getvalue(), imported
+
+
+class _Importing:
+    """Code that is unpickled as it was, once modules that it imports are there."""
+
+    def __init__(self, modules: dict[str, ModuleType], code: Any) -> None:
+        self.modules, self.code = modules, code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_modules, (self.modules, self.code)
+
+
+def _with_modules(modules: dict[str, ModuleType], code: Any) -> Any:
+    for name, module in modules.items():
+        sys.modules[name] = module
+        package, _, last = name.rpartition(".")
+        if package in modules:
+            setattr(modules[package], last, module)
+    return code
+
+
+def _register(thing: Any, pickler: Any) -> None:
+    """Have a module of the user's own, or that of a function or a class, pickled whole from now on."""
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+    if not isinstance(name, str) or name == "__main__" or _is_installed(name):
+        return
+    top = sys.modules[name.split(".")[0]]
+    if top.__name__ not in pickler.list_registry_pickle_by_value():
+        pickler.register_pickle_by_value(top)
+
+
+def _own_module(name: str) -> ModuleType | None:
+    """Return a module of the user's own, which is imported if it was not yet; None: it is another one."""
+    top = name.split(".")[0]
+    try:
+        if top not in sys.modules:
+            spec = importlib.util.find_spec(top)
+            if spec is None or _has_place(
+                spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+            ):
+                return None
+        elif _is_installed(top):
+            return None
+        return importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - whatever a module raises; where it runs it will raise that again
+        return None
+
+
+def _imports(code: CodeType, package: str | None) -> Iterator[str]:
+    """Yield the names of the modules that a function imports when it runs, and of packages around them."""
+    constants: list[Any] = [None, None]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            level, parts = constants[-2:]
+            name = str(instruction.argval)
+            if level and not package:
+                continue
+            if level:
+                name = importlib.util.resolve_name("." * level + name, package or "")
+            names = [name, *(f"{name}.{part}" for part in parts or ())]
+            for each in names:
+                steps = each.split(".")
+                yield from (".".join(steps[: count + 1]) for count in range(len(steps)))
+        constants.append(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imports(constant, package)
+
+
+def _is_installed(name: str | None) -> bool:
+    """Return whether executors have a module: Python's own, or one of an installed package."""
+    top = (name or "").split(".")[0]
+    module = sys.modules.get(top)
+    if module is None or top in EVERYWHERE - {"__main__"}:
+        return True
+    if top == "__main__":
+        return False
+    return _has_place(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), None))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_place(place: str | None) -> bool:
+    """Return whether a file lies where executors have it as well."""
+    if place is None or place in ("built-in", "frozen"):
         return True
     path = Path(place)
     packages = {"site-packages", "dist-packages"}.intersection(path.parts)

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import batch_hooks, models, optimizers
+from sparkdl import batch_hooks, live, models, optimizers
 from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
 from sparkdl.batches import Integers
@@ -154,8 +154,7 @@ class Metrics:
 
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
         """Return a metric like this one, with the part of a worker's state that is its own."""
-        copy = type(metric).from_config(metric.get_config())
-        models.build_metric(copy, self.samples)
+        copy = live.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
         models.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy
@@ -322,15 +321,16 @@ class DriverModel:
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         self.model, self.joint = model, joint
-        self.layouts = models.Layouts.of(model)
+        self.variables = models.Variables.of(model)  # a callback may change what is trainable
+        self.layouts = models.Layouts(*map(models.layout_of, self.variables))
 
     def parameters(self) -> Any:
         """Return the trainable variables as one vector."""
-        return self.layouts.trainable.pack(models.reading(models.trainable(self.model)))
+        return self.layouts.trainable.pack(models.reading(self.variables.trainable))
 
     def statistics(self) -> Any:
         """Return the moving statistics as one vector."""
-        return self.layouts.statistics.pack(models.reading(models.statistics(self.model)))
+        return self.layouts.statistics.pack(models.reading(self.variables.statistics))
 
     def load(self, cut: Cut, rows: Sequence[int]) -> None:
         """Put a cut into the model: weights, statistics, and the optimizer's state.
@@ -340,18 +340,18 @@ class DriverModel:
             rows: the training rows of each worker, by which optimizer slots are averaged.
         """
         layouts = self.layouts
-        models.write(models.trainable(self.model), layouts.trainable.unpack(cut.parameters))
-        models.write(models.statistics(self.model), layouts.statistics.unpack(cut.statistics))
+        models.write(self.variables.trainable, layouts.trainable.unpack(cut.parameters))
+        models.write(self.variables.statistics, layouts.statistics.unpack(cut.statistics))
         states = self._optimizer_states(cut, rows)
         if states is not None:
-            models.write(optimizers.variables(self.model), states)
+            models.write(self.variables.optimizer, states)
         if not self.joint:
-            models.constrain(self.model)
+            models.constrain(self.variables.trainable)
             optimizers.batches_seen(self.model).assign(round(cut.progress))
         begin = layouts.optimizer.nbytes
         random = cut.state(cut.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
-            models.write(models.generators(self.model), layouts.generators.from_bytes(random))
+            models.write(self.variables.generators, layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # the values before
 
     def is_at(self, cut: Cut) -> bool:
@@ -359,9 +359,9 @@ class DriverModel:
 
         SwapEMAWeights swaps by sums and differences on TensorFlow.
         """
-        model, layouts = self.model, self.layouts
+        layouts = self.layouts
         before = [*layouts.trainable.unpack(cut.parameters), *layouts.statistics.unpack(cut.statistics)]
-        after = models.reading([*models.trainable(model), *models.statistics(model)])
+        after = models.reading([*self.variables.trainable, *self.variables.statistics])
         pairs = zip(before, after, strict=True)
         return all(
             np.allclose(new, old, rtol=0, atol=ROUNDING * np.abs(old).max(initial=0)) for old, new in pairs

@@ -91,9 +91,6 @@ def claim(cluster: Cluster, num_workers: int) -> AbstractContextManager[None]:
     return claims.claim(num_workers, float("inf") if cluster.dynamic else cluster.slots())
 
 
-OWN = "distribution", "rule", "function"  # options that are code of the user's
-
-
 class Stage:
     """One kind of task of a job, with all that it takes along.
 
@@ -117,11 +114,9 @@ class Stage:
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
-        own = [*(objects or {}).values(), builder, *map(options.get, OWN), *(options.get("held") or ())[:1]]
-        own += (options.get("decode") or {}).values()
         call = {
             "stage": name, "generation": generation, "shared": shared,
-            "code": pickled(code, own, cloudpickle),
+            "code": pickled(code, cloudpickle),
             "endpoint": endpoint and astuple(endpoint),
         }  # fmt: skip
         self.function = functools.partial(

@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 from math import nan, prod
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from sparkdl import optimizers
+from sparkdl import live, optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import DataError, ModelError
 from sparkdl.reasons import reason_of, text_of
@@ -54,6 +54,9 @@ class ModelSpec:
         backend: the Keras backend that it was made on.
         floatx: Keras's default float type on the driver.
         policy: the name of Keras's default dtype policy there, by which compile scales the loss.
+        epsilon: the small number of Keras's there, which losses and metrics look up when they compute.
+        data_format: whether images have their channels last there, by default.
+        moved: the places among the model's weights of those that its optimizer was built for.
         key: what two specs share only if one model, with other values set, can serve for both.
         trains: whether it is to be trained; else it may not be compiled, and the optimizer's values are left.
     """
@@ -66,6 +69,9 @@ class ModelSpec:
     backend: str
     floatx: str
     policy: str
+    epsilon: float
+    data_format: str
+    moved: tuple[int, ...]
     key: str
     trains: bool = True
 
@@ -82,13 +88,21 @@ class Layouts:
     @classmethod
     def of(cls, model: keras.Model) -> Layouts:
         """Return the layouts of a compiled model."""
-        parts = (
-            trainable(model),
-            statistics(model),
-            optimizers.variables(model),
-            generators(model),
-        )
-        return cls(*(layout_of(part) for part in parts))
+        return cls(*map(layout_of, Variables.of(model)))
+
+
+class Variables(NamedTuple):
+    """A model's four lists of variables, as they are when a fit begins."""
+
+    trainable: list[Any]
+    statistics: list[Any]
+    optimizer: list[Any]
+    generators: list[Any]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Variables:
+        """Return the variables of a compiled model."""
+        return cls(trainable(model), statistics(model), optimizers.variables(model), generators(model))
 
 
 def trainable(model: keras.Model) -> list[Any]:
@@ -96,9 +110,9 @@ def trainable(model: keras.Model) -> list[Any]:
     return list(model.trainable_variables)
 
 
-def constrain(model: keras.Model) -> None:
+def constrain(variables: Sequence[Any]) -> None:
     """Hold variables to their constraints, which a rule may leave: a merge is no step of an optimizer."""
-    for variable in trainable(model):
+    for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
 
@@ -346,10 +360,14 @@ def freeze(
         backend=keras.backend.backend(),
         floatx=keras.config.floatx(),
         policy=keras.config.dtype_policy().name,
-        key=_key(config, objects, builder, model),
+        epsilon=keras.config.epsilon(),
+        data_format=keras.config.image_data_format(),
+        moved=places_of(model, optimizers.moves(model)),
+        key="",
         trains=trains,
     )
-    _check_restored(model, thaw(spec, objects, builder))
+    objects |= _complete(model, _made(spec, objects, builder), spec)
+    spec = replace(spec, key=_key(spec, objects, builder, model))
     freed = sum(array.nbytes for array in spec.weights)
     if freed > LARGE:
         gc.collect()  # a model knows itself, so that the restored one would stay
@@ -357,15 +375,67 @@ def freeze(
     return spec, objects
 
 
-def _key(config: str | None, objects: Objects, builder: Any, model: keras.Model) -> str:
+def places_of(model: keras.Model, variables: Iterable[Any]) -> tuple[int, ...]:
+    """Return where variables are among the weights of a model."""
+    places = {id(weight): place for place, weight in enumerate(model.weights)}
+    return tuple(places.get(id(variable), -1) for variable in variables)
+
+
+def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Objects:
+    """Return what a model that was made again needs to be the live one, and check that it then is.
+
+    Raises:
+        ModelError: something of it cannot travel, or the model still is another one.
+    """
+    names = [[layer.name for layer in one._flatten_layers()] for one in (model, again)]
+    if len(names[0]) != len(names[1]):
+        raise ModelError(
+            f'The model "{model.name}" does not come back with the same layers: expected {names[0]}, got '
+            f"{names[1]}. Check get_config of its own classes; a function that builds a model should build "
+            "the same one each time."
+        )
+    found = live.differences(model, again)
+    objects: Objects = {}
+    if found:
+        for each in found:
+            _require_picklable(model, each)
+        objects[live.PATCH] = live.ByValue(found)
+        live.patch(again, live.copied(found))
+    _settle(again, spec)
+    _check_restored(model, again, trains=spec.trains)
+    left = live.differences(model, again)
+    if left:
+        raise ModelError(
+            f'The model "{model.name}" cannot be made again on executors: '
+            f"{live.describe(model, left[0])} does not come back as it is. Let its class carry it in "
+            "get_config and __init__, or pass SparkModel a function that builds and compiles the model."
+        )
+    return objects
+
+
+def _require_picklable(model: keras.Model, difference: live.Difference) -> None:
+    try:
+        live.copied(difference.value)
+    except Exception as error:
+        raise ModelError(
+            f'The model "{model.name}" cannot be sent to executors: its configuration does not have '
+            f"{live.describe(model, difference)}, and it cannot be pickled ({error}). Give its class a "
+            "get_config that has what __init__ needs, or pass SparkModel a function that builds and compiles "
+            "the model."
+        ) from error
+
+
+def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) -> str:
     """Return a digest of a model's architecture, compile arguments, code and constants."""
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
+    config = spec.config
     for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
         config = config and config.replace(json.dumps(optimizer.name), "null")  # Keras numbers those it names
-    code = pickled((sorted(objects.items()), builder), [*objects.values(), builder], cloudpickle)
+    code = pickled((sorted(objects.items()), builder), cloudpickle)
+    layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
-    return hashlib.sha256(f"{config} {Layouts.of(model)} {constants}".encode() + code).hexdigest()
+    return hashlib.sha256(f"{config} {layouts} {spec.moved} {constants}".encode() + code).hexdigest()
 
 
 def _serialize(model: keras.Model) -> tuple[str, Objects]:
@@ -374,7 +444,8 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
     try:
         for name, function in lambdas:
             function.__name__ = name  # Keras would ship its bytecode, without what it refers to
-        config = json.dumps(keras.saving.serialize_keras_object(model))
+        with keras.saving.custom_object_scope(dict(found)), live.standing_in() as values:
+            config = json.dumps(live.with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
             f'The model "{model.name}" cannot be serialized: {error} Give its layers a get_config, or pass '
@@ -383,7 +454,7 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
     finally:
         for _, function in lambdas:
             function.__name__ = "<lambda>"
-    objects: Objects = {}
+    objects: Objects = dict(values)
     for name, thing in found:
         if json.dumps(name) in config and objects.setdefault(name, thing) is not thing:
             raise ModelError(
@@ -424,8 +495,9 @@ def _made_of(things: Iterable[Any], seen: set[int]) -> Iterator[Any]:
             yield from _made_of(list(vars(thing).values()), seen)
 
 
-def _check_restored(model: keras.Model, restored: keras.Model) -> None:
-    if Layouts.of(model) != Layouts.of(restored):
+def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) -> None:
+    same = layout_of(model.weights) == layout_of(restored.weights)
+    if not same or (trains and Layouts.of(model) != Layouts.of(restored)):
         raise ModelError(
             f'The model "{model.name}" does not come back from its configuration with the same variables. '
             "Check get_config and build of its custom layers, or pass SparkModel a function that builds it."
@@ -445,14 +517,21 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
     Raises:
         ModelError: the model cannot be restored, for one because a custom object is missing.
     """
-    kept = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx(spec.floatx)
-    keras.config.set_dtype_policy(spec.policy)
+    model = _made(spec, objects, builder)
+    if live.PATCH in objects:
+        live.patch(model, objects[live.PATCH].get())
+    _settle(model, spec)
+    return model
+
+
+def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None) -> keras.Model:
+    """Return the built model that a configuration, or a function, makes."""
+    kept = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
+    _set_defaults(spec.floatx, spec.policy, spec.data_format)
     try:
         model = _deserialize(spec.config or "", objects) if builder is None else builder()
     finally:
-        keras.config.set_floatx(kept[0])
-        keras.config.set_dtype_policy(kept[1])
+        _set_defaults(*kept)
     if spec.trains and builder is None and getattr(model, "optimizer", None) is None:
         raise ModelError(
             f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
@@ -464,8 +543,22 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
     if not model.built and spec.built:
         model.build_from_config(spec.built)
     _check_weights(model, spec)
-    restore(model, spec)
+    if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
+        model.optimizer = live.copied(model.optimizer)  # Keras built it for what is trainable
     return model
+
+
+def _set_defaults(floatx: str, policy: Any, data_format: str) -> None:
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
+    keras.config.set_image_data_format(data_format)
+
+
+def _settle(model: keras.Model, spec: ModelSpec) -> None:
+    """Build the optimizer for what it moves, and set all values of a model that was made again."""
+    if spec.trains and not model.optimizer.built:
+        model.optimizer.build([model.weights[place] for place in spec.moved])
+    restore(model, spec)
 
 
 def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
@@ -481,7 +574,7 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 def _deserialize(config: str, objects: Objects) -> keras.Model:
     try:
-        with keras.saving.custom_object_scope(objects):
+        with keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}):
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
@@ -494,6 +587,7 @@ def _deserialize(config: str, objects: Objects) -> keras.Model:
 
 def restore(model: keras.Model, spec: ModelSpec) -> None:
     """Set weights, optimizer and generators of a model to what its spec holds, and clear its metrics."""
+    keras.config.set_epsilon(spec.epsilon)
     model.set_weights(spec.weights)
     for layer in adapted(model):
         layer.finalize_state()
@@ -705,6 +799,7 @@ def output_names(model: keras.Model) -> tuple[str, ...]:
     return tuple(made) if isinstance(made, dict) else tuple(getattr(model, "output_names", None) or ())
 
 
+@alone()
 def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
     """Return a compiled model like this one, of its own: with its weights and its optimizer's state.
 
@@ -714,7 +809,9 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
     if model.built:
         return thaw(*freeze(model, custom_objects=custom_objects))
     config, objects = _serialize(model)
-    return _deserialize(config, {**objects, **(custom_objects or {})})
+    again = _deserialize(config, {**objects, **(custom_objects or {})})
+    live.patch(again, live.copied(live.differences(model, again)))
+    return again
 
 
 def save(model: keras.Model, path: Path) -> None:

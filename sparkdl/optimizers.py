@@ -22,6 +22,30 @@ def variables(model: keras.Model) -> list[Any]:
     return list(model.optimizer.variables)
 
 
+def moves(model: keras.Model) -> list[Any]:
+    """Return the variables that a model's optimizer was built for, or else those that are trainable."""
+    if getattr(model, "optimizer", None) is None:
+        return []
+    built = model.optimizer.built
+    return list(model.optimizer._trainable_variables if built else model.trainable_variables)
+
+
+def decays_weights(model: keras.Model) -> list[bool]:
+    """Return to which weights of a model a weight decay of its optimizer applies."""
+    if getattr(model, "optimizer", None) is None:
+        return []
+    return [bool(inner(model)._use_weight_decay(weight)) for weight in model.weights]
+
+
+def set_decays_weights(model: keras.Model, decays: list[bool]) -> None:
+    """Have the optimizer's weight decay apply to some weights of the model, though it is built already."""
+    optimizer = inner(model)
+    pairs = zip(model.weights, decays, strict=True)
+    optimizer._exclude_from_weight_decay = {optimizer._var_key(weight) for weight, one in pairs if not one}
+    optimizer._exclude_from_weight_decay_pattern = None
+    optimizer._exclude_from_weight_decay_cache = {}
+
+
 def require_nesterov(model: keras.Model, merge: str) -> None:
     """Check that the model's optimizer is SGD with Nesterov's momentum, which a rule asks for.
 
@@ -37,9 +61,9 @@ def require_nesterov(model: keras.Model, merge: str) -> None:
         )
 
 
-def finalize(model: keras.Model) -> None:
+def finalize(model: keras.Model, moved: list[Any]) -> None:
     """End training as Keras does: an optimizer that averages weights over time puts the averages in."""
-    model.optimizer.finalize_variable_values(model.trainable_variables)
+    model.optimizer.finalize_variable_values(moved)
 
 
 def set_learning_rate(model: keras.Model, value: float) -> None:

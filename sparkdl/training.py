@@ -222,7 +222,7 @@ class Run:
                 self._load(cut, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
-        optimizers.finalize(request.model)
+        optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, ParameterStore):
             self.carried = Carried(store.cut.states, store.cut.rule)
         self._record(store, gang)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkdl import live
 from sparkdl.rules.outer import Outer
 from sparkdl.weights import Array, Vector
 
@@ -19,7 +20,7 @@ class KerasOuter(Outer):
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        self.settings = keras.optimizers.serialize(optimizer)
+        self.optimizer = live.copied(optimizer)
 
     def init(self, center: Vector) -> list[Array]:
         """Return the values of the optimizer's variables before the first step."""
@@ -35,7 +36,7 @@ class KerasOuter(Outer):
 
     def _made(self, center: Vector) -> tuple[Any, Any]:
         variable = keras.Variable(center, dtype="float32", name="center")
-        optimizer = keras.optimizers.deserialize(self.settings)
+        optimizer = live.copied(self.optimizer)
         optimizer.build([variable])
         return optimizer, variable
 

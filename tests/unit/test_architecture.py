@@ -14,7 +14,7 @@ ORDER = [
     "reasons", "errors", "config", "weights", "structure", "batches", "wire", "rules", "slices", "merging",
     "divergence", "packing", "sparse", "fingerprint", "books", "store", "sums", "exchange", "hosted",
     "heads", "arrays", "backends.base", "schema", "feed", "faults", "spool", "frames", "code",
-    "optimizers", "models", "losses",
+    "optimizers", "live", "models", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
     "tls", "strangers", "server", "client", "files", "member", "collective", "steppers", "worker", "hosting",
@@ -28,6 +28,7 @@ DOORS = {
     "flask": {"server"},
     "cheroot": {"server", "strangers"},
     "keras": {
+        "live",
         "models",
         "optimizers",
         "losses",

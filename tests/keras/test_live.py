@@ -1,0 +1,278 @@
+"""What a configuration does not carry of live objects comes to workers all the same, or is named."""
+
+import threading
+
+import cloudpickle
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from sparkdl import code, live, models
+from sparkdl.errors import ModelError
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+class Asymmetric(keras.losses.Loss):
+    """A loss whose argument its configuration leaves out."""
+
+    def __init__(self, weight=1.0, **settings):
+        super().__init__(**settings)
+        self.weight = weight
+
+    def call(self, y_true, y_pred):
+        error = y_true - y_pred
+        return ops.mean(ops.where(error > 0, self.weight, 1.0) * ops.square(error), -1)
+
+
+class Wanting(Asymmetric):
+    """A loss that its configuration cannot make."""
+
+    def __init__(self, weight):
+        super().__init__(weight)
+
+
+class Within(keras.metrics.Metric):
+    """A metric whose argument its configuration leaves out."""
+
+    def __init__(self, limit=0.5, **settings):
+        super().__init__(name="within", **settings)
+        self.limit = limit
+        self.hits, self.rows = (self.add_weight(name=each, initializer="zeros") for each in ("hits", "rows"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.hits.assign_add(ops.sum(ops.cast(ops.abs(y_true - y_pred) < self.limit, "float32")))
+        self.rows.assign_add(ops.cast(ops.size(y_true), "float32"))
+
+    def result(self):
+        return self.hits / self.rows
+
+
+class WithinWanted(Within):
+    """A metric that its configuration cannot make."""
+
+    def __init__(self, limit):
+        super().__init__(limit)
+
+
+class Clip(keras.constraints.Constraint):
+    """A constraint whose argument its configuration leaves out."""
+
+    def __init__(self, limit=10.0):
+        self.limit = limit
+
+    def __call__(self, weights):
+        return ops.clip(weights, -self.limit, self.limit)
+
+
+class Pull(keras.regularizers.Regularizer):
+    """A regularizer without a configuration."""
+
+    def __init__(self, strength):
+        self.strength = strength
+
+    def __call__(self, weights):
+        return self.strength * ops.sum(ops.abs(weights))
+
+
+class Late(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without a configuration."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return self.rate / (1 + ops.cast(step, "float32"))
+
+
+class Slow(keras.optimizers.SGD):
+    """An optimizer whose argument its configuration leaves out."""
+
+    def __init__(self, learning_rate=0.1, factor=1.0, **settings):
+        super().__init__(learning_rate, **settings)
+        self.factor = factor
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient * self.factor, variable, learning_rate)
+
+
+class SlowWanted(Slow):
+    """An optimizer that its configuration cannot make."""
+
+    def __init__(self, factor):
+        super().__init__(0.05, factor, momentum=0.9)
+
+
+class Scale(keras.layers.Layer):
+    """A layer with an attribute that it may be given later."""
+
+    factor = 1.0
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+
+class Callable:
+    """A loss that is no object of Keras's."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, y_true, y_pred):
+        return self.weight * ops.mean(ops.square(y_true - y_pred), -1)
+
+    def method(self, y_true, y_pred):
+        return self(y_true, y_pred)
+
+
+def net(loss="mse", metrics=(), optimizer="sgd", **settings):
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.Input((4,)),
+        keras.layers.Dense(3, "tanh", **settings),
+        Scale(),
+        keras.layers.Dropout(0.5),
+    ]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(optimizer, loss, metrics=list(metrics))
+    return model
+
+
+def closure():
+    held = keras.losses.Huber(0.3)
+    return lambda y_true, y_pred: 2 * held(y_true, y_pred)
+
+
+def adamw(exclude=None, names=None):
+    model = net(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.5))
+    model.optimizer.exclude_from_weight_decay(exclude and [model.weights[exclude]], names)
+    return model
+
+
+def changed(change, **settings):
+    model = net(**settings)
+    change(model)
+    return model
+
+
+def weights_of(**settings):
+    return lambda model: [setattr(model.layers[0].kernel, key, value) for key, value in settings.items()]
+
+
+def set_on(place, **settings):
+    return lambda model: [setattr(model.layers[place], key, value) for key, value in settings.items()]
+
+
+def set_on_optimizer(**settings):
+    return lambda model: [setattr(model.optimizer, key, value) for key, value in settings.items()]
+
+
+def set_on_loss(**settings):
+    return lambda model: [setattr(model.loss, key, value) for key, value in settings.items()]
+
+
+def set_on_model(**settings):
+    return lambda model: [setattr(model, key, value) for key, value in settings.items()]
+
+
+CASES = {
+    "Huber": lambda: net(keras.losses.Huber(0.3)),
+    "CosineSimilarity": lambda: net(metrics=[keras.metrics.CosineSimilarity(axis=0)]),
+    "a loss": lambda: net(Asymmetric(5.0)),
+    "a loss without a default": lambda: net(Wanting(5.0)),
+    "a loss that was changed": lambda: changed(set_on_loss(weight=7.0), loss=Asymmetric()),
+    "a callable loss": lambda: net(Callable(3.0)),
+    "a method as a loss": lambda: net(Callable(3.0).method),
+    "a closure as a loss": lambda: net(closure()),
+    "a metric": lambda: net(metrics=[Within(2.0)]),
+    "a metric without a default": lambda: net(metrics=[WithinWanted(2.0)]),
+    "a wrapped metric": lambda: net(
+        metrics=[keras.metrics.MeanMetricWrapper(keras.losses.huber, "huber", delta=0.2)]
+    ),
+    "a constraint": lambda: net(kernel_constraint=Clip(0.2)),
+    "a regularizer": lambda: net(kernel_regularizer=Pull(0.2)),
+    "a schedule": lambda: net(optimizer=keras.optimizers.SGD(Late(0.05))),
+    "an optimizer": lambda: net(optimizer=Slow(0.05, 0.1)),
+    "an optimizer without a default": lambda: net(optimizer=SlowWanted(0.1)),
+    "a scaled optimizer": lambda: net(optimizer=keras.optimizers.LossScaleOptimizer(Slow(0.05, 0.1))),
+    "excluded by name": lambda: adamw(names=["bias"]),
+    "excluded variables": lambda: adamw(exclude=2),
+    "variable.constraint": lambda: changed(weights_of(constraint=Clip(0.2))),
+    "variable.regularizer": lambda: changed(weights_of(regularizer=keras.regularizers.L2(0.3))),
+    "no variable.constraint": lambda: changed(weights_of(constraint=None), kernel_constraint="max_norm"),
+    "variable.trainable": lambda: changed(weights_of(trainable=False)),
+    "variable.overwrite_with_gradient": lambda: changed(weights_of(overwrite_with_gradient=True)),
+    "layer.rate": lambda: changed(set_on(2, rate=0.25)),
+    "layer.activation": lambda: changed(set_on(0, activation=keras.activations.softplus)),
+    "layer.kernel_constraint": lambda: changed(set_on(0, kernel_constraint=Clip(0.1))),
+    "an attribute of a layer": lambda: changed(set_on(1, factor=3.0)),
+    "an array of a layer": lambda: changed(set_on(1, factor=np.array([1.0, 2.0, 3.0], np.float32))),
+    "optimizer.clipnorm": lambda: changed(set_on_optimizer(clipnorm=0.01)),
+    "optimizer.momentum": lambda: changed(set_on_optimizer(momentum=0.5)),
+    "another optimizer": lambda: changed(set_on_model(optimizer=keras.optimizers.Adam(0.01))),
+    "model.run_eagerly": lambda: changed(set_on_model(run_eagerly=True)),
+}  # fmt: skip
+
+
+def step(model):
+    """Return what a model computes for some rows, and its weights after a step on them."""
+    model.reset_metrics()
+    model.run_eagerly = True
+    logs = model.train_on_batch(X, Y, return_dict=True)
+    return [*logs.values(), *model.evaluate(X, Y, verbose=0, return_dict=True).values(), *model.get_weights()]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_computes_what_the_live_model_computes(case):
+    """The loss, the metrics and a step are those of the live objects, whatever their configuration says."""
+    model = CASES[case]()
+    models.build_metrics(model, X[:1], Y[:1])
+    spec, objects = models.freeze(model)
+    arrived = cloudpickle.loads(code.pickled(objects, cloudpickle))
+    worker = models.thaw(spec, arrived)
+
+    assert [] == live.differences(model, worker)
+    assert spec.key == models.freeze(model)[0].key
+    for ours, theirs in zip(step(model), step(worker), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_configuration_leaves_out_makes_another_model(case):
+    """A worker that keeps a model does not take it for one whose objects compute something else."""
+    plain = models.freeze(net())[0].key
+
+    assert plain != models.freeze(CASES[case]())[0].key
+
+
+def test_a_plain_model_needs_nothing_beside_its_configuration():
+    """What Keras itself makes travels as ever."""
+    model = net(metrics=["accuracy", keras.metrics.AUC()])
+    model.fit(X, Y, verbose=0)
+
+    assert {"Scale"} == {name.split(">")[-1] for name in models.freeze(model)[1]}
+
+
+def test_what_cannot_travel_is_named():
+    """The error says which attribute of which object it is."""
+    model = net(Asymmetric(5.0))
+    model.loss.lock = threading.Lock()
+
+    with pytest.raises(ModelError, match="does not have loss.lock of the loss, and it cannot be pickled"):
+        models.freeze(model)
+
+
+def test_a_function_that_builds_may_be_followed_by_changes():
+    """What was done to the model since it was built comes to workers too."""
+    model = net()
+    model.layers[2].rate = 0.25
+    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), keras.losses.Huber(0.3))
+    model.optimizer.exclude_from_weight_decay(var_names=["bias"])
+    spec, objects = models.freeze(model, net)
+    worker = models.thaw(spec, objects, net)
+
+    assert [] == live.differences(model, worker)
+    for ours, theirs in zip(step(model), step(worker), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
