@@ -167,6 +167,7 @@ class SparkModel:
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
         self._carried: tuple[int, bytes, Carried | None] | None = None
+        self._flags: models.Trainability | None = None  # of the last fit
         self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
@@ -299,7 +300,8 @@ class SparkModel:
         spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         if self.model.built and source.count() is None:
-            models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
+            with self._trainability().applied():
+                models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
         if preserve_partitions:
             num_workers = whole_partitions(source, self.config.num_workers, num_workers)
         source.workers = num_workers
@@ -320,14 +322,17 @@ class SparkModel:
         classes = losses.classes_of(self.model, schema.template[1], sample[3]) if schema.labelled else {}
         _judge_arrays(source, validation, classes, fit.nan)
         self.history = keras.callbacks.History()
+        flags = self._trainability()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
-            kept, self.history, self._metrics("train_step", "test_step"), self._carried_on(num_workers),
-            self.distribution, spare, divides, classes, fixed,
+            kept, self.history, self._metrics("train_step", "test_step"), flags, flags is self._flags,
+            self._carried_on(num_workers), self.distribution, spare, divides, classes, fixed,
         )  # fmt: skip
-        run = Run(request, cluster, num_workers)
+        with flags.applied():
+            run = Run(request, cluster, num_workers)
         try:
             run.execute()
+            self._flags = flags
         finally:
             self.training_histories.append(getattr(self.history, "history", {}))
         if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
@@ -356,6 +361,10 @@ class SparkModel:
         if joint:
             models.require_divisible(self.model, num_workers)
         return num_workers
+
+    def _trainability(self) -> models.Trainability:
+        """Return what of the model a fit trains, which on TensorFlow counts until it is compiled again."""
+        return models.Trainability(self.model) if self._flags is None else self._flags.still()
 
     def _metrics(self, *steps: str) -> Metrics:
         """Return the metrics of the model, as these steps name their results."""

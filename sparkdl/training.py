@@ -69,6 +69,8 @@ class Request:
         callbacks: the user's callbacks.
         history: where results go.
         metrics: the model's metrics.
+        flags: what of the model is trainable, which a callback may change.
+        traced: whether that counted in an earlier fit already.
         carried: what workers and rule go on from after the fit before.
         distribution: makes the distribution over a worker's devices, if one was asked for.
         asks: whether there is a slot for asking an endpoint in worker 0.
@@ -88,6 +90,8 @@ class Request:
     callbacks: list[Any]
     history: Any
     metrics: Metrics
+    flags: models.Trainability
+    traced: bool
     carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
     asks: bool = False
@@ -196,6 +200,7 @@ class Run:
             self.callbacks.end({})
             return
         changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
+        request.flags.require_kept(traced=request.traced)
         with ExitStack() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
@@ -255,8 +260,9 @@ class Run:
 
     def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
-        spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
-        store = self._make_store()
+        with request.flags.applied():
+            spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
+            store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size
         for source in (request.source, request.validation):
@@ -419,6 +425,7 @@ class Run:
         Workers that do not wait have begun it already. Weights that were only swapped meanwhile stay theirs.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
+        self.request.flags.require_kept(traced=True)
         self.changed = False
         if changed and self.request.config.mode is not Mode.SYNCHRONOUS:
             changed = not self.driver.is_at(store.cut)
