@@ -37,7 +37,7 @@ OF_OPTIMIZERS = {
 # What layers and models have that is settled by being built, called, compiled or trained.
 OF_LAYERS = {
     "_compile_metrics", "_eval_epoch_iterator", "_epoch_iterator", "_functional", "_jax_state", "build",
-    "built", "history", "quantize",
+    "built", "history", "quantize", "stop_evaluating", "stop_predicting", "stop_training",
 }  # fmt: skip
 KEPT = {
     "_trainable", "_dtype_policy", "_remat_mode", "_supports_masking", "_run_eagerly", "_jit_compile",
@@ -354,9 +354,10 @@ def _attributes(thing: Any) -> dict[str, Any]:
 @functools.cache
 def _of_layers() -> frozenset[str]:
     """Return the attributes that Keras keeps of any layer or model, but for settings."""
-    model = keras.Sequential()
-    model.compile("sgd", "mse")
-    names = {*vars(model), *vars(keras.Layer()), *OF_LAYERS}
+    inputs = keras.Input((1,))
+    made = [keras.Sequential(), keras.Model(inputs, keras.layers.Identity()(inputs)), keras.Layer()]
+    made[0].compile("sgd", "mse")
+    names = OF_LAYERS.union(*map(vars, made))
     return frozenset(name for name in names if name not in KEPT)
 
 

@@ -291,15 +291,20 @@ class Trainability:
 
     Args:
         model: the model.
+
+    Attributes:
+        traced: whether Keras looks at it no more, until the model is compiled again.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.model = model
+        self.model, self.traced = model, False
         self.compiled = vars(model).get("_compile_loss")  # another one whenever the model is compiled
         self.layers = [(layer, layer._trainable) for layer in model._flatten_layers()]
         self.weights = [(weight, weight.trainable) for weight in model.weights]
-        if vars(model).get("train_function") is not None and model.optimizer.built:
-            moved = set(map(id, optimizers.moves(model)))  # Keras has traced a step already
+        fitted = vars(model).get("train_function") is not None and model.optimizer.built
+        if fitted and keras.backend.backend() == "tensorflow":
+            self.traced = True
+            moved = set(map(id, optimizers.moves(model)))
             self.weights = [(weight, id(weight) in moved) for weight, _ in self.weights]
             self.layers = [
                 (layer, trainable or any(id(weight) in moved for weight in layer.weights))
@@ -330,16 +335,16 @@ class Trainability:
 
     def still(self) -> Trainability:
         """Return what counts for the next fit: on TensorFlow this, until the model is compiled again."""
-        same = vars(self.model).get("_compile_loss") is self.compiled and len(self.weights) == len(
-            self.model.weights
-        )
+        same = vars(self.model).get("_compile_loss") is self.compiled
+        same = same and len(self.weights) == len(self.model.weights)
         return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
 
-    def require_kept(self, *, traced: bool) -> None:
-        """Check that callbacks have changed nothing that plain Keras would heed.
+    def trace(self) -> None:
+        """Let changes count from the next ``compile`` on, if Keras does so on this backend."""
+        self.traced = keras.backend.backend() == "tensorflow"
 
-        Args:
-            traced: whether the model was trained since it was compiled.
+    def require_kept(self) -> None:
+        """Check that callbacks have changed nothing that plain Keras would heed.
 
         Raises:
             ModelError: they have; names the layer.
@@ -348,7 +353,7 @@ class Trainability:
             raise ModelError(
                 f'A callback compiled the model "{self.model.name}" while fit runs. Compile it between fits.'
             )
-        changed = [] if traced and keras.backend.backend() == "tensorflow" else self.changed()
+        changed = [] if self.traced else self.changed()
         if changed:
             raise ModelError(
                 f"A callback changed whether the {changed[0]} is trainable, and workers train what is "

@@ -325,7 +325,7 @@ class SparkModel:
         flags = self._trainability()
         request = Request(
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
-            kept, self.history, self._metrics("train_step", "test_step"), flags, flags is self._flags,
+            kept, self.history, self._metrics("train_step", "test_step"), flags,
             self._carried_on(num_workers), self.distribution, spare, divides, classes, fixed,
         )  # fmt: skip
         with flags.applied():

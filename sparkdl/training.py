@@ -70,7 +70,6 @@ class Request:
         history: where results go.
         metrics: the model's metrics.
         flags: what of the model is trainable, which a callback may change.
-        traced: whether that counted in an earlier fit already.
         carried: what workers and rule go on from after the fit before.
         distribution: makes the distribution over a worker's devices, if one was asked for.
         asks: whether there is a slot for asking an endpoint in worker 0.
@@ -91,7 +90,6 @@ class Request:
     history: Any
     metrics: Metrics
     flags: models.Trainability
-    traced: bool
     carried: Carried | None = None
     distribution: Callable[[], Any] | None = None
     asks: bool = False
@@ -200,7 +198,8 @@ class Run:
             self.callbacks.end({})
             return
         changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
-        request.flags.require_kept(traced=request.traced)
+        request.flags.require_kept()
+        request.flags.trace()
         with ExitStack() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
@@ -425,7 +424,7 @@ class Run:
         Workers that do not wait have begun it already. Weights that were only swapped meanwhile stay theirs.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
-        self.request.flags.require_kept(traced=True)
+        self.request.flags.require_kept()
         self.changed = False
         if changed and self.request.config.mode is not Mode.SYNCHRONOUS:
             changed = not self.driver.is_at(store.cut)

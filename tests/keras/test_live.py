@@ -247,12 +247,64 @@ def test_what_a_configuration_leaves_out_makes_another_model(case):
     assert plain != models.freeze(CASES[case]())[0].key
 
 
-def test_a_plain_model_needs_nothing_beside_its_configuration():
-    """What Keras itself makes travels as ever."""
-    model = net(metrics=["accuracy", keras.metrics.AUC()])
-    model.fit(X, Y, verbose=0)
+def functional():
+    left, right = keras.Input((4,), name="left"), keras.Input((3, 2), name="right")
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization()])
+    seen = keras.layers.Bidirectional(keras.layers.GRU(2))(keras.layers.Masking()(right))
+    heads = keras.layers.MultiHeadAttention(2, 2, dropout=0.1)(right, right)
+    joined = keras.layers.Concatenate()([inner(left), seen, keras.layers.Flatten()(heads)])
+    model = keras.Model({"left": left, "right": right}, {"out": keras.layers.Dense(1, name="out")(joined)})
+    model.compile(keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.1, 9)), {"out": "mse"})
+    return model, {"left": X, "right": np.ones((8, 3, 2), np.float32)}, {"out": Y}
 
-    assert {"Scale"} == {name.split(">")[-1] for name in models.freeze(model)[1]}
+
+def images():
+    layers = [
+        keras.layers.RandomFlip(), keras.layers.Conv2D(2, 3, kernel_regularizer="l2"),
+        keras.layers.MaxPooling2D(), keras.layers.GroupNormalization(1), keras.layers.SpatialDropout2D(0.2),
+        keras.layers.GlobalAveragePooling2D(),
+    ]  # fmt: skip
+    model = keras.Sequential(
+        [keras.Input((8, 8, 2)), *layers, keras.layers.Dense(1, kernel_constraint="non_neg")]
+    )
+    model.compile("adagrad", "mse", weighted_metrics=[keras.metrics.R2Score()])
+    return model, np.ones((8, 8, 8, 2), np.float32), Y
+
+
+class Subclassed(keras.Model):
+    """A model whose layers are its attributes."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.parts = [keras.layers.Dense(2), keras.layers.LayerNormalization()]
+        self.out = keras.layers.Dense(1)
+        self.lock = threading.Lock()
+        self.tracker = keras.metrics.Mean(name="own")
+
+    def call(self, inputs):
+        self.seen = inputs
+        for part in self.parts:
+            inputs = part(inputs)
+        return self.out(inputs)
+
+
+def subclassed():
+    model = Subclassed()
+    model.compile("rmsprop", keras.losses.Huber(), metrics=["mae", keras.metrics.AUC(multi_label=True)])
+    return model, X, (Y > 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("make", [functional, images, subclassed])
+def test_a_plain_model_needs_nothing_beside_its_configuration(make):
+    """What Keras itself makes travels as ever, and is the same model every time."""
+    model, x, y = make()
+    model.fit(x, y, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    spec, objects = models.freeze(model)
+
+    assert live.PATCH not in objects
+    assert spec.key == models.freeze(model)[0].key
+    assert spec.key == models.freeze(models.copy_of(model))[0].key
 
 
 def test_what_cannot_travel_is_named():
