@@ -10,6 +10,7 @@ is found attribute by attribute (``differences``) and set on workers (``patch``)
 from __future__ import annotations
 
 import functools
+import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,10 +75,37 @@ class ByValue:
 
 
 def copied(live: Any) -> Any:
-    """Return an object as it would come to an executor."""
+    """Return a copy of an object, of the same classes and functions.
+
+    To unpickle a class that was pickled by value would replace the methods of the live one.
+    """
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
-    return cloudpickle.loads(code.pickled(live, cloudpickle))
+    shared: list[Any] = []
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, FunctionType | ModuleType | type) and thing is not _shared_part:
+                shared.append(thing)
+                return _shared_part, (len(shared) - 1,)
+            found = reduced(thing, cloudpickle)
+            return super().reducer_override(thing) if found is NotImplemented else found
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(live)
+        data = file.getvalue()
+    _copying.parts = shared
+    try:
+        return cloudpickle.loads(data)
+    finally:
+        del _copying.parts
+
+
+_copying = threading.local()
+
+
+def _shared_part(index: int) -> Any:
+    return _copying.parts[index]
 
 
 def reduced(thing: Any, pickler: Any) -> Any:

@@ -510,8 +510,10 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
 
 
 def _require_picklable(model: keras.Model, difference: live.Difference) -> None:
+    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+
     try:
-        live.copied(difference.value)
+        pickled(difference.value, cloudpickle)
     except Exception as error:
         raise ModelError(
             f'The model "{model.name}" cannot be sent to executors: its configuration does not have '

@@ -230,11 +230,12 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     model = CASES[case]()
     models.build_metrics(model, X[:1], Y[:1])
     spec, objects = models.freeze(model)
+    again = models.freeze(model)[0].key
     arrived = cloudpickle.loads(code.pickled(objects, cloudpickle))
     worker = models.thaw(spec, arrived)
 
     assert [] == live.differences(model, worker)
-    assert spec.key == models.freeze(model)[0].key
+    assert spec.key == again
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
@@ -328,3 +329,27 @@ def test_a_function_that_builds_may_be_followed_by_changes():
     assert [] == live.differences(model, worker)
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+FACTOR = 1.0
+
+
+class Scaled(keras.losses.Loss):
+    """A loss without a configuration that reads a global variable."""
+
+    def call(self, y_true, y_pred):
+        return FACTOR * keras.ops.mean(keras.ops.square(y_true - y_pred), -1)
+
+
+def test_freezing_a_model_leaves_the_code_of_its_objects_alone(monkeypatch):
+    """A method of the user's class still reads the variables of its module after a fit."""
+    loss = Scaled()
+    model = net(loss=loss)
+    method = Scaled.call
+    models.freeze(model)
+    live.copied(loss)
+
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+
+    assert Scaled.call is method
+    assert float(loss(np.ones((2, 1)), np.zeros((2, 1)))) == 3.0
