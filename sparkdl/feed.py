@@ -26,6 +26,8 @@ Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
 TRAINING, VALIDATION, EMPTY = 0, 1, 2  # what a block is for; the last tells of a partition without rows
 UNKNOWN = 3  # what a row is for that does not say it
+SPARE = 4  # training rows that all workers are given, of which each keeps its part
+MOST_COPIES = 16  # workers up to which rows that are left over are given to all of them
 
 
 class Block(NamedTuple):
@@ -199,21 +201,48 @@ def select(block: Block, which: Array | slice) -> Block:
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
     """Yield each worker's rows of the blocks; with a seed in its order, else in turn.
 
-    Where there are none, worker 0 gets a block that says so.
+    With a seed training rows are dealt one to each worker in turn. Those that are left at the end, fewer than
+    there are workers, go to all of them as SPARE: workers know what all partitions have left, and so who
+    keeps which row (see ``Spool.settle``). Where there are no rows, worker 0 gets a block that says so.
     """
     block = None
+    turn: list[Block] = []  # rows that are not one for each worker yet
     for block in blocks:
         if seed is None:
-            targets = block.keys % np.uint64(num_workers)
-        else:
-            block = block._replace(keys=scramble(block.keys, seed))
-            targets = (block.keys >> np.uint64(3)) % np.uint64(num_workers)
-        for worker in range(num_workers):
-            mask = targets == worker
-            if mask.any():
-                yield worker, select(block, mask)
+            yield from _by_worker(block, block.keys % np.uint64(num_workers), num_workers)
+            continue
+        block = block._replace(keys=scramble(block.keys, seed))
+        if block.part != TRAINING:
+            yield from _by_worker(block, _drawn(block, num_workers), num_workers)
+            continue
+        order, whole = np.argsort(block.keys), (len(turn) + len(block.keys)) // num_workers * num_workers
+        if whole:
+            dealt = select(block, order[: whole - len(turn)])
+            places = np.arange(len(turn), whole) % num_workers
+            yield from enumerate(turn)
+            yield from _by_worker(dealt, places, num_workers)
+            order, turn = order[whole - len(turn) :], []
+        turn += [select(block, order[place : place + 1]) for place in range(len(order))]
+    for row in turn:
+        targets = range(num_workers) if num_workers <= MOST_COPIES else _drawn(row, num_workers).tolist()
+        part = SPARE if num_workers <= MOST_COPIES else TRAINING
+        yield from ((worker, row._replace(part=part)) for worker in targets)
     if block is None:
         yield 0, Block(np.zeros(0, np.uint64), EMPTY, ())
+
+
+def _drawn(block: Block, num_workers: int) -> NDArray[np.uint64]:
+    """Return a worker for each row, drawn by its key."""
+    targets: NDArray[np.uint64] = (block.keys >> np.uint64(3)) % np.uint64(num_workers)
+    return targets
+
+
+def _by_worker(block: Block, targets: NDArray[Any], num_workers: int) -> Iterator[tuple[int, Block]]:
+    """Yield each worker's rows of a block."""
+    for worker in range(num_workers):
+        mask = targets == worker
+        if mask.any():
+            yield worker, select(block, mask)
 
 
 def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | None) -> Iterator[Block]:
@@ -230,7 +259,7 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
             continue
         missing = schema.columns[len(block.columns) :]
         weights = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
-        if missing and classes is not None and block.part == TRAINING:
+        if missing and classes is not None and block.part in (TRAINING, SPARE):
             weights = [_class_weights(block.columns[schema.template[1]], classes, missing[0].dtype)]
         yield block._replace(columns=(*block.columns, *weights))
 

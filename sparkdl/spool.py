@@ -28,7 +28,7 @@ import numpy as np
 from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
-from sparkdl.feed import EMPTY, Block, Keys, scramble
+from sparkdl.feed import EMPTY, SPARE, TRAINING, Block, Keys, scramble
 from sparkdl.fingerprint import NOTHING, fingerprint, total
 from sparkdl.schema import Column, Schema
 from sparkdl.sparse import SparseRows, entry_of
@@ -137,7 +137,23 @@ class Spool:
                 self.empty += 1
             else:
                 self._pile(block.part).add(block)
-                self.fingerprint = total([self.fingerprint, fingerprint(*block)])
+                if block.part != SPARE:
+                    self.fingerprint = total([self.fingerprint, fingerprint(*block)])
+
+    def settle(self, worker: int, num_workers: int) -> None:
+        """Keep a worker's part of the rows that all workers were given: one in turn, in the order of keys.
+
+        All have the same number of other rows, so that their shares differ by one row at most.
+        """
+        pile = self._piles.pop(SPARE, None)
+        if pile is None:
+            return
+        keys, columns = pile.mapped()
+        mine = np.argsort(keys, kind="stable")[worker::num_workers]
+        together = max(1, self._memory // MIXED // max(1, sum(each.nbytes for each in self.schema.columns)))
+        for some in _slices(len(mine), together):
+            rows = mine[some]
+            self.extend([Block(keys[rows], TRAINING, tuple(column[rows] for column in columns))])
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:

@@ -22,6 +22,7 @@ from sparkdl.schema import Column, Counts, Sample, Schema
 from sparkdl.sources import NoRowsError, Source, first_value
 from sparkdl.weights import Array
 
+INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold
 
 
@@ -163,11 +164,11 @@ class FrameSource(Source):
         if coalesced:
             frame = frame.coalesce(num_workers)
         elif self.partitions is None:
-            placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
-            if self.ahead:
-                placed = functions.pmod(placed, functions.lit(num_workers)) + self.ahead
+            if hasattr(frame, "repartitionById"):  # Spark 4.1
+                placed = _worker_of(num_workers, seed or 0) + self.ahead
                 frame = frame.repartitionById(num_workers + self.ahead, placed.cast("int"))
             else:
+                placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
                 frame = frame.repartition(num_workers, placed)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
@@ -186,6 +187,19 @@ class FrameSource(Source):
         frame = self._rows(self.schema.columns, part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
         return [tuple(row) for row in launch.run(action, cluster)]
+
+
+def _worker_of(num_workers: int, seed: int) -> Any:
+    """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
+
+    Which worker a turn begins with is drawn from the seed, the partition and the number of the turn. Shares
+    of a partition differ by one row at most, since its last turn may end early.
+    """
+    key, count = functions.col(frames.KEY), functions.lit(num_workers)
+    position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))
+    turn = functions.floor(position / count)
+    drawn = functions.xxhash64(functions.shiftright(key, INDEX_BITS), turn, functions.lit(seed))
+    return functions.pmod(position + functions.pmod(drawn, count), count)
 
 
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several

@@ -381,6 +381,7 @@ class TrainJob:
         class_weight: the weight of a training row by the class of its label, where rows have no weights.
         hosted: what worker 0 makes the endpoint of, where that is there.
         classes: the classes of columns of labels, by their places.
+        num_workers: how many workers share the rows.
     """
 
     spec: models.ModelSpec
@@ -390,6 +391,7 @@ class TrainJob:
     class_weight: dict[int, float] | None = None
     hosted: Any = None
     classes: Mapping[int, Classes] = field(default_factory=dict)
+    num_workers: int = 1
 
 
 class Code(NamedTuple):
@@ -421,6 +423,7 @@ def _train(
     spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
     faults = blocks.found() if isinstance(blocks, Watched) else []
+    spooled.settle(task.worker, job.num_workers)
     rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()

@@ -71,6 +71,24 @@ def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
     assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=False), start) < 5
 
 
+@pytest.mark.parametrize(("kind", "most"), [("rdd", 1), ("frame", len(SIZES))])
+def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
+    """Shares of an RDD differ by one row at most, those of a DataFrame by one for each of its partitions."""
+    data = data_of(kind, spark, problem, (41, 0, 61, 101))
+    if kind == "frame" and not hasattr(data, "repartitionById"):
+        pytest.skip("before Spark 4.1 rows of DataFrames are dealt by chance")
+    counts = [
+        SparkModel(problem.model(), num_workers=2, frequency="epoch")
+        .fit(data, batch_size=16, epochs=1, verbose=0, seed=5)
+        .training["worker_rows"]
+        for _ in range(2)
+    ]
+
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) == 203
+    assert abs(counts[0][0] - counts[0][1]) <= most
+
+
 @pytest.mark.third_day
 def test_rows_of_a_group_stay_together(spark, problem):
     """Of a DataFrame that is repartitioned by a column no shuffle of ours breaks up a group."""

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.feed import Block, parts_of, weigh
+from sparkdl.feed import MOST_COPIES, SPARE, TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
 from sparkdl.schema import Column, Schema
+from sparkdl.spool import Spool
 
 SCHEMA = Schema(
     (Column("x", (), "float32"), Column("y", (2,), "int64"), Column("w", (), "float32")), (0, 1, 2)
@@ -56,3 +59,84 @@ def test_what_a_function_of_rows_returns_without_labels_is_refused(made, given):
 def test_batches_are_tuples_or_lists():
     """As torch's loaders have them."""
     assert [(1, 2), (3, 4)] == list(parts_of([[1, 2], (3, 4)]))
+
+
+DEALT = Schema((Column("x", (), "int64"),), (0,))
+
+
+def partition_of(index, sizes, part=TRAINING):
+    """Return the blocks of a partition, of so many rows each; a row's value is its key."""
+    first = np.cumsum([0, *sizes])
+    for start, size in zip(first, sizes, strict=False):
+        keys = row_keys(index, np.arange(start, start + size, dtype=np.uint64))
+        yield Block(keys, part, (keys.astype(np.int64),))
+
+
+def shares_of(partitions, num_workers, seed, folder):
+    """Return the values that each worker has once the rows of (index, sizes of blocks) are dealt."""
+    spools = [Spool(DEALT, str(folder), seed) for _ in range(num_workers)]
+    for index, sizes in partitions:
+        for worker, block in deal(partition_of(index, sizes), num_workers, seed):
+            spools[worker].extend([block])
+    for worker, spool in enumerate(spools):
+        spool.settle(worker, num_workers)
+    shares = [spool.rows(TRAINING) for spool in spools]
+    values = [share.batch(np.arange(share.count)).x.tolist() if share.count else [] for share in shares]
+    return values, [spool.fingerprint for spool in spools]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("spool")
+
+
+SIZES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=5)
+
+
+@given(SIZES, st.integers(1, 5), st.integers(0, 3))
+def test_shares_differ_by_one_row_at_most(folder, sizes, num_workers, seed):
+    """However rows lie in partitions and blocks, each is dealt once, and again to the same worker."""
+    partitions = list(enumerate(sizes))
+    (shares, marks), (again, marked) = (
+        shares_of(some, num_workers, seed, folder) for some in (partitions, partitions[::-1])
+    )
+    counts = [len(share) for share in shares]
+    blocks = [block for index, size in partitions for block in partition_of(index, size)]
+
+    assert sorted(sum(shares, [])) == [value for block in blocks for value in block.columns[0].tolist()]
+    assert max(counts) - min(counts) <= 1
+    assert [sorted(share) for share in shares] == [sorted(share) for share in again]
+    assert marks == marked
+
+
+def test_another_seed_deals_other_rows(folder):
+    """Which rows a worker has is drawn."""
+    (shares, _), (others, _) = (shares_of([(0, [50])], 2, seed, folder) for seed in (0, 1))
+
+    assert sorted(shares[0]) != sorted(others[0])
+
+
+def test_many_workers_get_what_is_left_over_by_chance():
+    """Copies for all of them would be more than the rows."""
+    dealt = list(deal(partition_of(0, [MOST_COPIES + 3]), MOST_COPIES + 1, 0))
+
+    assert {block.part for _, block in dealt} == {TRAINING}
+    assert sum(len(block.keys) for _, block in dealt) == MOST_COPIES + 3
+
+
+def test_rows_for_validation_are_dealt_by_chance_and_never_twice():
+    """Only those that are trained on have to be as many."""
+    dealt = list(deal(partition_of(0, [7], VALIDATION), 3, 0))
+
+    assert {block.part for _, block in dealt} == {VALIDATION}
+    assert len({key for _, block in dealt for key in block.keys.tolist()}) == 7
+    assert sum(len(block.keys) for _, block in dealt) == 7
+
+
+def test_spare_rows_get_the_weights_of_their_classes():
+    """They are rows to train on."""
+    labels = np.array([[1, 0], [0, 1]])
+    block = Block(np.arange(2, dtype=np.uint64), SPARE, (np.zeros(2, np.float32), labels))
+    (weighed,) = weigh([block], SCHEMA, {0: 3.0})
+
+    assert [3, 1] == weighed.columns[2].tolist()
