@@ -26,7 +26,7 @@ from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of
 
 from sparkdl import merging, packing
 from sparkdl.batches import Plan
-from sparkdl.checkpoint import Saved
+from sparkdl.checkpoint import Description, Saved
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.exchange import awaiting
 from sparkdl.fingerprint import Fingerprint
@@ -199,7 +199,8 @@ class Machine(RuleBasedStateMachine):
     def keep(self):
         """The driver writes the newest cut into a checkpoint."""
         store = self.store
-        saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False)
+        program = Description({}, 0.1, [], "")
+        saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False, program)
         self.kept = packing.pack(saved.values()), deepcopy(self.noted), self.order
 
     @settled
