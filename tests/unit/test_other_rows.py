@@ -5,7 +5,7 @@ from stores import give, impatient, outcomes_of, push, store_of, together, updat
 
 from sparkdl import packing
 from sparkdl.books import Held
-from sparkdl.checkpoint import Saved
+from sparkdl.checkpoint import Description, Saved
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.fingerprint import MASK, Fingerprint
 from sparkdl.wire import Flag, Kind
@@ -62,7 +62,8 @@ def again(store, after):
     if after == "restart":
         store.restart()
         return store
-    saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False)
+    program = Description({}, 0.1, [], "")
+    saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False, program)
     saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
     joint = store.shape.plan.joint
     mode = "synchronous" if hasattr(store.merging, "round") else "asynchronous"
