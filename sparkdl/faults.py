@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
-from sparkdl.feed import VALIDATION, Block, Keys, unscrambled
+from sparkdl.feed import SPARE, VALIDATION, Block, Keys, unscrambled
 from sparkdl.schema import Schema
 from sparkdl.sparse import SparseRows
 from sparkdl.weights import Array
@@ -109,8 +109,12 @@ class Watched:
         self.blocks, self.faults = blocks, faults
 
     def __iter__(self) -> Iterator[Block]:
-        for block in self.blocks:
-            if self.faults is not None:
+        return self.watch(self.blocks)
+
+    def watch(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Look at more blocks as they pass, but not at rows of which each worker keeps a part only later."""
+        for block in blocks:
+            if self.faults is not None and block.part != SPARE:
                 self.faults.note(block)
             yield block
 

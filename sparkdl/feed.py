@@ -203,7 +203,7 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
 
     With a seed training rows are dealt one to each worker in turn. Those that are left at the end, fewer than
     there are workers, go to all of them as SPARE: workers know what all partitions have left, and so who
-    keeps which row (see ``Spool.settle``). Where there are no rows, worker 0 gets a block that says so.
+    keeps which row (see ``Spool.settled``). Where there are no rows, worker 0 gets a block that says so.
     """
     block = None
     turn: list[Block] = []  # rows that are not one for each worker yet

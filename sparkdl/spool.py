@@ -140,10 +140,11 @@ class Spool:
                 if block.part != SPARE:
                     self.fingerprint = total([self.fingerprint, fingerprint(*block)])
 
-    def settle(self, worker: int, num_workers: int) -> None:
-        """Keep a worker's part of the rows that all workers were given: one in turn, in the order of keys.
+    def settled(self, worker: int, num_workers: int) -> Iterator[Block]:
+        """Yield a worker's part of the rows that all workers were given: one in turn, in the order of keys.
 
-        All have the same number of other rows, so that their shares differ by one row at most.
+        All have the same number of other rows, so that their shares differ by one row at most. Give the
+        blocks to ``extend``.
         """
         pile = self._piles.pop(SPARE, None)
         if pile is None:
@@ -153,7 +154,7 @@ class Spool:
         together = max(1, self._memory // MIXED // max(1, sum(each.nbytes for each in self.schema.columns)))
         for some in _slices(len(mine), together):
             rows = mine[some]
-            self.extend([Block(keys[rows], TRAINING, tuple(column[rows] for column in columns))])
+            yield Block(keys[rows], TRAINING, tuple(column[rows] for column in columns))
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:

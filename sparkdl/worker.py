@@ -422,8 +422,9 @@ def _train(
     plan = job.settings.plan
     spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
+    settled = spooled.settled(task.worker, job.num_workers)
+    spooled.extend(blocks.watch(settled) if isinstance(blocks, Watched) else settled)
     faults = blocks.found() if isinstance(blocks, Watched) else []
-    spooled.settle(task.worker, job.num_workers)
     rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
+from sparkdl.faults import Faults, Watched, sentences_of
 from sparkdl.feed import MOST_COPIES, SPARE, TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
 from sparkdl.schema import Column, Schema
 from sparkdl.spool import Spool
@@ -79,7 +80,7 @@ def shares_of(partitions, num_workers, seed, folder):
         for worker, block in deal(partition_of(index, sizes), num_workers, seed):
             spools[worker].extend([block])
     for worker, spool in enumerate(spools):
-        spool.settle(worker, num_workers)
+        spool.extend(spool.settled(worker, num_workers))
     shares = [spool.rows(TRAINING) for spool in spools]
     values = [share.batch(np.arange(share.count)).x.tolist() if share.count else [] for share in shares]
     return values, [spool.fingerprint for spool in spools]
@@ -114,6 +115,23 @@ def test_another_seed_deals_other_rows(folder):
     (shares, _), (others, _) = (shares_of([(0, [50])], 2, seed, folder) for seed in (0, 1))
 
     assert sorted(shares[0]) != sorted(others[0])
+
+
+def test_rows_that_are_left_over_are_looked_at_once(folder):
+    """Those with NaN are counted by the worker that keeps them, as rows to train on."""
+    schema = Schema((Column("x", (), "float32"),), (0,))
+    block = Block(np.arange(7, dtype=np.uint64), TRAINING, (np.full(7, np.nan, np.float32),))
+    dealt, found = list(deal([block], 4, 0)), []
+    for worker in range(4):
+        mine = Watched([rows for target, rows in dealt if target == worker], Faults(schema, {}))
+        spool = Spool(schema, str(folder), 0)
+        spool.extend(mine)
+        spool.extend(mine.watch(spool.settled(worker, 4)))
+        spool.rows(TRAINING)
+        found.append(mine.found())
+
+    assert any(rows.part == SPARE for _, rows in dealt)
+    assert "NaN in 7 of 7 rows" in sentences_of(sum(found, []), {TRAINING: 7}, schema, {})
 
 
 def test_many_workers_get_what_is_left_over_by_chance():
