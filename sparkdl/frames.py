@@ -6,7 +6,9 @@ Nothing here copies a value that Arrow holds as NumPy would, and nothing here im
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,7 +20,7 @@ from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
 from sparkdl.reasons import reason_of, text_of
-from sparkdl.schema import Column, as_array, share_of
+from sparkdl.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.weights import Array
 
@@ -39,7 +41,8 @@ def column_array(
     """Return an Arrow column as one array of shape (rows, *column.shape), or without its zeros.
 
     Args:
-        values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out.
+        values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out; or a list
+            of columns, which are joined.
         column: what its values have to be.
         name_row: says where a row of the batch comes from.
         decode: makes an array of each value, where these are not arrays yet.
@@ -48,6 +51,8 @@ def column_array(
         DataError: nulls, rows of another shape, or one that cannot be decoded; names the column and the
             first such row.
     """
+    if isinstance(values, list):
+        return joined_array(values, column, name_row)
     count, size = len(values), int(np.prod(column.shape, dtype=int))
     if not count:
         return column.of((), "a batch")
@@ -57,8 +62,10 @@ def column_array(
         return _vectors(values, column, name_row)
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
     _require_numbers(values.type, column, name_row)
+    levels: list[tuple[Array, Array]] = []  # how long the arrays of a level are, how many each row has there
     while _is_list(values.type):
-        lengths = _per_row(np.diff(np.asarray(values.offsets)), lengths)
+        levels.append((np.diff(np.asarray(values.offsets)), lengths))
+        lengths = _per_row(levels[-1][0], lengths)
         values = values.flatten()
         if values.null_count:
             nulls = nulls | (_per_row(np.asarray(values.is_null()), lengths) > 0)
@@ -67,7 +74,96 @@ def column_array(
     wrong = lengths != size
     if wrong.any():
         raise _misshapen(column, wrong, lengths, name_row)
+    _require_levels(levels, column, name_row)
     return column.cast(values.to_numpy(zero_copy_only=False).reshape(count, *column.shape), name_row)
+
+
+def _require_levels(
+    levels: Sequence[tuple[Array, Array]], column: Column, name_row: Callable[[int], str]
+) -> None:
+    """Check that nested arrays have the lengths of the column's dimensions, and not only as many values."""
+    if len(levels) < 2 or len(column.shape) < 2:
+        return  # what is flat takes the shape of the other
+    for (found, per_row), size in zip(levels, column.shape, strict=False):
+        if (found != size).any():
+            wrong = _per_row((found != size).astype(np.int64), per_row) > 0
+            raise DataError(
+                f"Expected {column.name} of shape {column.shape}; {name_row(int(np.argmax(wrong)))} has "
+                f"arrays of other lengths. {share_of(int(wrong.sum()), len(wrong))}"
+            )
+
+
+def grouped(values: Sequence[Any], columns: Sequence[Column]) -> list[Any]:
+    """Return the values of each column: one, or a list of as many as are joined in it.
+
+    Raises:
+        DataError: there are more or fewer.
+    """
+    wanted = sum(column.parts for column in columns)
+    if len(values) != wanted:
+        raise DataError(
+            f"Expected {wanted} columns, {', '.join(column.name for column in columns)}; got {len(values)}."
+        )
+    rest = iter(values)
+    return [
+        next(rest) if column.parts == 1 else list(itertools.islice(rest, column.parts)) for column in columns
+    ]
+
+
+def joined_array(values: Sequence[Any], column: Column, name_row: Callable[[int], str]) -> AnyRows:
+    """Return Arrow columns as one array of shape (rows, *column.shape), or without its zeros.
+
+    Args:
+        values: the columns; each has numbers, lists or vectors.
+        column: what they make.
+        name_row: says where a row of the batch comes from.
+
+    Raises:
+        DataError: as ``column_array``, or the columns have another number of values together.
+    """
+    if not len(values[0]):
+        return column.of((), "a batch")
+    if any(value.null_count for value in values):
+        raise _null(column, np.any([np.asarray(value.is_null()) for value in values], axis=0), name_row)
+    shapes = list(map(_shape_of_first, values))
+    axis, sizes = axis_of(column.shape, shapes), list(map(prod, shapes))
+    if sum(sizes) != prod(column.shape):
+        raise DataError(
+            f"Expected {column.name} to make shape {column.shape}, {prod(column.shape)} values; "
+            f"{name_row(0)} has {' + '.join(map(str, sizes))}. {LISTS}"
+        )
+    parts = []
+    for value, shape in zip(values, shapes, strict=True):
+        own = replace(column, shape=part_shape(column.shape, axis, prod(shape)), parts=1)
+        parts.append(column_array(value, own, name_row))
+    if not column.sparse:
+        return joined(parts, column.shape)  # type: ignore[arg-type]
+    if axis == -1:
+        whole = joined([_with_zeros(part) for part in parts], column.shape)
+        return SparseRows.of_array(whole, column.shape, column.dtype)
+    rows = [
+        part if isinstance(part, SparseRows) else SparseRows.of_array(part, part.shape[1:], column.dtype)
+        for part in parts
+    ]
+    return SparseRows.beside(rows, column.shape)
+
+
+def _with_zeros(rows: AnyRows) -> Array:
+    return rows.toarray() if isinstance(rows, SparseRows) else rows
+
+
+def _shape_of_first(values: Any) -> tuple[int, ...]:
+    """Return the shape of the first row of an Arrow column; of ragged arrays the number of their values."""
+    first = values.slice(0, 1)
+    if pa.types.is_struct(first.type):
+        _, size, _, numbers = first.flatten()
+        return (int(size[0].as_py() if size[0].is_valid else len(numbers.flatten())),)
+    shape: tuple[int, ...] = ()
+    while _is_list(first.type):
+        lengths = np.diff(np.asarray(first.offsets))
+        first = first.flatten()
+        shape = (*shape, int(lengths[0]) if len(lengths) else 0)
+    return shape if prod(shape) == len(first) else (len(first),)
 
 
 def _is_list(kind: Any) -> bool:
@@ -204,7 +300,7 @@ def blocks_of_batches(
     """Yield the rows of Arrow batches as blocks.
 
     Args:
-        batches: record batches with one column per entry of ``columns``, then key and part.
+        batches: record batches with the columns that make each entry of ``columns``, then key and part.
         columns: what the values have to be.
         seed: what the order of the rows is drawn from; None keeps that of the keys.
         decode: what makes arrays of the values of some columns, by their places.
@@ -220,8 +316,10 @@ def blocks_of_batches(
             )
         name_row = functools.partial(_name_row, keys)
         arrays = tuple(
-            column_array(batch.column(index), column, name_row, decode.get(index))
-            for index, column in enumerate(columns)
+            column_array(values, column, name_row, decode.get(index))
+            for index, (values, column) in enumerate(
+                zip(grouped(batch.columns[:-2], columns), columns, strict=True)
+            )
         )
         if seed is not None:
             keys = scramble(keys, seed)

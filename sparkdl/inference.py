@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -129,13 +129,16 @@ def _arrays_of(
     columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, frames.Decode]
 ) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, of few rows at once where these are large: they may be stored as less."""
-    count = len(columns[0])
+    count, wanted = len(columns[0]), job.schema.columns
+    if len(wanted) == 1 and len(columns) > 1:  # a function of SQL learns of a list from its arguments only
+        wanted = (replace(wanted[0], parts=len(columns)),)
     size = feed.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
     for start in range(0, count, size):
         name_row = functools.partial(_name_row, start)
+        own = frames.grouped([values.slice(start, size) for values in columns], wanted)
         yield [
-            frames.column_array(values.slice(start, size), column, name_row, decode.get(place))
-            for place, (values, column) in enumerate(zip(columns, job.schema.columns, strict=True))
+            frames.column_array(values, column, name_row, decode.get(place))
+            for place, (values, column) in enumerate(zip(own, wanted, strict=True))
         ]
 
 

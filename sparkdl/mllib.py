@@ -12,6 +12,7 @@ from pyspark.mllib.regression import LabeledPoint
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import models
+from sparkdl.columns import resolve
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark_model import SparkModel
 from sparkdl.weights import Array
@@ -168,7 +169,8 @@ def from_data_frame(
     Raises:
         DataError: labels that are to be one-hot are no class indices.
     """
-    rows = frame.select(f"`{features_col}`", f"`{label_col}`").collect()
+    found = resolve(frame, (features_col, label_col))
+    rows = frame.select(found[features_col].column, found[label_col].column).collect()
     pairs = [(row[0].toArray() if hasattr(row[0], "toArray") else row[0], row[1]) for row in rows]
     return _arrays(pairs, categorical, nb_classes)
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from sparkdl import live, optimizers
 from sparkdl.code import pickled
-from sparkdl.errors import DataError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.reasons import reason_of, text_of
-from sparkdl.schema import Column, Sample, Schema
+from sparkdl.schema import LISTS, Column, Sample, Schema
 from sparkdl.structure import leaves
 from sparkdl.weights import LARGE, Array, Layout, Vector, trim
 
@@ -698,7 +698,8 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
 def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
     """Return how many arrays a model takes for x and for y; None if only calling it can tell."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
-    return len(inputs) if inputs else None, len(outputs) if outputs else None
+    alone = 1 if isinstance(model, keras.Sequential) else None
+    return len(inputs) if inputs else alone, len(outputs) if outputs else None
 
 
 def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
@@ -722,7 +723,8 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
     columns = list(schema.columns)
     for place, tensor in _inputs_by_place(model, schema):
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype)
+        parts = sample.parts[place] if sample.parts else 1
+        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype, parts=parts)
     return replace(schema, columns=tuple(columns))
 
 
@@ -788,23 +790,47 @@ def of_no_rows(model: keras.Model, sample: Sample) -> Any:
 
 
 def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:
-    """Return the schema with features as the model takes them.
+    """Return the schema with features as the model takes them, and labels in the shape of its outputs.
 
     Args:
         model: the model.
         schema: the schema as the first row has it.
-        reshape: whether flat features may take the model's shape, as vectors of a DataFrame must.
+        reshape: whether flat values may take the model's shape, as vectors of a DataFrame must.
 
     Raises:
+        ConfigError: columns of a list do not make what the model takes.
         DataError: the model takes other features.
     """
-    inputs = getattr(model, "inputs", None)
-    if not inputs:
-        return schema
-    columns = list(schema.columns)
-    for place, tensor in _inputs_by_place(model, schema):
-        columns[place] = _fit_column(model, columns[place], tensor, reshape=reshape)
+    columns = [_flat(column) for column in schema.columns]
+    if getattr(model, "inputs", None):
+        for place, tensor in _inputs_by_place(model, schema):
+            columns[place] = _fit_column(model, schema.columns[place], tensor, reshape=reshape)
+    for place, tensor in _outputs_by_place(model, schema) if reshape else ():
+        columns[place] = _shaped(schema.columns[place], tuple(tensor.shape[1:])) or columns[place]
     return replace(schema, columns=tuple(columns))
+
+
+def _flat(column: Column) -> Column:
+    """Return a column, of a list of flat columns with all their values in a row."""
+    if column.parts == 1 or len(column.shape) > 2:
+        return column
+    return replace(column, shape=(prod(column.shape),))
+
+
+def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
+    """Return which output of a model each column of y is for, as far as the model tells."""
+    outputs = getattr(model, "outputs", None)
+    if not outputs or len(schema.template) < 2:
+        return []
+    template, named = schema.template[1], dict(zip(output_names(model), outputs, strict=False))
+    if isinstance(template, dict):
+        return [
+            (template[name], named[name])
+            for name in template
+            if isinstance(template[name], int) and name in named
+        ]
+    places = list(leaves(template))
+    return list(zip(places, outputs, strict=True)) if len(places) == len(outputs) else []
 
 
 def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
@@ -832,18 +858,43 @@ def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]
 
 def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: bool) -> Column:
     expected = tuple(tensor.shape[1:])
-    fits = len(expected) == len(column.shape) and all(
-        size in (None, given) for size, given in zip(expected, column.shape, strict=False)
-    )
-    if fits or (*column.shape, 1) == expected or column.shape == (*expected, 1):
-        return column
-    flat = 1 in (len(expected), len(column.shape))
-    if reshape and flat and None not in expected and int(np.prod(expected)) == int(np.prod(column.shape)):
-        return replace(column, shape=expected)
+    found = _shaped(column, expected, reshape=reshape)
+    if found is not None:
+        return found
+    if column.parts > 1:
+        raise ConfigError(
+            f'The model "{model.name}" takes rows of shape {expected}; {column.name} make rows of shape '
+            f"{column.shape}. {LISTS}"
+        )
     raise DataError(
         f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '
         f"{column.shape}. Reshape the rows, or the model's Input."
     )
+
+
+def _shaped(column: Column, expected: tuple[int | None, ...], *, reshape: bool = True) -> Column | None:
+    """Return the column in a shape that the model takes, None if it has none.
+
+    Args:
+        column: the column, in the shape of its first row.
+        expected: what the model says; None where any size will do.
+        reshape: whether flat values may take another shape.
+    """
+    given = column.shape
+    shapes = [given]
+    if column.parts > 1:  # stacked as the first dimension or the last, or joined
+        shapes = [given, (*given[1:], given[0]), (prod(given),)] if len(given) > 1 else [given]
+    for shape in shapes:
+        fits = len(expected) == len(shape) and all(
+            size in (None, own) for size, own in zip(expected, shape, strict=True)
+        )
+        if fits or (*shape, 1) == expected or shape == (*expected, 1):
+            return replace(column, shape=shape)
+    flat = 1 in (len(expected), len(given)) or len(given) == 2 and column.parts > 1
+    whole = tuple(size for size in expected if size is not None)
+    if reshape and flat and len(whole) == len(expected) and prod(whole) == prod(given):
+        return replace(column, shape=whole)
+    return None
 
 
 def predict(model: keras.Model, x: Any, batch_size: int) -> Any:

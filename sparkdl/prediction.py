@@ -127,8 +127,9 @@ def predict_udf(
     """Return a function of Spark SQL that predicts with a Keras model.
 
     Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, or of
-    vectors. It gives a float, or an array of floats as deep as the output, or for several outputs a struct of
-    these by their names. The model is taken as it is now; it need not be compiled.
+    vectors. Several columns for a model of one input make one array, as a list of columns does. It gives a
+    float, or an array of floats as deep as the output, or for several outputs a struct of these by their
+    names. The model is taken as it is now; it need not be compiled.
 
     Args:
         model: a keras.Model whose inputs have known shapes.
@@ -144,9 +145,8 @@ def predict_udf(
         >>> spark.sql("SELECT id, score(features) FROM visits")  # doctest: +SKIP
     """
     models.require_model(model)
-    counts = models.count_parts(model)[0]
-    names = tuple(tensor.name for tensor in model.inputs) if counts else ()
-    form = (0,) if counts == 1 else (tuple(range(counts or 0)),)
+    names = tuple(tensor.name for tensor in getattr(model, "inputs", None) or ())
+    form = (0,) if len(names) == 1 else (tuple(range(len(names))),)
     schema = models.known_features(model, Sample(form, names, ()))
     if schema is None:
         raise unknown_inputs(model)

@@ -18,13 +18,18 @@ import numpy as np
 
 from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.sparse import SparseRows, entry_of
 from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.weights import Array
 
 Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
 PARTS = "x", "y", "sample_weight"
+LISTS = (
+    "A list of columns may hold numbers, vectors and flat arrays, whose values are joined in their order, or "
+    "arrays of one shape, which are stacked as the first or the last dimension where the model's input or "
+    "output has it. Put other columns together first, or pass a model of several inputs a dict."
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,14 @@ class Column:
         shape: the shape of one row's value.
         dtype: the NumPy dtype that it is stored in.
         sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are.
+        parts: how many columns of a DataFrame are joined in it; see ``axis_of``.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     sparse: int = 0
+    parts: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +142,13 @@ class Column:
         cast: Array = self.cast(array[None], lambda _: f"row {index} of {place}")[0]
         return cast
 
+    def first(self, value: Array) -> Array:
+        """Return the value of the first row, as ``natural`` gives it, as an array of one row."""
+        shape = (1, *self.shape)
+        if self.parts > 1 and len(value) == self.parts:
+            value = joined([part[None] for part in value], self.shape)
+        return self.cast(np.reshape(value, shape), lambda _: "the first row")
+
     def cast(self, array: Array, name_row: Callable[[int], str]) -> Array:
         """Return the rows in this column's dtype.
 
@@ -161,6 +175,70 @@ class Column:
         return result
 
 
+def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | None:
+    """Return how the columns of a list become one array of some shape.
+
+    Args:
+        shape: the shape of a row.
+        parts: the shape of each column's value.
+
+    Returns:
+        0 where the columns are arrays that are stacked as the first dimension of the shape, -1 where they are
+        stacked as its last; None where their numbers are joined one after the other.
+    """
+    core, own = _core(shape), _core(parts[0])
+    if len(core) < 2 or len(set(parts)) > 1 or len(parts) * prod(own) != prod(core):
+        return None
+    inner = {0: core[1:], -1: core[:-1]}
+    fits = {
+        axis for axis, rest in inner.items() if core[axis] == len(parts) and (len(own) < 2 or own == rest)
+    }
+    return 0 if 0 in fits else -1 if fits else None
+
+
+def part_shape(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
+    """Return the shape of one column of a list that is stacked along an axis, or has so many numbers."""
+    return (size,) if axis is None else _core(shape)[1:] if axis == 0 else _core(shape)[:-1]
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without last dimensions of 1."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return the columns of a list as one array of shape (rows, *shape).
+
+    Args:
+        parts: an array per column, of as many rows.
+        shape: the shape of a row.
+    """
+    rows = len(parts[0])
+    axis = axis_of(shape, [part.shape[1:] for part in parts])
+    if axis == -1:
+        inner = part_shape(shape, axis, 0)
+        return np.stack([part.reshape(rows, *inner) for part in parts], axis=-1).reshape(rows, *shape)
+    return np.concatenate([part.reshape(rows, -1) for part in parts], axis=1).reshape(rows, *shape)
+
+
+def natural(parts: Sequence[Array]) -> Array:
+    """Return the values that the columns of a list have in the first row as one array.
+
+    Arrays of one shape are stacked; numbers, vectors and flat arrays are joined.
+
+    Raises:
+        ConfigError: there are nested arrays of several shapes.
+    """
+    if len({part.shape for part in parts}) == 1:
+        return np.stack(parts)
+    if max(part.ndim for part in parts) > 1:
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise ConfigError(f"Expected columns that make one array; the first row has shapes {shapes}. {LISTS}")
+    return np.concatenate([part.ravel() for part in parts])
+
+
 def as_pair(row: Any) -> Any:
     """Return (x, y) of a row that is no tuple and has features and a label, as LabeledPoint, else the row."""
     if isinstance(row, tuple) or not (hasattr(row, "features") and hasattr(row, "label")):
@@ -181,9 +259,17 @@ def is_sparse(value: Any) -> bool:
 
 
 def count_sparse(value: Any) -> int:
-    """Return how many numbers a row's value has that is better stored without its zeros; 0: it is not."""
-    sparse = is_sparse(value) and 4 * len(value.indices) < value.size
-    return max(1, len(value.indices)) if sparse else 0
+    """Return how many numbers a row's value has that is better stored without its zeros; 0: it is not.
+
+    Args:
+        value: the value; a tuple of those of several columns that are joined.
+    """
+    parts = value if isinstance(value, tuple) else (value,)
+    if not any(map(is_sparse, parts)):
+        return 0
+    stored = sum(len(part.indices) if is_sparse(part) else as_array(part).size for part in parts)
+    size = sum(part.size if is_sparse(part) else as_array(part).size for part in parts)
+    return max(1, stored) if 4 * stored < size else 0
 
 
 def as_array(value: Any) -> Array:
@@ -306,12 +392,14 @@ class Sample(NamedTuple):
         names: what errors call each value.
         values: the values.
         sparse: of values of x that are better stored without their zeros, ``count_sparse``; 0 of others.
+        parts: how many columns of a DataFrame are joined in each value; 1 where nothing is said.
     """
 
     form: tuple[Template, ...]
     names: tuple[str, ...]
     values: tuple[Any, ...]
     sparse: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
 
     def first_of(self, arrays: Sequence[AnyRows]) -> Sample:
         """Return the sample with the first row of each array, and how many numbers rows of sparse ones have.
@@ -364,5 +452,7 @@ class Sample(NamedTuple):
             if value.dtype.kind not in "biuf":
                 raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
             kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
-            columns.append(Column(name, value.shape, kind, self.sparse[index] if self.sparse else 0))
+            sparse = self.sparse[index] if self.sparse else 0
+            parts = self.parts[index] if self.parts else 1
+            columns.append(Column(name, value.shape, kind, sparse, parts))
         return Schema(tuple(columns), self.form)

@@ -14,7 +14,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import files, launch, losses, models, optimizers
+from sparkdl import columns, files, launch, losses, models, optimizers
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
@@ -406,8 +406,9 @@ class SparkModel:
             "what": "validation_data", "labels": models.needs_labels(self.model, "test_step"),
         }  # fmt: skip
         if not isinstance(data, tuple | list):
-            columns = getattr(data, "columns", ())
-            weighted = all(isinstance(name, str) and name in columns for name in leaves(names[2]))
+            weight = list(leaves(names[2]))
+            named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
+            weighted = named and columns.has(data, weight)
             weights = names[2] if weighted else None
             given = data, None, weights
             return make_source(given, names[:2], counts, decode=decode, **settings)
@@ -436,7 +437,7 @@ class SparkModel:
         rows = models.named_batch_size(self.model) or 1
         first = schema.batch(
             [
-                column.cast(np.reshape(part, (1, *column.shape)), lambda _: "the first row").repeat(rows, 0)
+                column.first(part).repeat(rows, 0)
                 for column, part in zip(schema.columns, sample.values, strict=True)
             ]
         )

@@ -43,6 +43,29 @@ class SparseRows:
         return cls.packed(counts, entries, shape)
 
     @classmethod
+    def of_array(cls, array: Array, shape: tuple[int, ...], dtype: str) -> SparseRows:
+        """Return the rows of an array of as many numbers."""
+        flat = array.reshape(len(array), prod(shape))
+        rows, indices = flat.nonzero()
+        entries = np.empty(len(rows), entry_of(dtype))
+        entries["index"], entries["value"] = indices, flat[rows, indices]
+        return cls.packed(np.bincount(rows, minlength=len(flat)), entries, shape)
+
+    @classmethod
+    def beside(cls, parts: Sequence[SparseRows], shape: tuple[int, ...]) -> SparseRows:
+        """Return rows that have the numbers of several parts, one part after the other."""
+        counts = np.stack([part.spans[:, 1] for part in parts], axis=1)
+        ends = np.cumsum(counts).reshape(counts.shape)
+        entries = np.empty(int(counts.sum()), parts[0].entries.dtype)
+        first = 0
+        for part, own, after in zip(parts, counts.T, ends.T, strict=True):
+            found = part.compact().entries
+            places = np.arange(len(found)) + np.repeat(after - np.cumsum(own), own)
+            entries["value"][places], entries["index"][places] = found["value"], found["index"] + first
+            first += prod(part.shape[1:])
+        return cls.packed(counts.sum(axis=1), entries, shape)
+
+    @classmethod
     def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> SparseRows:
         """Return rows whose numbers lie one row after another."""
         return cls(np.column_stack([np.cumsum(counts) - counts, counts]), entries, shape)

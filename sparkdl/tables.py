@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from pyspark.sql import DataFrame, functions, types
 
 from sparkdl import frames, launch
 from sparkdl.cluster import Cluster, cluster_of
+from sparkdl.columns import Found, folded, resolve
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
-from sparkdl.schema import Column, Counts, Sample, Schema
+from sparkdl.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.sources import NoRowsError, Source, first_value
 from sparkdl.weights import Array
 
@@ -41,6 +43,7 @@ class FrameSource(Source):
 
     Attributes:
         decode: the same functions by the places of their columns.
+        decoded: the names for which there is a function and a column.
     """
 
     of_a_plan = True
@@ -51,33 +54,72 @@ class FrameSource(Source):
     ) -> None:  # fmt: skip
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
         cluster_of(self.session).rebind(frame)
-        known = decode or {}
-        self.decode = {
-            place: known[value]
-            for place, value in enumerate(sample.values)
-            if isinstance(value, str) and value in known
+        self._names = [(value,) if isinstance(value, str) else tuple(value) for value in sample.values]
+        self._found = resolve(frame, [*chain(*self._names), *([indicator] if indicator is not None else [])])
+        fold = folded(self.session)
+        known = {fold(name): (name, function) for name, function in (decode or {}).items()}
+        read = {
+            place: known.get(fold(names[0])) for place, names in enumerate(self._names) if len(names) == 1
         }
+        self.decode = {place: found[1] for place, found in read.items() if found}
+        self.decoded = {found[0] for found in read.values() if found}
         if indicator is not None:
-            _require_booleans(frame, indicator)
-        self._names = sample.values
-        labels = [value if isinstance(value, str) else ", ".join(value) for value in sample.values]
-        self.sample = sample._replace(names=tuple(labels))
+            _require_booleans(indicator, self._found[indicator].kind)
+        parts = tuple(len(names) if self._joins(names) else 1 for names in self._names)
+        self.sample = sample._replace(names=tuple(map(", ".join, self._names)), parts=parts)
         self.selected = self._select()
+
+    def _joins(self, names: Sequence[str]) -> bool:
+        """Return whether columns travel one by one, to be joined where they are read.
+
+        Raises:
+            ConfigError: a list has what it may not hold.
+        """
+        if len(names) == 1:
+            return False
+        depths = [_depth(name, self._found[name].kind) for name in names]
+        if max(depths) > 1 and len(set(depths)) > 1:
+            kinds = ", ".join(f"{name} {self._found[name].kind.simpleString()}" for name in names)
+            raise ConfigError(f"Expected columns that make one array; got {kinds}. {LISTS}")
+        return max(depths) > 0
 
     def features(self) -> list[Any]:
         """Return the columns for a function that predicts: vectors as they store their numbers."""
-        return self._select(sparse=[place for place in self._vectors() if place not in self.decode])
-
-    def _vectors(self) -> list[int]:
-        return [place for place, name in enumerate(self._names) if _is_vector(self.frame, name)]
-
-    def _select(self, raw: Sequence[int] = (), sparse: Sequence[int] = ()) -> list[Any]:
-        """Return the columns as numbers and arrays; some as they are, some vectors without zeros."""
-        kept = {*self.decode, *raw}
-        return [
-            _column(self.frame, name, raw=place in kept, sparse=place in sparse).alias(f"c{place}")
-            for place, name in enumerate(self._names)
+        vectors = [
+            place
+            for place, names in enumerate(self._names)
+            if place not in self.decode and any(_is_vector(self._found[name].kind) for name in names)
         ]
+        return self._select(sparse=vectors)
+
+    def _select(self, raw: bool = False, sparse: Sequence[int] = ()) -> list[Any]:
+        """Return the columns as numbers and arrays.
+
+        Args:
+            raw: whether vectors are left as they are.
+            sparse: the places where vectors are structs of what they store, and a column of arrays too.
+        """
+        selected = []
+        for place, names in enumerate(self._names):
+            if len(names) > self.sample.parts[place]:
+                selected.append(self._array(names).alias(f"c{place}"))
+                continue
+            for index, name in enumerate(names):
+                found = self._found[name]
+                if place in self.decode or (raw and _is_vector(found.kind)):
+                    column = found.column
+                elif place in sparse and (_is_vector(found.kind) or len(names) == 1):
+                    column = _stored(name, found)
+                else:
+                    column = _numeric(name, found)
+                selected.append(column.alias(f"c{place}" if len(names) == 1 else f"c{place}_{index}"))
+        return selected
+
+    def _array(self, names: Sequence[str]) -> Any:
+        """Return several columns of a number each as one of arrays."""
+        narrow = all(isinstance(self._found[name].kind, EXACT) for name in names)
+        columns = [_numeric(name, self._found[name]) for name in names]
+        return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job.
@@ -91,18 +133,22 @@ class FrameSource(Source):
                 "The DataFrame is a stream, whose rows never end. Train on each of its batches, with "
                 "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch)), or predict it."
             )
-        first = self.frame.select(*self._select(raw=self._vectors())).limit(1)
+        first = self.frame.select(*self._select(raw=True)).limit(1)
         rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
         if not rows:
             raise NoRowsError("There are no rows: the DataFrame is empty.")
-        for name, value in zip(self.sample.names, rows[0], strict=True):
-            if value is None:
+        given, fields = iter(rows[0]), iter(self.frame.select(*self.selected).schema.fields)
+        values, undecoded = [], []
+        for place, parts in enumerate(self.sample.parts):
+            own = list(islice(given, parts))
+            if any(value is None for value in own):
                 raise DataError(
-                    f"Expected no nulls in {name}; the first row has one. Drop or fill them first."
+                    f"Expected no nulls in {self.sample.names[place]}; the first row has one. Drop or fill "
+                    "them first."
                 )
-        fields = self.frame.select(*self.selected).schema.fields
-        values = [self._first(place, value, fields[place]) for place, value in enumerate(rows[0])]
-        undecoded = [None if place in self.decode else value for place, value in enumerate(rows[0])]
+            arrays = [self._first(place, value, next(fields)) for value in own]
+            values.append(natural(arrays) if parts > 1 else arrays[0])
+            undecoded.append(None if place in self.decode else tuple(own) if parts > 1 else own[0])
         return self.sample.of_row(values, undecoded)
 
     def _first(self, place: int, value: Any, field: Any) -> Array:
@@ -131,7 +177,7 @@ class FrameSource(Source):
     def _rows(self, columns: Sequence[Column], *more: Any) -> DataFrame:
         """Return the columns of a schema, a key, and more; weights that are missing are 1."""
         selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
-        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(selected), len(columns))]
+        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self._names), len(columns))]
         key = functions.monotonically_increasing_id().alias(frames.KEY)
         return self.frame.select(*selected, *ones, key, *more)
 
@@ -144,7 +190,7 @@ class FrameSource(Source):
         schema = max(schemas, key=lambda each: len(each.columns))
         part = functions.lit(TRAINING)
         if self.indicator is not None:
-            held = functions.col(f"`{self.indicator}`")
+            held = self._found[self.indicator].column
             part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
         frame = self._rows(schema.columns, part.cast("int").alias(frames.PART))
         if split:
@@ -248,45 +294,32 @@ def _as_on_executors(value: Any) -> Any:
     return [_as_on_executors(part) for part in value] if isinstance(value, list) else value
 
 
-def _column(frame: DataFrame, name: str | list[str], *, raw: bool, sparse: bool) -> Any:
-    """Return a column, or several that hold a number each as one of arrays.
+def _stored(name: str, found: Found) -> Any:
+    """Return a column of vectors, or of arrays, as structs of what vectors store."""
+    if _is_vector(found.kind):
+        return functions.unwrap_udt(found.column)
+    from pyspark.ml.functions import array_to_vector
 
-    Args:
-        frame: the DataFrame.
-        name: of the column, or of several.
-        raw: whether it is left as it is.
-        sparse: whether it is to be vectors, as structs of what they store.
-    """
-    if sparse and _is_vector(frame, name):
-        return functions.unwrap_udt(_existing(frame, str(name)))
-    if sparse:
-        from pyspark.ml.functions import array_to_vector
-
-        return functions.unwrap_udt(array_to_vector(_column(frame, name, raw=False, sparse=False)))
-    if isinstance(name, str):
-        return _existing(frame, name) if raw else _numeric(frame, name)
-    columns = [_numeric(frame, each) for each in name]
-    narrow = all(isinstance(frame.schema[each].dataType, EXACT) for each in name)
-    return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
+    return functions.unwrap_udt(array_to_vector(_numeric(name, found)))
 
 
-def _existing(frame: DataFrame, name: str) -> Any:
-    if name not in frame.columns:
-        raise ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.")
-    return functions.col(f"`{name}`")
-
-
-def _is_vector(frame: DataFrame, name: str | list[str]) -> bool:
-    """Return whether a column holds vectors of Spark ML."""
-    kind = frame.schema[name].dataType if isinstance(name, str) and name in frame.columns else None
+def _is_vector(kind: Any) -> bool:
+    """Return whether a column of this type holds vectors of Spark ML."""
     return type(kind).__name__ == "VectorUDT"
 
 
-def _numeric(frame: DataFrame, name: str) -> Any:
+def _depth(name: str, kind: Any) -> int:
+    """Return how many dimensions the values of a column have: 0 of numbers, 1 of vectors."""
+    depth = int(_is_vector(kind))
+    while isinstance(kind, types.ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    return depth
+
+
+def _numeric(name: str, found: Found) -> Any:
     """Return a column as numbers or arrays of numbers, vectors as arrays."""
-    column = _existing(frame, name)
-    kind = frame.schema[name].dataType
-    if _is_vector(frame, name):
+    column, kind = found
+    if _is_vector(kind):
         from pyspark.ml.functions import vector_to_array
 
         return vector_to_array(column, "float32")
@@ -321,11 +354,11 @@ def require_free(frame: DataFrame, *names: str) -> None:
     Raises:
         ConfigError: it has one, or two are the same.
     """
-    exact = str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
-    taken = {each if exact else each.lower() for each in frame.columns}
+    fold = folded(frame.sparkSession)
+    taken = set(map(fold, frame.columns))
     ours: set[str] = set()
     for name in names:
-        key = name if exact else name.lower()
+        key = fold(name)
         if key in taken:
             raise ConfigError(f"The DataFrame has a column {name!r} already; choose another name for ours.")
         if key in ours:
@@ -333,17 +366,16 @@ def require_free(frame: DataFrame, *names: str) -> None:
         ours.add(key)
 
 
-def _require_booleans(frame: DataFrame, name: str) -> None:
+def _require_booleans(name: str, kind: Any) -> None:
     """Check that a column says yes or no.
 
     Raises:
-        ConfigError: there is none of this name, or it holds something else.
+        ConfigError: it holds something else.
     """
-    kind = frame.schema[name].dataType if name in frame.columns else None
     if not isinstance(kind, types.BooleanType):
-        what = f"it holds {kind.simpleString()}" if kind else f"the DataFrame has {', '.join(frame.columns)}"
         raise ConfigError(
-            f"Expected a column {name!r} of booleans, which say what rows are for validation; {what}."
+            f"Expected a column {name!r} of booleans, which say what rows are for validation; it holds "
+            f"{kind.simpleString()}."
         )
 
 
@@ -365,16 +397,28 @@ def frame_source(
     """
     if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
         raise ConfigError(f"decode should be a dict of functions by the names of columns; got {decode!r}.")
+    parts = [_alone(value) for value in columns]
+    known = (*counts, *counts[-1:])  # there are as many sample weights as labels
     lengths = [
         len(value) if isinstance(value, list | tuple) and count != 1 else 1
-        for value, count in zip(columns, (*counts, None), strict=False)
+        for value, count in zip(parts, known, strict=False)
     ]
-    sample = Sample.of(columns, tuple(lengths))
-    unread = set(decode or ()).difference(value for value in sample.values if isinstance(value, str))
+    sample = Sample.of(parts, tuple(lengths))
+    made = functools.partial(FrameSource, frame, sample, indicator, decode)
+    source: FrameSource = launch.run(made, cluster_of(frame.sparkSession))
+    unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # one that reads features only may be told of labels too
         raise ConfigError(
             f"decode has functions for {', '.join(map(repr, sorted(unread)))}, and the columns that are read "
             f"are {', '.join(map(repr, sample.values))}."
         )
-    made = functools.partial(FrameSource, frame, sample, indicator, decode)
-    return launch.run(made, cluster_of(frame.sparkSession))  # type: ignore[no-any-return]
+    return source
+
+
+def _alone(columns: Any) -> Any:
+    """Return names of columns, where a list of one is that one."""
+    if isinstance(columns, Mapping):
+        return {name: _alone(each) for name, each in columns.items()}
+    if not isinstance(columns, list | tuple):
+        return columns
+    return _alone(columns[0]) if len(columns) == 1 else [_alone(each) for each in columns]

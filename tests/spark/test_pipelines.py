@@ -351,7 +351,7 @@ def test_params_are_given_by_name(problem, stage):
     ("params", "error", "message"),
     [
         ({"validationIndicatorCol": "label"}, ConfigError, "'label' of booleans, .* it holds double"),
-        ({"validationIndicatorCol": "absent"}, ConfigError, "'absent' of booleans, .* has row, a, b"),
+        ({"validationIndicatorCol": "absent"}, ConfigError, "a column 'absent'; the DataFrame has row, a, b"),
         ({"validationIndicatorCol": "held", "validationSplit": 0.1}, ConfigError, "pass one of them"),
         ({"featuresCol": "words"}, ConfigError, "Expected column 'words' to hold numbers.* string"),
         ({"featuresCol": "price"}, ConfigError, r"Expected column 'price' to hold numbers.* decimal"),

@@ -14,7 +14,7 @@ from sparkdl import feed
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN
 from sparkdl.frames import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
-from sparkdl.schema import Column
+from sparkdl.schema import Column, axis_of
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
 
@@ -217,3 +217,100 @@ def test_what_cannot_be_decoded_names_the_row(values, decode, message):
     """Nulls, exceptions, other shapes, and what is no number."""
     with pytest.raises(DataError, match=message):
         pictures(values, decode)
+
+
+RANDOM = np.random.default_rng(1)
+
+
+def drawn(*shape):
+    return RANDOM.integers(1, 9, (4, *shape)).astype("float32")
+
+
+def flat_join(parts):
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def stack_first(parts):
+    return np.stack(parts, axis=1)
+
+
+def stack_last(parts):
+    return np.stack(parts, axis=-1)
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize(
+    ("inner", "shape", "join"),
+    [
+        ([(), (3,)], (4,), flat_join),
+        ([(2,), (3,), ()], (6,), flat_join),
+        ([(2,), (3,), ()], (2, 3), flat_join),
+        ([(2,), (2,), (2,)], (6,), flat_join),
+        ([(), (), ()], (3, 1), flat_join),
+        ([(3,), (3,)], (2, 3), stack_first),
+        ([(3,), (3,)], (3, 2), stack_last),
+        ([(3,), (3,)], (3, 2, 1), stack_last),
+        ([(2,), (2,)], (2, 2), stack_first),
+        ([(6,), (6,)], (3, 2, 2), stack_last),
+        ([(2, 3), (2, 3)], (2, 2, 3), stack_first),
+        ([(2, 3), (2, 3)], (2, 3, 2), stack_last),
+        ([(2, 3), (2, 3), (2, 3)], (3, 2, 3), stack_first),
+        ([(3, 2), (3, 2), (3, 2)], (3, 2, 3), stack_last),
+        ([(2, 3), (2, 3)], (12,), flat_join),
+    ],
+)
+def test_columns_of_a_list_are_joined_or_stacked(inner, shape, join, vectors):
+    """Arrow columns become one array as NumPy makes it of theirs, with and without zeros."""
+    parts = [drawn(*each) for each in inner]
+    expected = join(parts).reshape(4, *shape)
+
+    def arrow(part):
+        if vectors and part.ndim == 2:
+            return pa.array([dense(*row.tolist()) for row in part], VECTORS)
+        return pa.array(part.tolist())
+
+    for stored in (0, 1):
+        column = Column("x", shape, "float32", sparse=stored, parts=len(parts))
+        found = column_array([arrow(part) for part in parts], column, str)
+        np.testing.assert_array_equal(expected, found.toarray() if stored else found)
+
+
+def test_sparse_vectors_in_a_list_stay_sparse():
+    """The zeros of a long vector are not made beside a number."""
+    rows = [sparse(1000, _3=1), dense(*[0.0] * 999, 2.0)]
+    column = Column("x", (1002,), "float32", sparse=2, parts=3)
+
+    found = column_array([pa.array([5.0, 0.0]), pa.array(rows, VECTORS), pa.array([7, 8])], column, str)
+
+    assert [3, 1001] == found.spans[:, 1].tolist()
+    expected = np.zeros((2, 1002))
+    expected[0, [0, 4, 1001]] = 5, 1, 7
+    expected[1, [1000, 1001]] = 2, 8
+    np.testing.assert_array_equal(expected, found.toarray())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            [pa.array([1.0, 2.0]), pa.array([[1.0], [2.0]])],
+            "make shape .3,., 3 values; 0 has 1 . 1. A list of",
+        ),
+        (
+            [pa.array([1.0, 2.0]), pa.array([[1.0, 2.0], [2.0]])],
+            "Expected x of shape .2,., 2 values; 1 has 1.",
+        ),
+        ([pa.array([1.0, None]), pa.array([[1.0, 2.0]] * 2)], "Expected no nulls in x; 1 is null"),
+        ([pa.array([1.0, 2.0]), pa.array([None, [1.0, 2.0]])], "Expected no nulls in x; 0 is null"),
+        ([pa.array([1.0, 2.0]), pa.array([[1.0, 2.0], [None, 1.0]])], "Expected no nulls in x; 1 is null"),
+    ],
+)
+def test_a_row_that_makes_no_such_array_is_named(columns, message):
+    """Nulls, and values that are too few or too many, by their row."""
+    with pytest.raises(DataError, match=message):
+        column_array(columns, Column("x", (3,), "float32", parts=2), str)
+
+
+def test_arrays_of_several_lengths_are_never_stacked():
+    """They have no common shape, though their values are as many."""
+    assert axis_of((2, 3), [(2,), (4,)]) is None
