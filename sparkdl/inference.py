@@ -119,7 +119,7 @@ def _predict_arrow(
     else:
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
     if head.classifies:
-        classes = classify(predictions[0], logits=head.logits)
+        classes = classify(predictions[0], logits=head.logits, thresholds=head.thresholds)
         return frames.struct_array(list(classes._fields), list(map(frames.prediction_array, classes)))
     values = [_arrow(each, shape) for each, shape in zip(predictions, shapes, strict=True)]
     return frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]

@@ -301,7 +301,9 @@ CROSSENTROPIES = {
 }  # fmt: skip
 
 
-def head_of(model: keras.Model, task: str, shape: Any) -> Head:
+def head_of(
+    model: keras.Model, task: str, shape: Any, thresholds: Sequence[float] | None = None
+) -> Head:  # fmt: skip
     """Return what a model's output is.
 
     Args:
@@ -309,9 +311,11 @@ def head_of(model: keras.Model, task: str, shape: Any) -> Head:
         task: "classification", "regression", or "auto": classification where a model of one output was
             compiled with a cross-entropy, of which a binary one has one unit.
         shape: the shape of one row's prediction, or a dict of them by output.
+        thresholds: the threshold of each class, if there are any.
 
     Raises:
-        ConfigError: "classification" was asked for, and the output is no vector of classes.
+        ConfigError: "classification" was asked for, and the output is not a vector of classes; or there are
+            thresholds, and the model does not classify, or has another number of classes.
     """
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
@@ -324,7 +328,23 @@ def head_of(model: keras.Model, task: str, shape: Any) -> Head:
         )
     binary = name.startswith("binary")
     found = vector and name in CROSSENTROPIES and (not binary or shape == (1,))
-    return Head(task == "classification" or (task == "auto" and found), logits)
+    classifies = task == "classification" or (task == "auto" and found)
+    if thresholds is not None:
+        _check_thresholds(thresholds, shape, classifies)
+    return Head(classifies, logits, tuple(thresholds) if thresholds is not None else None)
+
+
+def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool) -> None:
+    if not classifies:
+        raise ConfigError(
+            "thresholds are for models that classify; this one's output is taken as it is. Leave them out, "
+            'or set task="classification".'
+        )
+    classes = max(2, shape[0])
+    if len(thresholds) != classes:
+        raise ConfigError(
+            f"thresholds should have a number for each class; got {len(thresholds)} for {classes} classes."
+        )
 
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:

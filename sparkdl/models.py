@@ -1008,6 +1008,12 @@ def output_shapes(model: keras.Model, predicted: Any) -> Any:
     return {name: tuple(part.shape[1:]) for name, part in zip(names, predicted, strict=True)}
 
 
+def known_output(model: keras.Model) -> Any:
+    """Return the shape of one row's prediction as ``output_shapes`` does, None if only a row can tell."""
+    outputs = getattr(model, "outputs", None)
+    return output_shapes(model, outputs[0] if len(outputs) == 1 else outputs) if outputs else None
+
+
 def computes_loss(model: keras.Model) -> bool:
     """Return whether ``compute_loss`` is what trains the model; its own ``train_step`` may do without."""
     return model.loss is not None or type(model).train_step is keras.Model.train_step

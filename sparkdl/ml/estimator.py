@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl import losses, models
 from sparkdl.errors import ModelError, short
-from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
+from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.spark_model import SparkModel
@@ -45,8 +45,8 @@ class TrainingSummary:
         return len(self.objectiveHistory)
 
 
-class KerasEstimatorModel(Predicts, Model):
-    """A Keras model that an Estimator has trained.
+class KerasEstimatorModel(Predicts, FitParams, Model):
+    """A Keras model that an Estimator has trained, with the Params that it was trained with.
 
     The model is no Param: model selection transforms with the Params of its grid, of which another model, an
     untrained one, may be one.
@@ -55,6 +55,8 @@ class KerasEstimatorModel(Predicts, Model):
         model: the trained keras.Model.
         params: its Params, by keyword.
     """
+
+    unsaved = ("merge",)  # nothing of it is needed to predict
 
     def __init__(self, model: Any = None, **params: Any) -> None:
         super().__init__(**params)
@@ -125,6 +127,8 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
             models.require_compiled(given)
             given = models.copy_of(given, **code)
         trained = SparkModel(given, **arguments(self, SETTINGS))
+        if self.isDefined("thresholds") and (shape := models.known_output(trained.model)) is not None:
+            losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))
         fit = arguments(self, FIT)
         fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]  # one fit's each
         inputs, outputs = models.input_names(trained.model), models.output_names(trained.model)

@@ -112,6 +112,17 @@ def _classes(name: str, value: Any) -> dict[int, float]:
     return {int(label): float(weight) for label, weight in value.items()}
 
 
+def _thresholds(name: str, value: Any) -> list[float]:
+    """Take a number for each class; at most one may be 0, as Spark has it."""
+    numbers: list[float] = TypeConverters.toListFloat(value)
+    if not numbers or not all(number >= 0 for number in numbers) or numbers.count(0) > 1:
+        raise ConfigError(
+            f"{name} should be numbers of at least 0, a number for each class, of which one at most is 0; "
+            f"got {value!r}."
+        )
+    return numbers
+
+
 def _quorum(value: Any) -> None:
     parse_quorum(value, None)
 
@@ -211,11 +222,15 @@ class PredictionParams(KerasParams):
     task = _param(
         'what the output is: "classification", "regression", or "auto", by the loss', _one_of(Task)
     )  # fmt: skip
+    thresholds = _param(
+        "a number for each class, by which its probability is divided before the largest is predicted",
+        _thresholds,
+    )
     inferenceBatchSize = _param("rows per forward pass when predicting", _whole)
 
 
-class TrainingParams(ModelParams, PredictionParams):
-    """How a SparkModel is made, and what its fit takes."""
+class FitParams(PredictionParams):
+    """How a SparkModel is made, and what its fit takes, besides the model."""
 
     mode = _param('"synchronous", "asynchronous" or "hogwild"', _one_of(Mode))
     frequency = _param(
@@ -268,6 +283,10 @@ class TrainingParams(ModelParams, PredictionParams):
     resume = _param("whether to go on from the newest checkpoint there, where there is one", FLAG)
     nan = _param('what to do about rows with NaN, Inf, or a label of no class: "error" or "warn"', TEXT)
     verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
+
+
+class TrainingParams(ModelParams, FitParams):
+    """What an Estimator has: a model, and how it is trained."""
 
 
 SETTINGS = (

@@ -31,7 +31,7 @@ class Predicts(PredictionParams, Stored):
         schema = frame_features(model, source)
         predicted = models.probe(model, schema)
         shape = models.output_shapes(model, predicted)
-        head = losses.head_of(model, self.getOrDefault("task"), shape)
+        head = losses.head_of(model, self.getOrDefault("task"), shape, self.given_thresholds())
         predict = column_function(
             model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
             session=dataset.sparkSession, builder=self.builder(), decode=source.decode,
@@ -50,6 +50,10 @@ class Predicts(PredictionParams, Stored):
         require_free(dataset, *(name for name, _ in found))
         frame = dataset.withColumn(made, predict(*source.features()))
         return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
+
+    def given_thresholds(self) -> Any:
+        """Return the threshold of each class, None if none are set."""
+        return self.getOrDefault("thresholds") if self.isDefined("thresholds") else None
 
     def builder(self) -> Any:
         """Return the function that built the model, if one did."""

@@ -53,3 +53,18 @@ def test_what_was_said_counts():
     assert not head_of(compiled("sparse_categorical_crossentropy"), "regression", (3,)).classifies
     with pytest.raises(ConfigError, match=r"one output of shape \(classes,\).*got \(5, 3\)"):
         head_of(compiled(of_my_own), "classification", (5, 3))
+
+
+def test_thresholds_are_for_as_many_classes():
+    """A model that does not classify has none, and one of a sigmoid has two classes."""
+    classes = compiled("sparse_categorical_crossentropy")
+
+    assert (0.5, 0.2, 0.3) == head_of(classes, "auto", (3,), [0.5, 0.2, 0.3]).thresholds
+    assert (0.5, 0.2) == head_of(compiled("binary_crossentropy"), "auto", (1,), [0.5, 0.2]).thresholds
+    with pytest.raises(ConfigError, match="a number for each class; got 2 for 3 classes"):
+        head_of(classes, "auto", (3,), [0.5, 0.5])
+    with pytest.raises(ConfigError, match="a number for each class; got 1 for 2 classes"):
+        head_of(compiled("binary_crossentropy"), "auto", (1,), [0.5])
+    for task, loss in (("auto", "mse"), ("regression", "sparse_categorical_crossentropy")):
+        with pytest.raises(ConfigError, match="thresholds are for models that classify"):
+            head_of(compiled(loss), task, (3,), [0.5, 0.2, 0.3])

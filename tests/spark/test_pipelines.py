@@ -27,7 +27,7 @@ from pyspark.sql import functions
 from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
-from sparkdl.rules import DiLoCo
+from sparkdl.rules import DiLoCo, Rule
 from sparkdl.tables import frame_source
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
@@ -574,6 +574,39 @@ def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, est
     np.testing.assert_allclose(*[weights_of(each.fit(table)) for each in (made, loaded)], atol=1e-6)
     with pytest.raises(ModelError, match="holds a sparkdl.ml.KerasEstimator, not a KerasEstimatorModel"):
         KerasEstimatorModel.load(str(tmp_path / "estimator"))
+
+
+class Halved(Rule):
+    """A rule of the user's own, which no file holds."""
+
+    name = "halved"
+
+
+def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, estimator, table, tmp_path):
+    """Model selection tells by them which fit was best; they are copied, saved and loaded, thresholds too."""
+    estimator.setMerge(None).setFrequency("epoch").setThresholds([0.2, 0.5, 0.0]).setClassWeight({0: 2.0})
+    grid = ParamGridBuilder().addGrid(estimator.batchSize, [16, 64]).build()
+
+    fitted = [each for _, each in sorted(estimator.fitMultiple(table, grid))]
+
+    assert [16, 64] == [each.getBatchSize() for each in fitted]
+    fitted[0].setMerge(Halved())  # which stays behind when it is saved
+    fitted[0].save(str(tmp_path / "fitted"))
+    loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
+    for each in (fitted[0], loaded, fitted[0].copy()):
+        assert (16, 2, "epoch", 2, 1) == (
+            each.getBatchSize(), each.getNumWorkers(), each.getFrequency(), each.getEpochs(), each.getSeed()
+        )  # fmt: skip
+        assert ({0: 2.0}, [0.2, 0.5, 0.0]) == (each.getClassWeight(), each.getThresholds())
+    assert not loaded.isDefined("merge")
+    rows = [row.prediction for row in loaded.transform(table).collect()]
+    assert {2.0} == set(rows)
+    of_spark = table.limit(5).select("features", "label", "row")
+    other = KerasTransformer(model=fitted[0].getModel(), thresholds=[0.1, 0.6, 0.3]).transform(of_spark)
+    for row in other.collect():
+        assert int(np.argmax(row.probability.toArray() / [0.1, 0.6, 0.3])) == row.prediction
+    with pytest.raises(ConfigError, match="got 2 for 3 classes"):
+        estimator.setThresholds([0.5, 0.5]).fit(table)
 
 
 def twice(x):

@@ -64,3 +64,41 @@ def test_no_rows_have_no_classes():
     found = classify(np.empty((0, 3), "float32"), logits=False)
 
     assert [(0,), (0, 3), (0, 3)] == [part.shape for part in found]
+
+
+def spark_s_class(probability, thresholds):
+    """Return the class that Spark's ProbabilisticClassificationModel.probability2prediction chooses."""
+    chosen, largest = 0, -np.inf
+    for index, (p, t) in enumerate(zip(probability, thresholds, strict=True)):
+        scaled = p / t if t else np.inf if p else np.nan
+        if scaled > largest:
+            chosen, largest = index, scaled
+    return chosen
+
+
+CHANCES = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), min_size=3, max_size=3)
+
+
+THRESHOLDS = st.lists(st.sampled_from([0.1, 0.5, 1, 2]), min_size=3, max_size=3)
+
+
+@given(st.lists(CHANCES, min_size=1, max_size=5), THRESHOLDS, st.sampled_from([None, 0, 2]))
+def test_thresholds_choose_the_class_that_spark_would(probabilities, thresholds, zero):
+    """The largest p / t wins, a threshold of 0 wins unless its class is impossible, ties go to the first."""
+    if zero is not None:
+        thresholds[zero] = 0.0
+
+    found = classify(np.array(probabilities), logits=False, thresholds=tuple(thresholds))
+
+    assert [spark_s_class(row, thresholds) for row in probabilities] == found.prediction.tolist()
+    np.testing.assert_array_equal(probabilities, found.probability)
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_thresholds_of_a_sigmoid_are_those_of_two_classes(logits):
+    """One unit stands for two classes, which have a threshold each."""
+    chances = np.array([[0.3], [0.5], [0.8]])
+    outputs = np.log(chances / (1 - chances)) if logits else chances
+
+    assert [1, 1, 1] == classify(outputs, logits=logits, thresholds=(0.8, 0.2)).prediction.tolist()
+    assert [0, 0, 1] == classify(outputs, logits=logits, thresholds=(0.4, 0.6)).prediction.tolist()
