@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from sparkdl import models, optimizers
+from sparkdl.backends.outer import KerasOuter
 from sparkdl.checkpoint import Description, Words
 from sparkdl.schema import Column, Schema
 from sparkdl.weights import Array
@@ -63,10 +64,7 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
 def outer_name(rule: Any) -> str | None:
     """Return the class of the optimizer that a rule has for the center; None of a rule without one."""
     optimizer = getattr(rule, "optimizer", None)
-    settings = getattr(optimizer, "settings", None)  # of one of Keras's
-    return (
-        None if optimizer is None else str(settings["class_name"] if settings else type(optimizer).__name__)
-    )
+    return None if optimizer is None else type(getattr(optimizer, "optimizer", optimizer)).__name__
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, str]:
@@ -115,6 +113,8 @@ def _object_text(value: Any) -> str:
         return _call(
             type(value).__name__, {each.name: getattr(value, each.name) for each in fields(value)}, set()
         )
+    if isinstance(value, KerasOuter):
+        value = value.optimizer
     if hasattr(value, "get_config") and not isinstance(value, keras.Layer):
         return f"{type(value).__name__}({', '.join(f'{k}={v}' for k, v in _settings(value).items())})"
     return ""

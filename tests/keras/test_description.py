@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 from sparkdl import models
+from sparkdl.backends import with_keras_optimizer
 from sparkdl.description import describe
 from sparkdl.rules import FedOpt
 from sparkdl.schema import Column, Schema
@@ -83,6 +84,11 @@ COMPILED = {
         "decay_steps=20",
     ),
     "class weights": ({"class_weight": {0: 1.0}}, {"class_weight": {0: 2.0}}, "class_weight of fit"),
+    "optimizer of the center": (
+        {"merge": with_keras_optimizer(FedOpt(keras.optimizers.SGD(0.5, momentum=0.9)))},
+        {"merge": with_keras_optimizer(FedOpt(keras.optimizers.SGD(0.5, momentum=0.1)))},
+        "FedOpt(optimizer=SGD(ema_momentum=0.99, momentum=0.1",
+    ),
     "rule": ({"merge": FedOpt()}, {"merge": None}, "not set instead of FedOpt(optimizer=Adam("),
 }  # fmt: skip
 
