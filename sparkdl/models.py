@@ -264,12 +264,28 @@ def flat_losses(given: Any) -> list[Any]:
     return [given]
 
 
+def require_numbers(model: keras.Model) -> None:
+    """Check that the inputs of a model are numbers.
+
+    Raises:
+        ModelError: an input takes strings; names it.
+    """
+    for tensor in getattr(model, "inputs", None) or ():
+        if tensor.dtype == "string":
+            raise ModelError(
+                f'The input "{tensor.name}" of the model "{model.name}" takes strings, which are not '
+                "supported. Apply layers such as TextVectorization or StringLookup to the data first, and "
+                "give a model that begins with their output."
+            )
+
+
 def require_honoured(model: keras.Model) -> None:
     """Check that workers do what the model was compiled to do.
 
     Raises:
         ModelError: they cannot; names it.
     """
+    require_numbers(model)
     if keras.backend.backend() == "torch" and model.jit_compile:
         raise ModelError(
             f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
@@ -712,6 +728,7 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
     Raises:
         DataError: the model takes other inputs.
     """
+    require_numbers(model)
     inputs = getattr(model, "inputs", None)
     if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
         return None

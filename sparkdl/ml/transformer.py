@@ -25,6 +25,7 @@ class Predicts(PredictionParams, Stored):
         if model is None:
             raise ModelError(f"{type(self).__name__} has no model; set one.")
         models.require_model(model)
+        models.require_numbers(model)
         names = by_name(self.getOrDefault("featuresCol"), models.input_names(model), "input")
         decode = self.getOrDefault("decode") if self.isDefined("decode") else None
         source = frame_source(dataset, (names,), (models.count_parts(model)[0],), decode=decode)
