@@ -107,6 +107,27 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
     assert expected.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
 
 
+def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table):
+    """What workers report reaches the client by its small jobs, and its stop the workers."""
+    batches = []
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            batches.append((batch, logs["loss"]))
+            self.model.stop_training = len({loss for _, loss in batches}) > 1
+
+    saver = keras.callbacks.ModelCheckpoint("never.keras", save_freq=3)
+    spark_model = SparkModel(problem.model(), num_workers=2, placement="worker")
+    with pytest.raises(ConfigError, match=r'ModelCheckpoint\(save_freq=3\) .* Take save_freq="epoch"'):
+        spark_model.fit(table, callbacks=[saver], verbose=0)
+    history = spark_model.fit(
+        table, batch_size=1, epochs=2, steps_per_epoch=1_000_000, verbose=0, callbacks=[Stop()]
+    )
+
+    assert [0] == history.epoch
+    assert list(range(len(batches))) == [batch for batch, _ in batches]
+
+
 def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     """The other workers know it from Spark, and so does the task by which the client asks."""
     endpoints, certificates, find = [], [], hosted.endpoint_at
