@@ -95,7 +95,9 @@ def _one_hot(points: RDD[Any], classes: int) -> RDD[Any]:
 
         label = int(point.label)
         if not 0 <= label < classes or label != point.label:
-            raise ValueError(f"Expected labels to be class indices below {classes}; got {point.label}.")
+            from sparkdl.errors import DataError
+
+            raise DataError(f"Expected labels to be class indices below {classes}; got {point.label}.")
         return point.features.toArray(), numpy.eye(classes, dtype="float32")[label]
 
     return points.map(pair)
