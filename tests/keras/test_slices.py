@@ -211,7 +211,7 @@ def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
 
     assert not reading.sliced
     assert len(reading.vector) == models.Layouts.of(model).trainable.size
-    assert caplog.text.count("more than workers exchange") == words
+    assert "\n".join(caplog.messages).count("more than workers exchange") == words
 
 
 class Kept(Loop):
