@@ -96,7 +96,7 @@ def copied(live: Any) -> Any:
         data = file.getvalue()
     _copying.parts = shared
     try:
-        return cloudpickle.loads(data)
+        return cloudpickle.loads(data)  # bytes of this call, never of a socket
     finally:
         del _copying.parts
 
