@@ -145,7 +145,7 @@ def test_the_token_is_seen_nowhere(standalone, tmp_path):
     (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))
     assert report["token"] not in log.read_text()
     assert [] == report["seen"]
-    assert "RuntimeError('broken')" in report["error"]
+    assert "RuntimeError: broken" in report["error"]
     for words in ("Spark Executor Command", "spark.app.id", "Details for Stage"):
         assert any(words in page for page in report["pages"].values())
 

@@ -36,7 +36,7 @@ def through_numpy(y_true, y_pred):
 
     made = tf.numpy_function(table, [y_pred], tf.float32)
     made.set_shape(())
-    return made
+    return made + tf.reduce_mean(y_pred)
 
 
 CROSS = "sparse_categorical_crossentropy"

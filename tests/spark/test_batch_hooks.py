@@ -161,7 +161,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, cap
 @pytest.mark.parametrize("settings", [{}, {"frequency": 2}, {"mode": "asynchronous"}])
 def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_path, settings):
     """Each file is another model than that of the epoch's beginning; the last one is the fitted one."""
-    model = problem.model()
+    model = problem.model(keras.optimizers.SGD(0.01))
     begun = model.get_weights()
     kept = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}-{batch:07d}.keras", save_freq=3)
     ended = keras.callbacks.ModelCheckpoint(tmp_path / "end.keras")
