@@ -56,7 +56,7 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
         params: its Params, by keyword.
     """
 
-    unsaved = ("merge",)  # nothing of it is needed to predict
+    unsaved = ("callbacks", "merge")  # no prediction needs them
 
     def __init__(self, model: Any = None, **params: Any) -> None:
         super().__init__(**params)

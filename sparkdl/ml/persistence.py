@@ -63,21 +63,21 @@ class KerasWriter(MLWriter):
                 f"{path!r}. Leave out its file system, or save from a SparkSession without remote()."
             )
         set_here = {param.name: value for param, value in stage._paramMap.items() if value is not None}
-        left = [name for name in set_here if name in OBJECTS and name != "model"]
+        left = [name for name in set_here if name in OBJECTS and name not in ("model", *stage.unsaved)]
         if "merge" in set_here:
             try:
                 set_here["merge"] = to_settings(set_here["merge"])
             except ConfigError:
                 if "merge" not in stage.unsaved:
                     raise
-                left.append("merge")
+                del set_here["merge"]
         if "checkpoint" in set_here:
             set_here["checkpoint"] = set_here["checkpoint"].settings()
         if left:
             logger.warning(
                 "%s of %s are code, which is not saved. Set them again.", ", ".join(left), stage.uid
             )
-        kept = {name: value for name, value in set_here.items() if name not in (*OBJECTS, *left)}
+        kept = {name: value for name, value in set_here.items() if name not in OBJECTS}
         model = stage.held()
         if model is not None:
             require_file(model)
@@ -144,7 +144,7 @@ class Stored(KerasParams, MLWritable, MLReadable[Any]):
     """What a stage does that is written and read with its model.
 
     Attributes:
-        unsaved: Params that are left out where they cannot be saved; others refuse to be.
+        unsaved: Params that are left out without a word where no file holds them.
     """
 
     unsaved: tuple[str, ...] = ()
