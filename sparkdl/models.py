@@ -18,9 +18,10 @@ import gc
 import hashlib
 import json
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan, prod
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras.src.backend import compute_output_spec
 
 from sparkdl import live, optimizers
 from sparkdl.code import pickled
@@ -688,7 +690,11 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 def _deserialize(config: str, objects: Objects) -> keras.Model:
     try:
-        with keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}):
+        with (
+            keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")  # its weights are compared
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
@@ -779,6 +785,23 @@ def fixed_batch_size(model: keras.Model) -> int | None:
     return None if all(len(part) == rows for part in keras.tree.flatten(predicted)) else size
 
 
+def compute(model: keras.Model, x: Any) -> Any:
+    """Return what a model predicts for some rows. One that is not built is built for any number of rows.
+
+    Args:
+        model: the model.
+        x: the rows, as the model takes them.
+    """
+    if not model.built:
+        with suppress(Exception):  # a model that cannot be computed on symbols is built by the rows
+            compute_output_spec(model, keras.tree.map_structure(_any_number_of, x), training=False)
+    return model(x, training=False)
+
+
+def _any_number_of(part: Any) -> keras.KerasTensor:
+    return keras.KerasTensor((None, *part.shape[1:]), keras.backend.standardize_dtype(part.dtype))
+
+
 def probe(model: keras.Model, schema: Schema) -> Any:
     """Return what the model predicts for a row of zeros, or for as many as its inputs say.
 
@@ -788,7 +811,7 @@ def probe(model: keras.Model, schema: Schema) -> Any:
     rows = named_batch_size(model) or 1
     zeros = [np.zeros((rows, *column.shape), column.dtype) for column in schema.columns]
     try:
-        return model(schema.batch(zeros).x, training=False)
+        return compute(model, schema.batch(zeros).x)
     except Exception as error:
         message = f"The model cannot be computed on rows like these: {reason_of(error)}"
         raise DataError(message, traceback=text_of(error)) from error
@@ -1104,7 +1127,7 @@ def build_metrics(
     """
     x, y, sample_weight = as_tensors((x, y, sample_weight))
     with undisturbed(model):
-        predicted = model(x, training=False)
+        predicted = compute(model, x)
         if y is None and not needs_labels(model, step):
             _build_without_labels(model, x, predicted, step)
             return predicted

@@ -443,7 +443,7 @@ class SparkModel:
         )
         try:
             if step is None:
-                return schema, self.model(first.x, training=False)
+                return schema, models.compute(self.model, first.x)
             predicted = models.build_metrics(self.model, *first, step=step)
             self._sample = *first, predicted
             return schema, predicted

@@ -350,7 +350,7 @@ class Loop:
 
     def _restore_metrics(self, states: bytes) -> None:
         """Let the metrics go on from what they were over the rows of this epoch so far."""
-        rows = models.named_batch_size(self.replica.model) or 1
+        rows = models.fixed_batch_size(self.replica.model) or 1
         self.replica.test(self.rows.batch(np.arange(rows)))  # which makes those that are not made yet
         variables = models.metric_variables(self.replica.model)
         models.write(variables, models.layout_of(variables).from_bytes(states))

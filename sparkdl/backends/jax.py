@@ -76,7 +76,7 @@ class JaxReplica:
     def _state(self, batch: Batch | None = None) -> State:
         """Return the values of all variables; the metrics make theirs by the first batch that comes."""
         if batch is not None and not self._measured:
-            whole = models.named_batch_size(self.model) is not None
+            whole = models.fixed_batch_size(self.model) is not None
             models.build_metrics(self.model, *(part if whole else first_rows(part) for part in batch))
             self._measured = True
         if self._held is None:

@@ -110,7 +110,7 @@ class TensorFlowReplica(StatefulReplica):
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
         if self.model.run_eagerly:
             return lambda *arguments: function(*_tensors(arguments))
-        sized = models.named_batch_size(self.model) is not None
+        sized = models.fixed_batch_size(self.model) is not None
         return Compiled(function, bool(self.model.jit_compile) if what else None, sized=sized)
 
     def catch_up(self) -> None:

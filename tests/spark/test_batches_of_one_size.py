@@ -1,4 +1,4 @@
-"""Models whose batches all need as many rows: for a batch_shape that a layer relies on, or for states."""
+"""How many rows a batch may have: one number where a layer relies on it or has states, else any."""
 
 import keras
 import numpy as np
@@ -89,3 +89,44 @@ def test_stateful_layers_predict_arrays_only(spark):
     model, rdd = SparkModel(network("stateful")), spark.sparkContext.parallelize(list(X), 3)
 
     assert "stateful layers" in refused(ModelError, lambda: model.predict(rdd))
+
+
+class Own(keras.Model):
+    """A model of the user's own, which has no shapes before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.out = layers.Flatten(), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.flat(x))
+
+
+LATE = {
+    "sequential": lambda: keras.Sequential([layers.Flatten(), layers.Dense(1)]),
+    "own class": Own,
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("called", [False, True])
+def test_a_model_that_was_not_built_or_was_called_on_one_row_takes_any_number_of_rows(spark, kind, called):
+    """It is trained by two workers as Keras trains it, and its inputs are left as Keras leaves them."""
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        models.append(LATE[kind]())
+        if called:
+            models[-1](X[:1])
+        models[-1].compile(keras.optimizers.SGD(0.1), "mse")
+    model, reference = models
+
+    theirs = reference.fit(X[:50], Y[:50], batch_size=16, **OPTIONS).history
+    ours = SparkModel(model, num_workers=2).fit(X[:50], Y[:50], batch_size=16, **OPTIONS)
+
+    np.testing.assert_allclose(ours.history["loss"], theirs["loss"], rtol=1e-5)
+    for mine, expected in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
+    assert [part.shape for part in getattr(reference, "inputs", None) or ()] == [
+        part.shape for part in getattr(model, "inputs", None) or ()
+    ]
