@@ -10,6 +10,7 @@ is found attribute by attribute (``differences``) and set on workers (``patch``)
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 from sparkdl import code, optimizers
 
 STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
+OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 PLAIN = bool | int | float | complex | str | bytes | None | Enum | np.generic
@@ -72,6 +74,47 @@ class ByValue:
     def get(self) -> Any:
         """Return a copy of the object."""
         return copied(self.live) if self.load is None else self.load(self.live)
+
+
+class Constructed(NamedTuple):
+    """How a layer or model of the user's is made again where Keras's ``from_config`` cannot make it.
+
+    Attributes:
+        kind: its class.
+        arguments: what its constructor was given, which Keras notes where it is numbers, texts and the like.
+        name: its name.
+    """
+
+    kind: type[keras.Layer]
+    arguments: dict[str, Any]
+    name: str
+
+    def get(self) -> keras.Layer:
+        """Return another one, with initial values."""
+        made = self.kind(**self.arguments)
+        made.name = self.name
+        return made
+
+
+def _constructed(layer: Any) -> Constructed | None:
+    """Return how a layer is made again; None where its configuration makes it, or nothing does.
+
+    ``__init__(self)`` takes no configuration, for Keras's own has ``trainable`` and ``dtype`` too.
+    """
+    kind, noted = type(layer), getattr(layer, "_auto_config", None)
+    users = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "keras"]
+    if noted is None or users[0] is not kind or any("from_config" in vars(base) for base in users):
+        return None
+    signature = inspect.signature(kind.__init__)
+    if isinstance(layer, keras.Model) and len(signature.parameters) > 1:
+        return None  # Keras does not note what the constructor of a model was given
+    try:
+        signature.bind(layer, **layer.get_config())
+    except TypeError:
+        return Constructed(kind, dict(noted.config), layer.name)
+    except NotImplementedError:  # which says what get_config lacks
+        pass
+    return None
 
 
 def copied(live: Any) -> Any:
@@ -205,15 +248,23 @@ _config_of = serialization_lib._get_class_or_fn_config  # as of Keras 3.5 to 3.1
 
 def _config_or_stand_in(thing: Any) -> Any:
     taken = getattr(_serializing, "taken", None)
-    if taken is None or not _goes_by_value(thing):
+    if taken is None:
         return _config_of(thing)
-    name = next((name for name, one in taken.items() if one.live is thing), f"{STAND_IN}{len(taken)}")
-    taken.setdefault(name, ByValue(thing))
+    made: ByValue | Constructed | None
+    if isinstance(thing, keras.Layer):
+        made = _constructed(thing)
+    else:
+        made = ByValue(thing) if _goes_by_value(thing) else None
+    if made is None:
+        return _config_of(thing)
+    shared = (name for name, one in taken.items() if isinstance(one, ByValue) and one.live is thing)
+    name = next(shared, f"{STAND_IN}{len(taken)}")
+    taken.setdefault(name, made)
     return {STAND_IN: name}
 
 
 @contextmanager
-def standing_in() -> Iterator[dict[str, ByValue]]:
+def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
     """Have Keras, in a ``with`` block, put stand-ins for objects without a working configuration.
 
     Yields what they stand in for, by name; ``with_stand_ins`` completes the configuration.
@@ -235,8 +286,9 @@ def with_stand_ins(config: Any) -> Any:
         return config
     inner = config.get("config")
     if isinstance(inner, dict) and STAND_IN in inner:
+        of_models = {key: with_stand_ins(config[key]) for key in OF_MODELS if key in config}
         return {
-            "module": None, "class_name": STAND_IN, "config": {"name": inner[STAND_IN]},
+            **of_models, "module": None, "class_name": STAND_IN, "config": {"name": inner[STAND_IN]},
             "registered_name": STAND_IN,
         }  # fmt: skip
     return {name: with_stand_ins(part) for name, part in config.items()}
@@ -244,7 +296,7 @@ def with_stand_ins(config: Any) -> Any:
 
 def _goes_by_value(thing: Any) -> bool:
     """Return whether an object that Keras is to serialize has no configuration that makes it again."""
-    if isinstance(thing, FunctionType | BuiltinFunctionType | type | keras.Layer) or thing is None:
+    if isinstance(thing, FunctionType | BuiltinFunctionType | type) or thing is None:
         return False
     kind = type(thing)
     if kind.__module__.split(".")[0] == "keras":

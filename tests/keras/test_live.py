@@ -114,6 +114,63 @@ class Scale(keras.layers.Layer):
         return self.factor * inputs
 
 
+class Bare(keras.layers.Layer):
+    """A layer whose constructor takes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3, "relu")
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+class Narrow(keras.layers.Layer):
+    """A layer whose configuration lacks an argument that its constructor needs."""
+
+    def __init__(self, units, scale=1.0):
+        super().__init__()
+        self.inner, self.scale = keras.layers.Dense(units), scale
+
+    def get_config(self):
+        return {"scale": self.scale}
+
+    def call(self, inputs):
+        return self.scale * self.inner(inputs)
+
+
+class BareModel(keras.Model):
+    """A model whose constructor takes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = Bare(), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.out(self.inner(inputs))
+
+
+class BareSequential(keras.Sequential):
+    """A list of layers whose constructor takes nothing."""
+
+    def __init__(self):
+        super().__init__([keras.Input((4,)), Bare(), keras.layers.Dense(1)])
+
+
+class BareFunctional(keras.Model):
+    """A model of inputs and outputs whose constructor takes nothing."""
+
+    def __init__(self):
+        inputs = keras.Input((4,))
+        super().__init__(inputs, keras.layers.Dense(1)(Narrow(2, 2.0)(inputs)))
+
+
+def compiled(model):
+    keras.utils.set_random_seed(0)
+    model.compile(keras.optimizers.Adam(0.1), Wanting(3.0), metrics=[WithinWanted(2.0)])
+    return model
+
+
 class Callable:
     """A loss that is no object of Keras's."""
 
@@ -212,6 +269,12 @@ CASES = {
     "optimizer.clipnorm": lambda: changed(set_on_optimizer(clipnorm=0.01)),
     "optimizer.momentum": lambda: changed(set_on_optimizer(momentum=0.5)),
     "another optimizer": lambda: changed(set_on_model(optimizer=keras.optimizers.Adam(0.01))),
+    "a layer without arguments": lambda: compiled(keras.Sequential([Bare(), keras.layers.Dense(1)])),
+    "a layer without a default": lambda: compiled(keras.Sequential([Narrow(2, 0.5), keras.layers.Dense(1)])),
+    "a model without arguments": lambda: compiled(BareModel()),
+    "a Sequential without arguments": lambda: compiled(BareSequential()),
+    "a Functional without arguments": lambda: compiled(BareFunctional()),
+    "a model in a model": lambda: compiled(keras.Sequential([BareFunctional(), keras.layers.Dense(1)])),
     "model.run_eagerly": lambda: changed(set_on_model(run_eagerly=True)),
 }  # fmt: skip
 
