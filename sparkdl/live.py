@@ -329,23 +329,25 @@ def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
     for name, ours in roots(live).items():
         pairs = zip(ours, theirs[name], strict=True) if name in ("layer", "weight") else ()
         for place, (one, other) in enumerate(pairs):
-            found += _attributes_apart(one, other, (name, ("item", place)), set())
+            found += _attributes_apart(one, other, (name, ("item", place)), {})
         if name not in ("layer", "weight"):
-            found += _apart(ours, theirs[name], (name,), set())
+            found += _apart(ours, theirs[name], (name,), {})
     decays = optimizers.decays_weights(live)
     if decays != optimizers.decays_weights(again):
         found.append(Difference((DECAY,), decays))
     return found
 
 
-Seen = set[tuple[int, int]]
+Seen = dict[
+    tuple[int, int], Any
+]  # pairs that are compared, by their ids, which they keep while they are here
 
 
 def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
     """Yield the differences of two values."""
     if ours is theirs or (id(ours), id(theirs)) in seen or _is_settled_elsewhere(ours):
         return
-    seen.add((id(ours), id(theirs)))
+    seen[id(ours), id(theirs)] = ours, theirs
     parts = _parts(ours, theirs)
     if parts is not None:
         found = [each for step, one, other in parts for each in _apart(one, other, (*path, step), seen)]
@@ -356,7 +358,7 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
             yield from found
     elif _has_attributes(ours) and _same_kind(type(ours), type(theirs)):
         yield from _attributes_apart(ours, theirs, path, seen)
-    elif not _equal(ours, theirs):
+    elif not _equal(ours, theirs, seen):
         yield Difference(path, _plain(ours))
 
 
@@ -441,10 +443,10 @@ def _of_layers() -> frozenset[str]:
     return frozenset(name for name in names if name not in KEPT)
 
 
-def _equal(ours: Any, theirs: Any) -> bool:
+def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
     """Return whether two values without parts are equal."""
     if isinstance(ours, FunctionType | MethodType | functools.partial):
-        return type(ours) is type(theirs) and _equal_functions(ours, theirs)
+        return type(ours) is type(theirs) and _equal_functions(ours, theirs, seen)
     if isinstance(ours, np.ndarray) or keras.ops.is_tensor(ours):
         return _equal_arrays(ours, theirs)
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours:
@@ -457,7 +459,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
         return False
 
 
-def _equal_functions(ours: Any, theirs: Any) -> bool:
+def _equal_functions(ours: Any, theirs: Any, seen: Seen) -> bool:
     def parts(function: Any) -> Any:
         if isinstance(function, functools.partial):
             return [function.func, function.args, function.keywords]
@@ -467,7 +469,7 @@ def _equal_functions(ours: Any, theirs: Any) -> bool:
         return [function.__defaults__, function.__kwdefaults__, cells]
 
     same = getattr(ours, "__code__", None) == getattr(theirs, "__code__", None)
-    return same and not any(True for _ in _apart(parts(ours), parts(theirs), (), set()))
+    return same and not any(True for _ in _apart(parts(ours), parts(theirs), (), seen))
 
 
 def _content(cell: Any) -> Any:

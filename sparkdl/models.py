@@ -446,6 +446,7 @@ def freeze(
     custom_objects: Objects | None = None,
     *,
     trains: bool = True,
+    check: Callable[[keras.Model], None] | None = None,
 ) -> tuple[ModelSpec, Objects]:
     """Return a built model as values, and the custom objects that it needs.
 
@@ -454,6 +455,7 @@ def freeze(
         builder: the function that built it; then the configuration is not needed.
         custom_objects: what the user named; objects of the live model's configuration are found.
         trains: whether it is to be trained, for which it has to be compiled.
+        check: what to do with the model that is made again here, as on executors.
 
     Raises:
         ModelError: the model cannot be restored from what would be shipped; the message names why.
@@ -480,7 +482,11 @@ def freeze(
         key="",
         trains=trains,
     )
-    objects |= _complete(model, _made(spec, objects, builder), spec)
+    again = _made(spec, objects, builder)
+    objects |= _complete(model, again, spec)
+    if check is not None:
+        check(again)
+    del again
     spec = replace(spec, key=_key(spec, objects, builder, model))
     freed = sum(array.nbytes for array in spec.weights)
     if freed > LARGE:
@@ -1137,6 +1143,20 @@ def build_metrics(
     return predicted
 
 
+def take_step(model: keras.Model, step: str, data: Any) -> Any:
+    """Return what "train_step" or "test_step" of a model returns for some rows, as the step takes them.
+
+    On JAX the values of variables stay as they were.
+    """
+    data = as_tensors(data)
+    if keras.backend.backend() != "jax":
+        return getattr(model, step)(data)
+    optimizer = [optimizers.variables(model)] if step == "train_step" else []
+    parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
+    logs, _ = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
+    return logs
+
+
 MARK = 2.0**20  # from here on results stand for the places of metrics
 
 
@@ -1156,13 +1176,7 @@ def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | 
     """
     for place, metric in enumerate(metrics_of(model)):
         metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)
-    data = as_tensors(data)
-    if keras.backend.backend() == "jax":
-        optimizer = [optimizers.variables(model)] if step == "train_step" else []
-        parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
-        logs, _ = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
-    else:
-        logs = getattr(model, step)(data)
+    logs = take_step(model, step, data)
     if not isinstance(logs, dict) or logs.keys() == model.get_metrics_result().keys():
         return None
     places = {MARK + place: place for place in range(len(metrics_of(model)))}

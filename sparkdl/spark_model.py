@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns, files, launch, losses, models, optimizers
+from sparkdl import columns, files, launch, losses, models, optimizers, proof
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
@@ -168,6 +169,7 @@ class SparkModel:
         self.history: Any = None
         self._carried: tuple[int, bytes, Carried | None] | None = None
         self._flags: models.Trainability | None = None  # of the last fit
+        self._original: keras.Model | None = None  # what the model is a copy of
         self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
@@ -327,6 +329,7 @@ class SparkModel:
             self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
             kept, self.history, self._metrics("train_step", "test_step"), flags,
             self._carried_on(num_workers), self.distribution, spare, divides, classes, fixed,
+            functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
         )  # fmt: skip
         with flags.applied():
             run = Run(request, cluster, num_workers)

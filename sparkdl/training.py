@@ -76,6 +76,7 @@ class Request:
         divides: whether the loss is divided by what masks or weights add up to, and not by rows.
         classes: the classes of columns of labels, by their places.
         fixed: how many rows every batch of the model has to have; None: any number.
+        check: what to do, on the driver, with the model that is made again there as on executors.
     """
 
     model: Model
@@ -96,6 +97,7 @@ class Request:
     divides: bool = False
     classes: dict[int, Classes] = field(default_factory=dict)
     fixed: int | None = None
+    check: Callable[[Model], None] | None = None
 
 
 class Run:
@@ -260,7 +262,9 @@ class Run:
     def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
         with request.flags.applied():
-            spec, objects = models.freeze(request.model, request.builder, request.custom_objects)
+            spec, objects = models.freeze(
+                request.model, request.builder, request.custom_objects, check=request.check
+            )  # fmt: skip
             store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size

@@ -122,11 +122,13 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         if given is None:
             raise ModelError("KerasEstimator has no model; set a compiled keras.Model.")
         code = arguments(self, ("customObjects",))
-        builder = None if models.is_model(given) else given
+        builder, original = None if models.is_model(given) else given, None
         if builder is None:
             models.require_compiled(given)
+            original = given if given.built else None
             given = models.copy_of(given, **code)
         trained = SparkModel(given, **arguments(self, SETTINGS))
+        trained._original = original
         if self.isDefined("thresholds") and (shape := models.known_output(trained.model)) is not None:
             losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))
         fit = arguments(self, FIT)

@@ -1,5 +1,6 @@
 """What a configuration does not carry of live objects comes to workers all the same, or is named."""
 
+import functools
 import threading
 
 import cloudpickle
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from sparkdl import code, live, models
+from sparkdl import code, live, models, proof
 from sparkdl.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -291,8 +292,9 @@ def step(model):
 def test_a_worker_computes_what_the_live_model_computes(case):
     """The loss, the metrics and a step are those of the live objects, whatever their configuration says."""
     model = CASES[case]()
-    models.build_metrics(model, X[:1], Y[:1])
-    spec, objects = models.freeze(model)
+    first = X[:1], Y[:1], None
+    models.build_metrics(model, *first)
+    spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
     again = models.freeze(model)[0].key
     arrived = cloudpickle.loads(code.pickled(objects, cloudpickle))
     worker = models.thaw(spec, arrived)
@@ -364,11 +366,16 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
     model, x, y = make()
     model.fit(x, y, verbose=0)
     model.evaluate(x, y, verbose=0)
-    spec, objects = models.freeze(model)
+    first = *keras.tree.map_structure(lambda part: part[:1], (x, y)), None
+    weights = model.get_weights()
+    spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
     assert live.PATCH not in objects
     assert spec.key == models.freeze(model)[0].key
     assert spec.key == models.freeze(models.copy_of(model))[0].key
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert not any(np.any(value) for value in models.read(model.metrics_variables))
 
 
 def test_what_cannot_travel_is_named():

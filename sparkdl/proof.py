@@ -1,0 +1,113 @@
+"""Whether a model that was made again computes what the live one computes, tried out on the first rows.
+
+Workers train a model that is made again from its configuration and from what ``live`` found beside it. That
+is a comparison of attributes, which cannot see into everything: a constructor may hide what it was given in
+the graph of a functional model, in a closure or in an object of another library. So both models compute the
+first rows, on the driver, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl import live, models, optimizers
+from sparkdl.backends.base import Batch
+from sparkdl.errors import ModelError
+from sparkdl.reasons import reason_of
+from sparkdl.weights import Array
+
+logger = logging.getLogger(__name__)
+Results = Iterator[tuple[str, Sequence[Array]]]  # what each is called, and its arrays
+SHAPES = (3, 2), (2,)  # of the variables that an optimizer's steps are tried out on
+STEPS = 2
+
+
+def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -> None:
+    """Check that two models compute the same predictions, results of a test step, constraints and updates.
+
+    What is random in the live model, and what it cannot compute here, says nothing.
+
+    Args:
+        model: the live model, compiled and built. Only states of its metrics change, which are reset.
+        again: the model that was made again, with the same values of variables. They may change.
+        first: x, y and weights of some rows; y and weights may be None.
+
+    Raises:
+        ModelError: they do not; it names what differs.
+    """
+    ours = dict(_results(model, first))
+    theirs = dict(_results(again, first))
+    apart = [what for what, values in ours.items() if not _equal(values, theirs.get(what))]
+    if not apart:
+        return
+    once_more = dict(_results(model, first))
+    for what in apart:
+        if _equal(ours[what], once_more.get(what)):
+            raise ModelError(
+                f'The model "{model.name}" computes something else once it is made again on executors: for '
+                f"the first row, {what} is {_shown(ours[what])} here and {_shown(theirs.get(what))} there. "
+                "Let its classes carry all that they are given in get_config and take it in __init__, or "
+                "pass SparkModel a function that builds and compiles the model."
+            )
+
+
+def _results(model: keras.Model, first: Sequence[Any]) -> Results:
+    for compute in (_of_rows, _of_constraints, _of_optimizer):
+        try:
+            yield from compute(model, first)
+        except Exception as error:  # whatever the user's own code does on a single row
+            logger.debug("%s of %s: %s", compute.__name__, model.name, reason_of(error), exc_info=True)
+
+
+def _of_rows(model: keras.Model, first: Sequence[Any]) -> Results:
+    predicted = models.build_metrics(model, *first, step="test_step")
+    yield "the prediction", [keras.ops.convert_to_numpy(part) for part in keras.tree.flatten(predicted)]
+    with models.undisturbed(model):
+        logs = models.take_step(model, "test_step", Batch(*first).to_data())
+    for name, value in logs.items():
+        yield f'"{name}"', [np.asarray(keras.ops.convert_to_numpy(value))]
+
+
+def _of_constraints(model: keras.Model, first: Sequence[Any]) -> Results:
+    for place, variable in enumerate(model.weights):
+        if variable.constraint is not None:
+            constrained = keras.ops.convert_to_numpy(variable.constraint(variable.value))
+            yield f'the constraint of "{variable.name}", weight {place} of the model,', [constrained]
+
+
+def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
+    optimizer = live.copied(optimizers.inner(model))
+    random = np.random.default_rng(0)
+    variables = [keras.Variable(random.normal(size=shape), dtype="float32") for shape in SHAPES]
+    optimizer.build(variables)
+    for _ in range(STEPS):
+        gradients = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
+        optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
+    yield "an update of the optimizer", models.read(variables)
+
+
+def _equal(ours: Sequence[Array], theirs: Sequence[Array] | None) -> bool:
+    """Return whether results are equal, but for what the order of sums makes of them."""
+    if theirs is None or [each.shape for each in ours] != [each.shape for each in theirs]:
+        return False
+    return all(map(_close, ours, theirs))
+
+
+def _close(ours: Array, theirs: Array) -> bool:
+    if ours.dtype.kind not in "fc":
+        return np.array_equal(ours, theirs)
+    one, other = ours.astype(np.float64), theirs.astype(np.float64)
+    finite = np.abs(one[np.isfinite(one)])
+    return np.allclose(one, other, rtol=1e-4, atol=1e-5 * finite.max(initial=0), equal_nan=True)
+
+
+def _shown(values: Sequence[Array] | None) -> str:
+    if values is None:
+        return "not to be computed"
+    flat = np.concatenate([np.ravel(value) for value in values])
+    return ", ".join(f"{value:.6g}" for value in flat[:3]) + (", …" if flat.size > 3 else "")

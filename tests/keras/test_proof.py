@@ -1,0 +1,142 @@
+"""A model that is made again is tried out beside the live one, for what no comparison of attributes sees."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from sparkdl import models, proof
+from sparkdl.errors import ModelError
+
+X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+class Hidden:
+    """A number that is no attribute which could be compared, as in objects of other languages."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class HidingLayer(keras.layers.Layer):
+    def __init__(self, value=1.0, **settings):
+        super().__init__(**settings)
+        self.hidden = Hidden(value)
+
+    def get_config(self):
+        return {"name": self.name}
+
+    def call(self, inputs):
+        return self.hidden.value * inputs
+
+
+class HidingLoss(keras.losses.Loss):
+    def __init__(self, value=1.0, **settings):
+        super().__init__(name="hiding")
+        self.hidden = Hidden(value)
+
+    def call(self, y_true, y_pred):
+        return self.hidden.value * ops.mean(ops.square(y_true - y_pred), -1)
+
+
+class HidingMetric(keras.metrics.MeanMetricWrapper):
+    def __init__(self, value=1.0, **settings):
+        super().__init__(lambda y, predicted: self.hidden.value * ops.abs(y - predicted), name="far")
+        self.hidden = Hidden(value)
+
+    def get_config(self):
+        return {}
+
+
+class HidingConstraint(keras.constraints.Constraint):
+    def __init__(self, value=1.0):
+        self.hidden = Hidden(value)
+
+    def __call__(self, w):
+        return self.hidden.value * w
+
+
+class HidingOptimizer(keras.optimizers.SGD):
+    def __init__(self, value=1.0, **settings):
+        super().__init__(0.1)
+        self.hidden = Hidden(value)
+
+    def get_config(self):
+        return {}
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(self.hidden.value * gradient, variable, learning_rate)
+
+
+class HidingModel(keras.Model):
+    """A model whose factor is in its graph; Keras notes the default value as what it was given."""
+
+    def __init__(self, value=1.0, **settings):
+        inputs = keras.Input((4,))
+        super().__init__(inputs, value * keras.layers.Dense(1, kernel_initializer="ones")(inputs), **settings)
+
+
+def net(*layers, loss="mse", optimizer="sgd", metrics=(), **settings):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, **settings)])
+    model.compile(optimizer, loss, metrics=list(metrics))
+    return model
+
+
+def compiled(model):
+    model.compile("sgd", "mse")
+    return model
+
+
+HIDING = {
+    "the prediction": lambda: net(HidingLayer(2.0)),
+    '"loss"': lambda: net(loss=HidingLoss(2.0)),
+    '"far"': lambda: net(metrics=[HidingMetric(2.0)]),
+    "the constraint of": lambda: net(kernel_constraint=HidingConstraint(2.0)),
+    "an update of the optimizer": lambda: net(optimizer=HidingOptimizer(2.0)),
+    "prediction": lambda: compiled(HidingModel(2.0)),
+}
+
+
+@pytest.mark.parametrize("what", HIDING)
+def test_what_comes_back_as_something_else_is_named(what):
+    """Nothing is trained; the error tells what differs, and by how much."""
+    model = HIDING[what]()
+
+    with pytest.raises(ModelError, match=rf"computes something else .* {what}.* is .* here and .* there"):
+        models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+
+
+class Noise(keras.layers.Layer):
+    """A layer that is random when it predicts."""
+
+    def call(self, inputs):
+        return inputs + keras.random.normal(ops.shape(inputs))
+
+
+class Broken(keras.Model):
+    """A model whose step for tests cannot be computed outside of a fit."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+    def test_step(self, *_):
+        raise RuntimeError("not here")
+
+
+@pytest.mark.parametrize("make", [lambda: net(Noise()), lambda: compiled(Broken())])
+def test_what_is_random_or_fails_here_too_is_taken(make):
+    """A difference that the live model has from itself is no reason to refuse it."""
+    model = make()
+    models.build_metrics(model, X, Y)
+
+    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
