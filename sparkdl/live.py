@@ -299,15 +299,27 @@ def _goes_by_value(thing: Any) -> bool:
     if isinstance(thing, FunctionType | BuiltinFunctionType | type) or thing is None:
         return False
     kind = type(thing)
-    if kind.__module__.split(".")[0] == "keras":
+    own = kind.__module__.split(".")[0] != "keras"
+    if not own and isinstance(thing, keras.Layer):
         return False
     if not hasattr(thing, "get_config"):
-        return callable(thing)
+        return own and callable(thing)
     try:
-        kind.from_config(thing.get_config())
-    except Exception:  # noqa: BLE001 - whatever a constructor of the user's raises without its arguments
+        config = thing.get_config()
+        if own:
+            kind.from_config(config)
+        if _has_arrays(config):  # of which Keras makes dicts that not every class can read, not even its AUC
+            kind.from_config(serialization_lib.serialize_keras_object(config))
+    except Exception:  # noqa: BLE001 - whatever a constructor raises without its arguments
         return True
     return False
+
+
+def _has_arrays(config: Any) -> bool:
+    """Return whether there are arrays or tensors in a configuration."""
+    return any(
+        isinstance(part, np.ndarray) or keras.ops.is_tensor(part) for part in keras.tree.flatten(config)
+    )
 
 
 def roots(model: keras.Model) -> dict[str, Any]:
@@ -345,9 +357,10 @@ Seen = dict[
 
 def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
     """Yield the differences of two values."""
-    if ours is theirs or (id(ours), id(theirs)) in seen or _is_settled_elsewhere(ours):
+    pair = id(ours), id(theirs)
+    if ours is theirs or pair in seen or _is_settled_elsewhere(ours):
         return
-    seen[id(ours), id(theirs)] = ours, theirs
+    seen[pair] = ours, theirs
     parts = _parts(ours, theirs)
     if parts is not None:
         found = [each for step, one, other in parts for each in _apart(one, other, (*path, step), seen)]
@@ -358,8 +371,11 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
             yield from found
     elif _has_attributes(ours) and _same_kind(type(ours), type(theirs)):
         yield from _attributes_apart(ours, theirs, path, seen)
-    elif not _equal(ours, theirs, seen):
-        yield Difference(path, _plain(ours))
+    else:
+        same = _equal(ours, theirs, seen)
+        del seen[pair]  # what is replaced as a whole is replaced at each place that has it
+        if not same:
+            yield Difference(path, _plain(ours))
 
 
 def _attributes_apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
@@ -412,7 +428,7 @@ def _has_attributes(value: Any) -> bool:
     return (
         hasattr(value, "__dict__")
         and not foreign
-        and not isinstance(value, type | FunctionType | MethodType | Enum)
+        and not isinstance(value, type | FunctionType | MethodType | Enum | keras.DTypePolicy)
     )
 
 
@@ -449,6 +465,8 @@ def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
         return type(ours) is type(theirs) and _equal_functions(ours, theirs, seen)
     if isinstance(ours, np.ndarray) or keras.ops.is_tensor(ours):
         return _equal_arrays(ours, theirs)
+    if isinstance(ours, keras.DTypePolicy):  # a process shares it, so that it is never changed but replaced
+        return type(ours) is type(theirs) and bool(ours.get_config() == theirs.get_config())
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours:
         return theirs != theirs
     if type(ours) is type(theirs) and vars(object)["__eq__"] is type(ours).__eq__:

@@ -35,6 +35,20 @@ class Wanting(Asymmetric):
         super().__init__(weight)
 
 
+class Powered(keras.losses.Loss):
+    """A loss with an array in its configuration, of which Keras makes a dict that its class does not read."""
+
+    def __init__(self, powers, **settings):
+        super().__init__(**settings)
+        self.powers = np.asarray(powers, np.float32)
+
+    def call(self, y_true, y_pred):
+        return ops.sum(ops.abs(y_true - y_pred) ** self.powers, -1)
+
+    def get_config(self):
+        return {**super().get_config(), "powers": self.powers}
+
+
 class Within(keras.metrics.Metric):
     """A metric whose argument its configuration leaves out."""
 
@@ -250,6 +264,9 @@ CASES = {
         metrics=[keras.metrics.MeanMetricWrapper(keras.losses.huber, "huber", delta=0.2)]
     ),
     "a constraint": lambda: net(kernel_constraint=Clip(0.2)),
+    "two constraints that are alike": lambda: net(kernel_constraint=Clip(1), bias_constraint=Clip(1)),
+    "an array in a configuration": lambda: net(Powered([1.5, 2.5])),
+    "the dtype of a loss": lambda: net(keras.losses.Huber(dtype="float64")),
     "a regularizer": lambda: net(kernel_regularizer=Pull(0.2)),
     "a schedule": lambda: net(optimizer=keras.optimizers.SGD(Late(0.05))),
     "an optimizer": lambda: net(optimizer=Slow(0.05, 0.1)),
@@ -311,6 +328,15 @@ def test_what_a_configuration_leaves_out_makes_another_model(case):
     plain = models.freeze(net())[0].key
 
     assert plain != models.freeze(CASES[case]())[0].key
+
+
+def test_the_dtype_of_a_loss_is_its_own():
+    """Keras has one object for the default dtype of a process, which is left as it is."""
+    worker = models.thaw(*models.freeze(net(keras.losses.Huber(dtype="float64"))))
+
+    assert worker.loss.dtype == "float64"
+    assert keras.config.dtype_policy().compute_dtype == "float32"
+    assert keras.losses.Huber().dtype == keras.layers.Dense(1).compute_dtype == "float32"
 
 
 def functional():
