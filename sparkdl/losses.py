@@ -189,8 +189,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
 
     if _adds_by_rows(model, x):
         logger.warning(
-            "%s: what these layers add to the loss grows with the rows of a batch. Workers' gradients are "
-            "averaged by rows, so that it weighs less than in one process; add a mean over rows instead.",
+            "%s: what these layers add to the loss is not a mean over rows. Workers' gradients are averaged "
+            "by rows, so that a step differs from that of one process; add a mean over rows instead.",
             ", ".join(layer.name for layer in model._flatten_layers() if layer._losses),
         )
     return watch.denominator() is not None
@@ -207,10 +207,13 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
             model(rows, training=False)
             return [float(keras.ops.sum(loss)) for loss in model.losses]
 
-    if not model.losses or not np.allclose(once := added(x), added(x), rtol=1e-3):
+    def same(one: list[float], other: list[float]) -> bool:
+        return np.allclose(one, other, rtol=1e-3, equal_nan=True)  # a regularizer of one row may give NaN
+
+    if not model.losses or not same(once := added(x), added(x)):
         return False
     twice = keras.tree.map_structure(lambda part: np.concatenate([part, part]), x)
-    return not np.allclose(once, added(twice), rtol=1e-3)
+    return not same(once, added(twice))
 
 
 def is_own(model: keras.Model, name: str) -> bool:
@@ -363,32 +366,46 @@ def _only_loss(model: keras.Model) -> tuple[str, bool]:
 def _couples_rows(loss: Any, samples: Samples) -> bool:
     """Return whether a loss of rows together is not the mean, or the sum, of theirs, by an experiment.
 
-    One that is divided by the entries of a mask, such as that of a class to ignore, is neither.
+    Means weigh by what they are divided by, such as the entries that a mask, or a class to ignore, leaves.
     """
-    share = 1.0 if loss.reduction == "sum" else 0.5
     near = 1e-3 if keras.config.floatx() in ("float32", "float64") else 0.05
     for labels, first in samples:
         try:
-            pairs = _pairs(labels, first)
-            with watched() as watch:
-                a, b, together = (float(keras.ops.mean(loss(*pair))) for pair in pairs)
+            found = [_reduced(loss, pair) for pair in _pairs(labels, first)]
         except Exception:  # noqa: BLE001 - each backend has its own for what is of another output
             continue
-        if any(each.kind == "weights" for each in watch.reductions):
+        (a, b, together), weights = zip(*found, strict=True)
+        if None in weights:
             return False
-        return not np.isclose(together, (a + b) * share, rtol=near, atol=1e-6, equal_nan=True)
+        expected = 2.0 * (a + b)
+        if loss.reduction != "sum":
+            expected = float(np.dot((a, b), weights[:2])) / (sum(weights[:2]) or 1.0)
+        return not np.isclose(together, expected, rtol=near, atol=1e-6, equal_nan=True)
     return False
 
 
+def _reduced(loss: Any, pair: tuple[Any, Any]) -> tuple[float, float | None]:
+    """Return a loss, and what it weighs in a mean over rows; None where parts of it weigh differently."""
+    with watched() as watch:
+        value = float(keras.ops.mean(loss(*pair)))
+    weights = [float(each.denominator) for each in watch.reductions if each.kind == "weights"]
+    if not weights:
+        return value, 1.0
+    return value, weights[0] if len(watch.reductions) == 1 else None
+
+
 def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
-    """Return labels and predictions of some rows, of others like them, and of both together."""
+    """Return labels and predictions of some rows, of others like them, and of both together, each twice.
+
+    A loss that compares rows may ask for two of the same class and for one of another.
+    """
     kind = keras.config.floatx()
     labels, others = keras.ops.cast(labels, kind), keras.ops.cast(_other_labels(labels), kind)
     first = keras.ops.multiply(keras.ops.cast(predicted, kind), 1.0)  # without a mask
     second = keras.ops.add(keras.ops.multiply(first, 0.5), 0.1)
     yield labels, first
     yield others, second
-    yield keras.ops.concatenate([labels, others]), keras.ops.concatenate([first, second])
+    yield tuple(keras.ops.concatenate([*pair, *pair]) for pair in ((labels, others), (first, second)))
 
 
 def _other_labels(labels: Any) -> Any:

@@ -82,6 +82,15 @@ def test_losses_of_keras_that_couple_rows_are_named(loss, caplog):
     assert "the loss of two rows together is not the mean of theirs" in warnings_of(compiled(loss), caplog)
 
 
+@pytest.mark.parametrize("label", [0, 3])
+def test_a_loss_that_compares_rows_is_named(label, caplog):
+    """Keras's Circle needs two rows of one class and one of another to have a value at all."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", keras.losses.Circle())
+
+    assert "circle: the loss of two rows together" in judged(model, X, np.array([label]), caplog)
+
+
 BY_ROWS = [
     "mae", "mape", "msle", "log_cosh", "huber", "poisson", "binary_crossentropy", "hinge",
     keras.losses.CosineSimilarity(),
@@ -164,6 +173,16 @@ def test_what_layers_add_to_the_loss_is_a_mean_or_named(mean, caplog):
     model.compile("sgd", "mse")
 
     assert ("added: what these layers add to the loss" in warnings_of(model, caplog)) is not mean
+
+
+def test_an_activity_regularizer_that_compares_rows_is_named(caplog):
+    """A regularizer that has no value for the first row alone is tried out on two rows."""
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(), name="hidden")
+    model = keras.Model(inputs, layers.Dense(1)(hidden(inputs)))
+    model.compile("sgd", "mse")
+
+    assert "hidden: what these layers add to the loss" in judged(model, X, Y[:1], caplog)
 
 
 def test_a_loss_that_is_not_reduced_is_refused(caplog):
