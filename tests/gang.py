@@ -6,10 +6,11 @@ from functools import partial
 import keras
 import numpy as np
 
-from sparkdl import models, optimizers
+from sparkdl import losses, models, optimizers, proof
 from sparkdl.backends import distributed, make_replica, sliced_tables
 from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.books import Held, RunShape
+from sparkdl.epochs import DriverModel, Metrics
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
@@ -101,6 +102,33 @@ def train(
     return losses
 
 
+def fit(
+    model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs
+):  # fmt: skip
+    """Train a model in place with the driver's part of ``SparkModel.fit``; return the history."""
+    first = take((x, y) if sample_weight is None else (x, y, sample_weight), slice(1))
+    whole = first if len(first) == 3 else (*first, None)
+    predicted = models.build_metrics(model, *whole)
+    divides = losses.check(model, *whole, predicted)
+    metrics = Metrics(model, first[1], predicted, losses.logged(model, ["train_step"], first))
+    models.freeze(model, check=lambda again: proof.require_same(model, again, whole))
+    driver = DriverModel(model, joint=mode == "synchronous" and window == 1)
+    reports, cuts = [], []
+    found = train(
+        model, x, y, sample_weight, mode=mode, window=window, rows=rows, batch_size=batch_size, epochs=epochs,
+        reports=reports, seen=cuts.append,
+    )  # fmt: skip
+    driver.load(cuts[-1], rows)
+    optimizers.finalize(model, driver.variables.trainable)
+    shared = [(), ()] * epochs
+    if divides and len(rows) > 1:
+        plan = Plan(rows, 0, batch_size, window, True, False, 0)
+        parts = np.split(np.array(found), epochs)
+        shared = [(part, plan.batch_rows(epoch)) for epoch, part in enumerate(parts)]
+    merged = [metrics.merge(states, *of) for states, of in zip(reports, shared, strict=False)]
+    return {name: [each[name] for each in merged] for name in merged[0]}
+
+
 def drive(store, epochs, learning_rate, losses, patience, seen, reports):
     """Be the driver of a run; the losses of its updates are added to ``losses``."""
     for epoch in range(store.cut.epoch, epochs):
@@ -179,4 +207,4 @@ def merging_of(kind):
     return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers, tables=terms.tables)}
 
 
-__all__ = ["OneDropped", "even_split", "merging_of", "take", "train"]
+__all__ = ["OneDropped", "even_split", "fit", "merging_of", "take", "train"]

@@ -3,11 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from gang import even_split, train
+from gang import even_split, fit
 from keras import layers, ops
 
 from sparkdl import losses, models
-from sparkdl.batches import Plan
 from sparkdl.epochs import Metrics
 
 TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none
@@ -219,35 +218,15 @@ if (
     }
 
 
-def first_rows(data):
-    return keras.tree.map_structure(lambda array: array[:1], data)
-
-
-def reported(case, *, rows, mode="synchronous", window=1):
-    """Return what workers report of each epoch, merged, and Keras's history."""
+def reported(case, **settings):
+    """Return the history of workers, and Keras's."""
     make, x, y, *weights = case
     keras.utils.set_random_seed(1)
     reference = make()
     keras.utils.set_random_seed(1)
     model = make()
     expected = reference.fit(x, y, sample_weight=weights[0] if weights else None, **SETTINGS).history
-    first = first_rows((x, y, *weights)) if weights else (*first_rows((x, y)), None)
-    predicted = models.build_metrics(model, *first)
-    divides = losses.check(model, *first, predicted)
-    metrics = Metrics(model, first[1], predicted, losses.logged(model, ["train_step"], first))
-    reports = []
-    found = train(
-        model, x, y, *weights, rows=rows, mode=mode, window=window, batch_size=BATCH_SIZE, epochs=EPOCHS,
-        reports=reports,
-    )  # fmt: skip
-    shared = [(), ()] * EPOCHS
-    if divides and len(rows) > 1:
-        plan = Plan(rows, 0, BATCH_SIZE, window, True, False, 0)
-        shared = [
-            (part, plan.batch_rows(epoch)) for epoch, part in enumerate(np.split(np.array(found), EPOCHS))
-        ]
-    merged = [metrics.merge(report, *of) for report, of in zip(reports, shared, strict=False)]
-    return {name: [each[name] for each in merged] for name in merged[0]}, expected
+    return fit(model, x, y, *weights, batch_size=BATCH_SIZE, epochs=EPOCHS, **settings), expected
 
 
 def same(expected, found):
