@@ -6,8 +6,9 @@ both refuse, with the name of the argument, what they cannot honour.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -15,6 +16,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from sparkdl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 PortChoice = int | range
 
@@ -156,6 +159,32 @@ def parse_port(port: object) -> PortChoice:
     if isinstance(port, range) and not port:
         raise ConfigError(f"port should name at least one port; got the empty {port!r}.")
     return port  # type: ignore[return-value]
+
+
+# Settings of the place where a program runs. They are not saved, nor taken from a file: whoever wrote it
+# could have the token and the weights sent to a host of theirs.
+OF_PLACE = ("bind_address", "advertised_host", "port", "tls", "placement")
+
+
+def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> dict[str, Any]:
+    """Return the settings of a file without those of a place, which are warned of.
+
+    Args:
+        values: the settings, by name.
+        names: how those of a place are called there.
+        file: what they were read from.
+    """
+
+    def is_set(value: Any) -> bool:
+        return value is False or value not in (None, 0, Placement.DRIVER.value)
+
+    left = [name for name in names if is_set(values.get(name))]
+    if left:
+        logger.warning(
+            "%s: %s say where the endpoint is, and are not taken from a file. Set them here if they are "
+            "wanted.", file, ", ".join(left),
+        )  # fmt: skip
+    return {name: value for name, value in values.items() if name not in names}
 
 
 @dataclass(frozen=True)
@@ -305,12 +334,10 @@ class TrainConfig:
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as values that JSON can hold."""
-        values = dict(vars(self))
-        for name in ("mode", "late_updates", "placement", "on_worker_loss"):
+        """Return the settings that go into a file, as values that JSON can hold."""
+        values = {name: value for name, value in vars(self).items() if name not in OF_PLACE}
+        for name in ("mode", "late_updates", "on_worker_loss"):
             values[name] = values[name].value
-        if isinstance(self.port, range):
-            values["port"] = f"{self.port[0]}:{self.port[-1]}"
         return values
 
 

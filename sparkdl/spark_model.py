@@ -19,7 +19,7 @@ from sparkdl import columns, files, launch, losses, models, optimizers, proof
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
-from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
+from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, TrainConfig, without_place
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.faults import Classes, judge, sentences_of
@@ -607,6 +607,8 @@ class SparkModel:
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings as JSON beside it.
 
+        Addresses, port, ``tls`` and ``placement`` are not written, for they are of the place it runs in.
+
         Args:
             path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
             overwrite: whether files that are there may be replaced.
@@ -652,7 +654,7 @@ class SparkModel:
             values: dict[str, Any] = {}
             if files.exists(_settings_path(path), context=context):
                 files.get(_settings_path(path), settings, context=context)
-                values = json.loads(settings.read_text())
+                values = without_place(json.loads(settings.read_text()), OF_PLACE, _settings_path(path))
                 values["merge"] = from_settings(values.get("merge"))
         return cls(model, custom_objects=custom_objects, **values)
 

@@ -300,6 +300,7 @@ FIT = (
     "validationSteps", "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight",
     "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume", "nan",
 )  # fmt: skip
+OF_PLACE = "bindAddress", "advertisedHost", "port", "tls", "placement"  # see ``config.OF_PLACE``
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 
 

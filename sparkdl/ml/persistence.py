@@ -22,8 +22,9 @@ from pyspark.ml.util import (
 
 from sparkdl import models
 from sparkdl.cluster import cluster_of
+from sparkdl.config import without_place
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.ml.params import OBJECTS, KerasParams
+from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
 from sparkdl.rules.settings import from_settings, to_settings
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,11 @@ class KerasWriter(MLWriter):
                 "Over Spark Connect a stage is saved to an absolute path of Spark's default file system; got "
                 f"{path!r}. Leave out its file system, or save from a SparkSession without remote()."
             )
-        set_here = {param.name: value for param, value in stage._paramMap.items() if value is not None}
+        set_here = {
+            param.name: value
+            for param, value in stage._paramMap.items()
+            if value is not None and param.name not in OF_PLACE
+        }
         left = [name for name in set_here if name in OBJECTS and name not in ("model", *stage.unsaved)]
         if "merge" in set_here:
             try:
@@ -129,6 +134,8 @@ class KerasReader(MLReader[Any]):
             raise ModelError(f"{path} holds a {metadata['class']}, not a {self.kind.__name__}.")
         stage = self.kind()
         stage._resetUid(metadata["uid"])
+        metadata["paramMap"] = without_place(metadata["paramMap"], OF_PLACE, path)
+        metadata["defaultParamMap"] = without_place(metadata["defaultParamMap"], OF_PLACE, path)
         if "merge" in metadata["paramMap"]:
             metadata["paramMap"]["merge"] = from_settings(metadata["paramMap"]["merge"])
         DefaultParamsReader.getAndSetParams(stage, metadata)

@@ -1,6 +1,7 @@
 """What `model.fit` does around training is done here too: callbacks, History, progress, files."""
 
 import contextlib
+import json
 import logging
 import re
 
@@ -336,7 +337,7 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
     """Save and load, by path and by Hadoop URI: a plain Keras file, and the settings beside it."""
     folder = tmp_path / "models"
     target = f"{folder.as_uri() if kind == 'uri' else folder}/m.keras"
-    spark_model = SparkModel(problem.model(), mode="asynchronous", frequency=3, port=range(40000, 40100))
+    spark_model = SparkModel(problem.model(), mode="asynchronous", frequency=3, stall_timeout=9)
 
     spark_model.save(target)
     with pytest.raises(FileExistsError, match="pass overwrite=True"):
@@ -353,6 +354,23 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
         )
     with pytest.raises(FileNotFoundError):
         SparkModel.load(target.replace("m.keras", "n.keras"))
+
+
+def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, caplog):
+    """Who wrote a file has no say in where the token and the weights of a later fit go."""
+    place = {
+        "bind_address": "127.0.0.1", "advertised_host": "127.0.0.2", "port": 40001, "tls": False,
+        "placement": "worker",
+    }  # fmt: skip
+    path = tmp_path / "m.json"
+    SparkModel(problem.model(), **place).save(str(tmp_path / "m.keras"))
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | place))
+    loaded = load_spark_model(str(tmp_path / "m.keras"))
+
+    assert not saved.keys() & place.keys()
+    assert loaded.config == SparkModel(problem.model()).config
+    assert f"{', '.join(place)} say where the endpoint is" in "\n".join(caplog.messages)
 
 
 def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path):

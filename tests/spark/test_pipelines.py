@@ -1,6 +1,7 @@
 """In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
 
 import collections
+import json
 import logging
 import os
 import re
@@ -607,6 +608,23 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
         assert int(np.argmax(row.probability.toArray() / [0.1, 0.6, 0.3])) == row.prediction
     with pytest.raises(ConfigError, match="got 2 for 3 classes"):
         estimator.setThresholds([0.5, 0.5]).fit(table)
+
+
+def test_where_the_endpoint_is_is_no_part_of_a_saved_stage(problem, tmp_path, caplog):
+    """Who wrote a stage has no say in where the token and the weights of a later fit go."""
+    place = {"bindAddress": "127.0.0.1", "advertisedHost": "127.0.0.2", "port": 40001, "tls": False,
+             "placement": "worker"}  # fmt: skip
+    KerasEstimator(model=problem.model(), epochs=3, **place).save(str(tmp_path / "stage"))
+    (path,) = (tmp_path / "stage" / "metadata").glob("part-*")
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | {"paramMap": saved["paramMap"] | place}))
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    loaded = KerasEstimator.load(str(tmp_path / "stage"))
+
+    assert not saved["paramMap"].keys() & place.keys()
+    assert not any(loaded.isSet(name) for name in place)
+    assert loaded.getEpochs() == 3
+    assert f"{', '.join(place)} say where the endpoint is" in "\n".join(caplog.messages)
 
 
 def twice(x):
