@@ -239,15 +239,17 @@ class Book:
         return Book(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
 
     def take(self, update: Update) -> None:
-        """Take in what a worker said; it may say it again, with more in it."""
+        """Take in what a worker said, or nothing of it; it may say it again, with more in it."""
+        state = spooled(update.state) if update.state else None
+        weights = kept(update.parameters) if len(update.parameters) else None
         if update.worker not in self.metrics:
             self.rows += update.rows
             self.metrics[update.worker] = update.metrics
             self.first_losses[update.worker] = update.loss
-        if update.state:
-            self.states[update.worker] = spooled(update.state)
-        if len(update.parameters):
-            self.weights = kept(update.parameters), update.statistics
+        if state is not None:
+            self.states[update.worker] = state
+        if weights is not None:
+            self.weights = weights, update.statistics
 
 
 def check_sections(

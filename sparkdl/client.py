@@ -249,7 +249,8 @@ def report_failure(endpoint: Endpoint, **fields: Any) -> None:
 
     Args:
         endpoint: where to tell it.
-        fields: kind ("worker", "data" or "preflight"), generation, worker, host, message, traceback.
+        fields: kind ("worker", "data" or "preflight"), worker, generation, attempt, host, message,
+            traceback.
     """
     connection = Connection(endpoint, retries=1)
     try:

@@ -29,6 +29,7 @@ import base64
 import errno
 import hmac
 import io
+import logging
 import re
 import selectors
 import socket
@@ -59,10 +60,12 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.fingerprint import Fingerprint
+from sparkdl.reasons import reason_of
 from sparkdl.store import ParameterStore
 from sparkdl.strangers import HEAD_BYTES, Connections
 from sparkdl.wire import Reply, Sections, Update
 
+logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
 JSON_BYTES = 1 << 20  # the longest JSON body that is read
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # the line before a chunk: its length
@@ -103,6 +106,7 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
     """Return the Flask app over a store."""
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # it would answer with a page that leads elsewhere
+    app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
     expected = f"Bearer {token}".encode()
 
     @app.before_request
@@ -138,7 +142,8 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
 
     @app.errorhandler(500)
     def broken(error: Any) -> Any:
-        return refusal(500, f"The endpoint failed: {error.original_exception!r}.")
+        store.break_down(error.original_exception)
+        return refusal(500, f"The endpoint failed: {reason_of(error.original_exception)}.")
 
     @app.get("/v1/ping")
     def ping() -> Any:
@@ -176,8 +181,10 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
 
     @app.post("/v1/failure")
     def failure() -> Any:
-        body = _json(kind=str, generation=int, worker=int, host=str, message=str, traceback=str)
-        store.fail(body["generation"], _failure(body))
+        body = _json(
+            kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str
+        )  # fmt: skip
+        store.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
         return {}
 
     @app.post("/v1/exchange")
@@ -192,6 +199,10 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
         }  # fmt: skip
 
     return app
+
+
+def _note_exception(info: Any) -> None:
+    logger.debug("The endpoint failed.", exc_info=info)
 
 
 def add_steward(app: flask.Flask, steward: Any) -> None:
@@ -292,7 +303,7 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
 
     Who sends a list of them empties it, so that nothing keeps a reply until the next one.
     """
-    while header := stream.read(wire.UPDATE.size):
+    while header := _read(stream, wire.UPDATE.size):
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
         parts = _buffers(store.exchange(update, partial(_fill, update, lengths, stream)))
@@ -309,16 +320,34 @@ def _buffers(reply: Reply) -> list[Any]:
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
     """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
-    return wire.fill(replace(update), lengths, stream.read(lengths.nbytes) if lengths.nbytes else b"")
+    return wire.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
+
+
+def _read(stream: Any, size: int) -> bytes:
+    """Return what comes next of a body; whatever a socket raises is no failure of the endpoint.
+
+    Raises:
+        ConnectionError: the body broke off.
+        TimeoutError: the rest of it did not come.
+    """
+    try:
+        data: bytes = stream.read(size)
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError as error:
+        raise ConnectionError(*error.args) from error
+    return data
 
 
 def _until_refused(first: list[Any], replies: Iterator[list[Any]], traffic: Traffic) -> Iterator[list[Any]]:
-    """Yield replies; a refusal after the first ends the connection, and is the status of the next one."""
+    """Yield replies; what is raised after the first ends the connection, and is the status of the next."""
     yield first
     try:
         yield from replies
-    except (RefusedError, WireError) as error:
-        if isinstance(error, RefusedError):  # else its worker has ended, most likely
+    except (ConnectionError, TimeoutError):
+        raise
+    except Exception as error:  # noqa: BLE001 - for which the store has failed the run, or a refusal
+        if isinstance(error, RefusedError):  # after a WireError its worker has ended, most likely
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
 
@@ -498,6 +527,11 @@ class _Server(cheroot.wsgi.Server):
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
     _connections: Connections
+
+    def clear_stats(self) -> None:
+        """Leave the server out of ``logging.statistics``, where cheroot 10 and 11 keep each for good."""
+        super().clear_stats()  # type: ignore[no-untyped-call]
+        logging.statistics.pop(f"Cheroot HTTPServer {id(self)}", None)  # type: ignore[attr-defined]
 
     def prepare(self) -> None:
         """Listen, and start the threads."""

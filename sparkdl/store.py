@@ -45,9 +45,19 @@ from sparkdl.books import (
     whole,
 )
 from sparkdl.divergence import FARTHEST, FIRST, Watch
-from sparkdl.errors import DataError, DivergedError, RefusedError, RuleError, SparkDLError, WorkerLostError
+from sparkdl.errors import (
+    ClusterError,
+    DataError,
+    DivergedError,
+    RefusedError,
+    RuleError,
+    SparkDLError,
+    WireError,
+    WorkerLostError,
+)
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
+from sparkdl.reasons import reason_of
 from sparkdl.weights import EMPTY, Vector, is_finite, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
@@ -342,8 +352,10 @@ class ParameterStore:
         self.asking.add(update.worker)
         try:
             return self._answer(update, read)
-        except BaseException:
+        except BaseException as error:
             self.sent(update)
+            if not isinstance(error, RefusedError | WireError | ConnectionError | TimeoutError):
+                self.break_down(error)
             raise
         finally:
             self.asking.discard(update.worker)
@@ -400,8 +412,40 @@ class ParameterStore:
         elif worker not in self.still or self.still[worker][0] != position:
             self.still[worker] = position, self.clock()
 
+    def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
+        """Note what went wrong in a task, unless the run goes on without it.
+
+        Args:
+            worker: its worker, or the partition that it deals.
+            generation: which start of the gang it belongs to.
+            attempt: the worker's attempt; -1: the task deals rows, and is no worker's.
+            error: what went wrong.
+
+        Raises:
+            RefusedError: the attempt was lost, or another one is at work.
+        """
+        with self.changed:
+            self._check_open(generation)
+            known = self.members.get(worker) if attempt >= 0 else None
+            if known is not None and known.attempt == attempt:
+                self._check_member(worker, generation, attempt)
+            elif known is not None and (
+                known.attempt > attempt or self.clock() - known.heard < self.shape.silence
+            ):
+                raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
+            self.fail(generation, error)
+
+    def break_down(self, error: BaseException) -> None:
+        """Fail the run for what the endpoint itself raised: what it was booking may be booked in part."""
+        failure = ClusterError(
+            f"The parameter endpoint failed: {reason_of(error)}. The run cannot go on; look at the disk, "
+            "the memory and the open files of the process that it is in."
+        )
+        failure.cause = error
+        self.fail(self.generation, failure)
+
     def fail(self, generation: int, error: SparkDLError) -> None:
-        """Note what went wrong in a worker; the driver raises it."""
+        """Note why the run cannot go on; the driver raises it."""
         with self.changed:
             if generation == self.generation and self.failure is None:
                 self.failure = error

@@ -204,8 +204,8 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
     except DataError as error:
         if call.endpoint is not None:
             client.report_failure(
-                Endpoint(*call.endpoint), kind="data", generation=call.generation, worker=partition,
-                host=socket.gethostname(), message=error.reason, traceback=error.traceback,
+                Endpoint(*call.endpoint), kind="data", worker=partition, generation=call.generation,
+                attempt=-1, host=socket.gethostname(), message=error.reason, traceback=error.traceback,
             )  # fmt: skip
         raise
 

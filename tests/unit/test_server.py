@@ -1,5 +1,7 @@
 """The endpoint: what it answers, and what it refuses before it reads it."""
 
+import errno
+import gc
 import gzip
 import http.client
 import io
@@ -7,18 +9,26 @@ import json
 import logging
 import socket
 import tracemalloc
+import weakref
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
+import cheroot.connections
+import cheroot.server
+import cheroot.wsgi
 import numpy as np
 import pytest
 from relay import RESET
-from stores import begun, state_of, store_of, update_of
+from stores import LAYOUT, begun, state_of, store_of, update_of
 
 from sparkdl import server, tls, wire
 from sparkdl.books import Held
-from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, WorkerError
+from sparkdl.client import HttpExchange
+from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
+from sparkdl.exchange import Endpoint
+from sparkdl.reasons import reason_of
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
 
@@ -189,7 +199,7 @@ def test_what_was_sent_again_is_counted_once(endpoint, store):
     assert 6 == json.loads(endpoint.request("GET", "/v1/status")[2])["retries"]
 
 
-FAILURE = {"generation": 1, "worker": 1, "host": "h", "message": "broken", "traceback": "line 1"}
+FAILURE = WHO | {"worker": 1, "host": "h", "message": "broken", "traceback": "line 1"}
 
 
 @pytest.mark.parametrize(
@@ -205,6 +215,76 @@ def test_a_failure_reaches_the_driver_as_its_error(endpoint, store, kind, error,
     endpoint.request("POST", "/v1/failure", json.dumps({"kind": kind, **FAILURE}).encode())
 
     assert (error, text) == (type(store.failure), str(store.failure))
+
+
+def test_a_failure_of_an_attempt_that_was_superseded_ends_nothing(endpoint, store):
+    """The worker has another one, which is at work."""
+    body = {"kind": "worker", **FAILURE, "attempt": 0}
+    status, *_ = endpoint.request("POST", "/v1/failure", json.dumps(body).encode())
+
+    assert (409, None) == (status, store.failure)
+
+
+BREAKS = [OSError(errno.ENOSPC, "No space left on device"), MemoryError("too much"), KeyError("a defect")]
+BREAKING = {
+    "join": ("/v1/join", joining()),
+    "heartbeat": (
+        "/v1/heartbeat",
+        json.dumps({**WHO, "epoch": 0, "rows": 1, "retries": 0, "log": [], "running": []}).encode(),
+    ),
+    "_push": ("/v1/exchange", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", BREAKING)
+def test_whatever_the_endpoint_raises_fails_the_run_by_name(
+    endpoint, store, where, error, capfd, monkeypatch
+):
+    """It is no refusal, after which a worker would ask again for ever; and no page is printed."""
+    path, body = BREAKING[where]
+    monkeypatch.setattr(store, where, mock.Mock(side_effect=error))
+    status, *_ = endpoint.request("POST", path, body or message(update_of(store, 0, np.ones(5))))
+
+    assert status == 500
+    assert isinstance(store.failure, ClusterError)
+    assert str(store.failure).startswith(f"The parameter endpoint failed: {reason_of(error)}")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, store, monkeypatch):
+    """The replies before it have gone, so that it has no status of its own."""
+    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    with closing(exchange):
+        exchange(update_of(store, 0, np.ones(5)))
+        monkeypatch.setattr(store, "_push", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many files")))
+        with pytest.raises(RefusedError, match="Too many files"):
+            exchange(update_of(store, 0, np.ones(5), sequence=1))
+
+    assert "Too many files" in str(store.failure)
+
+
+def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
+    """Whatever the system calls it, the worker will send its update again."""
+    stream = mock.Mock()
+    stream.read.side_effect = [wire.encode_update(update_of(store, 0, np.ones(5))), OSError(113, "no way")]
+
+    with pytest.raises(ConnectionError):
+        next(server._replies(store, Traffic(), stream))
+
+    assert store.failure is None
+
+
+def test_a_server_that_has_ended_is_kept_by_nobody(store):
+    """Cheroot keeps what its servers count, and with that the servers, their app and the store."""
+    store = begun(store_of("asynchronous", workers=2))
+    gone = weakref.ref(store)
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2):
+        pass
+    del store
+    gc.collect()
+
+    assert gone() is None
 
 
 def test_the_counters_can_be_read(endpoint, store):
@@ -627,3 +707,34 @@ def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     filled = server._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
+
+
+# What sparkdl/server.py and strangers.py replace of cheroot, or rely on: it has no public way to do this.
+INTERNALS = {
+    cheroot.server.HTTPRequest: (
+        "read_request_line", "read_request_headers", "simple_response", "send_headers", "write",
+        "ensure_headers_sent",
+    ),
+    cheroot.server.HTTPConnection: ("RequestHandlerClass", "communicate", "close"),
+    cheroot.server.HTTPServer: (
+        "ConnectionClass", "bind_socket", "clear_stats", "keep_alive_conn_limit", "max_request_header_size",
+        "prepare", "process_conn", "expiration_interval", "shutdown_timeout",
+    ),
+    cheroot.wsgi.Gateway_10: ("respond", "start_response"),
+    cheroot.connections.ConnectionManager: ("_expire", "close", "put"),
+}  # fmt: skip
+
+
+def test_cheroot_has_what_we_replace_of_it():
+    """A release without it fails here by name, and not in a fit; setup.cfg bounds what is installed."""
+    missing = [
+        f"{kind.__name__}.{name}" for kind, names in INTERNALS.items() for name in names
+        if not hasattr(kind, name)
+    ]  # fmt: skip
+    made = cheroot.wsgi.Server(("127.0.0.1", 0), None)
+    made.prepare()
+    made.stop()
+
+    assert [] == missing
+    assert hasattr(made._connections, "_selector")
+    assert logging.statistics.pop(f"Cheroot HTTPServer {id(made)}", None)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,9 +29,10 @@ from stores import (
     vector,
 )
 
+from sparkdl import books
 from sparkdl.batches import Plan
 from sparkdl.books import Held
-from sparkdl.errors import DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.errors import ClusterError, DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
 from sparkdl.gang import noted_interrupts
 from sparkdl.hosted import HostedRun, HostedStore
@@ -583,6 +585,7 @@ def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch
 FREED = """
 import re, numpy as np
 from pathlib import Path
+from unittest import mock
 from stores import begun, store_of
 
 def resident():
@@ -697,6 +700,44 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
     cut = store.stopped_cut()
 
     assert (1, [6.0], b"op") == (cut.epoch, cut.parameters.tolist(), cut.state(0))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "silent", "lost", "counts"),
+    [
+        (1, 0, False, False), (2, 0, False, True), (3, 0, False, False),  # the second is at work
+        (3, 5, False, True),  # it has said nothing for long, so that its successor speaks for the worker
+        (1, 5, False, False), (2, 0, True, False), (-1, 0, False, True), (-1, 0, True, True),
+    ],
+)  # fmt: skip
+def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, counts):
+    """Attempts that were superseded or lost, or that wait, are refused; -1 is a task that deals rows."""
+    store = store_of("asynchronous", workers=3, goes_on=True, stall=60.0, silence=3.0)
+    set_clock = moved(store)
+    begun(store, attempt=2)
+    if lost:
+        with store.changed:
+            store._lose(1, "Worker 1 has said nothing.")
+    set_clock(silent)
+
+    if counts:
+        store.fail_of(1, 1, attempt, SparkDLError("broken"))
+    else:
+        with pytest.raises(RefusedError):
+            store.fail_of(1, 1, attempt, SparkDLError("broken"))
+
+    assert (store.failure is not None) is counts
+
+
+def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
+    """It may come again, once there is room for it."""
+    store = begun(store_of("asynchronous", workers=1, optimizer=2, epochs=3))
+    monkeypatch.setattr(books, "spooled", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        give(store, report_of(store, 0, state=b"op"))
+
+    assert 0 not in store.books or not store.books[0].metrics
+    assert isinstance(store.failure, ClusterError)
 
 
 def test_the_first_failure_of_a_generation_counts():
