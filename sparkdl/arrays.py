@@ -1,5 +1,7 @@
 """Arrays in every form that Keras takes, as NumPy's: tensors of any backend, pandas, and sparse matrices.
 
+Arrays of strings become ``TextRows``, which keep the strings as bytes.
+
 Nothing here imports the library that a value comes from: a form is known by its module and its attributes,
 so that executors need no more than the rows do.
 """
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import DataError
-from sparkdl.sparse import SparseRows, entry_of
+from sparkdl.sparse import SparseRows, TextRows, entry_of
 from sparkdl.weights import Array
 
 AnyRows = Array | SparseRows
@@ -29,26 +31,73 @@ def is_sparse_matrix(value: Any) -> bool:
 
 
 def as_rows(value: Any, name: str) -> AnyRows:
-    """Return an array of rows in any form that Keras takes as NumPy's; a sparse matrix without its zeros.
+    """Return an array of rows in any form that Keras takes as NumPy's.
+
+    A sparse matrix comes without its zeros, an array of strings as ``TextRows``.
 
     Args:
-        value: the array, or a list of numbers as deep as may be.
+        value: the array, or a list of numbers or strings, nested to any depth.
         name: how errors call it.
 
     Raises:
-        DataError: a table has a column that does not hold numbers, or a sparse array no rows; names it.
+        DataError: a table has a column that does not hold numbers, a sparse array has no rows, or not all
+            values of an array of strings are strings; names it.
     """
     if isinstance(value, SparseRows):
         return value
     if is_sparse_matrix(value):
         return _of_matrix(value, name)
     if hasattr(value, "iloc"):
-        return _of_pandas(value, name)
+        return _of_strings(_of_pandas(value, name), name)
     if hasattr(value, "detach"):  # of torch, which may follow its gradient or lie on another device
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else _of_strings(array, name)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value stands for a missing one: None, NaN, or pandas's NA and NaT."""
+    kind = type(value).__name__
+    return value is None or kind in ("NAType", "NaTType") or isinstance(value, float) and value != value
+
+
+def _of_strings(array: Array, name: str) -> AnyRows:
+    """Return an array of strings as rows of bytes; another array as it is.
+
+    Raises:
+        DataError: the first value that is not missing is a string, and others are not; names the first.
+    """
+    if not _holds_strings(array):
+        return array
+    values = array.ravel().tolist()
+    for place, each in enumerate(values):
+        if not isinstance(each, str | bytes):
+            row = place // max(1, array.size // len(array))
+            raise DataError(
+                f"Expected {name} to hold strings; row {row} has {str(each)[:60]!r}. Drop or fill missing "
+                "values, and convert others to str, first."
+            )
+    return TextRows.of_texts([as_bytes(each, name) for each in values], array.shape[1:])
+
+
+def _holds_strings(array: Array) -> bool:
+    """Return whether the first value of an array that is not missing is a string."""
+    if array.dtype.kind not in "USTO" or not array.ndim:
+        return False
+    return isinstance(next((each for each in array.flat if not _is_missing(each)), None), str | bytes)
+
+
+def as_bytes(text: str | bytes, name: str) -> bytes:
+    """Return the bytes of a string, UTF-8.
+
+    Raises:
+        DataError: it has half of a surrogate pair, which UTF-8 has no bytes for.
+    """
+    try:
+        return text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError:
+        raise DataError(f"Expected {name} to hold text; {text[:60]!r} cannot be encoded as UTF-8.") from None
 
 
 def _of_matrix(value: Any, name: str) -> SparseRows:
@@ -74,7 +123,7 @@ def _of_matrix(value: Any, name: str) -> SparseRows:
 def _of_pandas(value: Any, name: str) -> Array:
     """Return a table, or one column of it, as an array of numbers; where a value is missing, NaN.
 
-    A column of its own, and a table of nothing but text, may hold something else, which the model may take.
+    A column of its own, and a table of nothing but strings, may hold what is no number: a model may take it.
     """
     if not hasattr(value, "columns"):
         return _column(value, name)
@@ -83,9 +132,11 @@ def _of_pandas(value: Any, name: str) -> Array:
     names = [f"{name}[{label!r}]" for label in value.columns]
     columns = [_column(value.iloc[:, i], each) for i, each in enumerate(names)]
     refused = [i for i, column in enumerate(columns) if column.dtype.kind not in "biuf"]
-    text = all(isinstance(each, str) for i in refused for each in columns[i])
-    if refused and not (text and len(refused) == len(columns)):
+    if refused and not (len(refused) == len(columns) and all(map(_holds_strings, columns))):
         raise _no_numbers(names[refused[0]], columns[refused[0]])
+    if refused:
+        pairs = zip(columns, names, strict=True)
+        columns = [_of_strings(column, each).toarray() for column, each in pairs]  # type: ignore[union-attr]
     return np.column_stack(columns)
 
 
@@ -93,6 +144,8 @@ def _column(values: Any, name: str) -> Array:
     """Return a column of pandas as an array, of objects where it does not hold numbers by its type."""
     kind = values.dtype
     if hasattr(kind, "categories"):
+        if _holds_strings(np.asarray(kind.categories)):
+            return np.asarray(values.astype(object))
         if kind.categories.dtype.kind not in "biuf":
             raise DataError(
                 f"Expected {name} to hold numbers; it holds categories that are none, such as "
@@ -117,6 +170,6 @@ def _no_numbers(name: str, array: Array) -> DataError:
         if not isinstance(each, int | float | np.number | np.bool_ | None):
             return DataError(
                 f"Expected {name} to hold numbers; row {row} has {kind}{str(each)[:60]!r}. Make numbers of "
-                "the column first, or leave it out."
+                "the column first, such as the codes of categories (df[...].cat.codes), or leave it out."
             )
     return DataError(f"Expected {name} to hold numbers; it has {array.dtype} values.")

@@ -48,7 +48,8 @@ class Description:
         words: the settings of optimizer, losses, metrics, layers and fit.
         learning_rate: the rate that the program started with; nan where a schedule gives it.
         outputs: the model's outputs for a fixed input at fixed weights, float32; empty: not known.
-        constants: a digest of the weights that are not trained, such as those of frozen layers.
+        constants: a digest of vocabularies and of the weights that are not trained, such as those of frozen
+            layers.
     """
 
     words: Words
@@ -66,7 +67,10 @@ class Description:
         if mid_epoch and self.words["metrics"] != now.words["metrics"]:
             return "it was made in the middle of an epoch, and the model has other metrics"
         if self.constants != now.constants:
-            return "the weights that are not trained, such as those of frozen layers, have other values"
+            return (
+                "vocabularies, or weights that are not trained, such as those of frozen layers, have other "
+                "values"
+            )
         if not _close(self.outputs, now.outputs):
             changed = [text for text in self.changes(now) if "layer " in text]
             return f"from the same weights the model computes other outputs ({_listed(changed)})"

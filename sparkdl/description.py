@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import models, optimizers
+from sparkdl import live, models, optimizers
 from sparkdl.backends.outer import KerasOuter
 from sparkdl.checkpoint import Description, Words
 from sparkdl.schema import Column, Schema
@@ -35,6 +35,7 @@ LEFT_OUT = {
     "units", "filters", "input_dim", "input_spec", "batch_shape", "seed", "metrics_names", "optimizer",
     "compiled", "loss", "stop_training", "call_signature_parameters", "supports_jit", "seed_generator",
     "train_function", "test_function", "predict_function", "build", "quantize", "dtype",
+    "vocabulary", "input_vocabulary", "idf_weights", "input_idf_weights",
 }  # fmt: skip
 
 
@@ -166,14 +167,19 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
 
 
 def _input(column: Column) -> Array:
+    if column.texts:
+        return column.zeros()
     if np.dtype(column.dtype).kind == "f":
         return np.random.default_rng(0).standard_normal((1, *column.shape)).astype(column.dtype)
     return np.zeros((1, *column.shape), column.dtype)
 
 
 def _constants(model: keras.Model) -> str:
-    """Return a digest of the weights that do not travel: those of frozen layers, and adapted ones."""
+    """Return a digest of what does not travel: weights of frozen and adapted layers, and vocabularies."""
     own = (*models.trainable(model), *models.statistics(model), *models.generators(model))
     travels = {id(variable) for variable in own}
     constants = [variable for variable in model.weights if id(variable) not in travels]
-    return hashlib.blake2b(b"".join(models.digests(constants)), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(b"".join(models.digests(constants)), digest_size=16)
+    for words in filter(None, map(live.vocabulary, model._flatten_layers())):
+        digest.update(repr(words).encode())
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
 from sparkdl.feed import SPARE, VALIDATION, Block, Keys, unscrambled
 from sparkdl.schema import Schema
-from sparkdl.sparse import SparseRows
+from sparkdl.sparse import SparseRows, TextRows
 from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class Faults:
         if not len(block.keys):
             return
         for place, rows in enumerate(block.columns):
+            if isinstance(rows, TextRows):
+                continue  # strings have no NaN, and are no classes
             for kind, wrong in _wrong(rows, self.classes.get(place)):
                 self._count((block.part, place, kind), block.keys[wrong], int(wrong.sum()))
 

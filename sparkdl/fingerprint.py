@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.sparse import SparseRows
+from sparkdl.sparse import SparseRows, TextRows
 from sparkdl.weights import Array
 
 Words = NDArray[np.uint64]
@@ -99,7 +99,7 @@ def fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -
 def _fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -> Fingerprint:
     digests, first = np.full(len(keys), GOLDEN, np.uint64), 0
     for column in columns:
-        words = _entries(column) if isinstance(column, SparseRows) else _words(column)
+        words = _sums(column) if isinstance(column, SparseRows) else _words(column)
         digests += words @ _odds(first, words.shape[1])
         first += words.shape[1]
     digests = mixed(digests)
@@ -115,11 +115,15 @@ def _words(column: Array) -> Words:
     return words ^ (words >> np.uint64(29)) if unit == 8 else words.astype(np.uint64)
 
 
-def _entries(rows: SparseRows) -> Words:
-    """Return a word for each row, the sum of what its numbers and their indices make."""
+def _sums(rows: SparseRows) -> Words:
+    """Return a word for each row, the sum of what its numbers, or bytes, and their places in it make."""
     own = rows.compact()
-    values = _words(own.entries["value"][:, None])[:, 0]
-    places = own.entries["index"].astype(np.uint64) * np.uint64(GOLDEN)
+    if isinstance(own, TextRows):
+        values = own.entries.astype(np.uint64)
+        indices = np.arange(len(values)) - np.repeat(own.spans[:, 0], own.spans[:, 1])
+    else:
+        values, indices = _words(own.entries["value"][:, None])[:, 0], own.entries["index"]
+    places = indices.astype(np.uint64) * np.uint64(GOLDEN)
     sums = np.append(np.uint64(0), np.cumsum(mixed(values + mixed(places + np.uint64(1)))))
     starts, counts = own.spans.T
     found: Words = sums[starts + counts] - sums[starts]

@@ -21,7 +21,7 @@ from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
 from sparkdl.reasons import reason_of, text_of
 from sparkdl.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
-from sparkdl.sparse import SparseRows, entry_of
+from sparkdl.sparse import SparseRows, TextRows, entry_of
 from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
@@ -53,15 +53,38 @@ def column_array(
     """
     if isinstance(values, list):
         return joined_array(values, column, name_row)
-    count, size = len(values), int(np.prod(column.shape, dtype=int))
-    if not count:
+    if not len(values):
         return column.of((), "a batch")
     if decode is not None:
         return _decoded(values, column, name_row, decode)
-    if pa.types.is_struct(values.type):
+    if pa.types.is_struct(values.type) and not column.texts:
         return _vectors(values, column, name_row)
+    flat = _flat_values(values, column, name_row)
+    if column.texts:
+        return _text_rows(flat, column.shape)
+    return column.cast(flat.to_numpy(zero_copy_only=False).reshape(len(values), *column.shape), name_row)
+
+
+def _text_rows(flat: Any, shape: tuple[int, ...]) -> TextRows:
+    """Return the rows of an Arrow array of strings, or of bytes, without making objects of them."""
+    flat = flat.cast(pa.large_binary())
+    _, offsets, data = flat.buffers()
+    edges = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
+    found = np.frombuffer(data or b"", np.uint8)[edges[0] : edges[-1]]
+    return TextRows.of_bytes(np.diff(edges).astype(np.int32), found, shape)
+
+
+def _flat_values(values: Any, column: Column, name_row: Callable[[int], str]) -> Any:
+    """Return the values of a column as one flat Arrow array, as many of each row.
+
+    Raises:
+        DataError: as ``column_array``.
+    """
+    count, size = len(values), prod(column.shape)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
-    _require_numbers(values.type, column, name_row)
+    (_require_texts if column.texts else _require_numbers)(values.type, column, name_row)
     levels: list[tuple[Array, Array]] = []  # how long the arrays of a level are, how many each row has there
     while _is_list(values.type):
         levels.append((np.diff(np.asarray(values.offsets)), lengths))
@@ -75,7 +98,7 @@ def column_array(
     if wrong.any():
         raise _misshapen(column, wrong, lengths, name_row)
     _require_levels(levels, column, name_row)
-    return column.cast(values.to_numpy(zero_copy_only=False).reshape(count, *column.shape), name_row)
+    return values
 
 
 def _require_levels(
@@ -136,6 +159,9 @@ def joined_array(values: Sequence[Any], column: Column, name_row: Callable[[int]
     for value, shape in zip(values, shapes, strict=True):
         own = replace(column, shape=part_shape(column.shape, axis, prod(shape)), parts=1)
         parts.append(column_array(value, own, name_row))
+    if column.texts:
+        texts = joined([_with_zeros(part) for part in parts], column.shape)
+        return TextRows.of_texts(texts.ravel().tolist(), column.shape)
     if not column.sparse:
         return joined(parts, column.shape)  # type: ignore[arg-type]
     if axis == -1:
@@ -170,6 +196,23 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def _require_texts(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
+    """Check that a column holds strings, or arrays of strings."""
+    element = kind
+    while _is_list(element):
+        element = element.value_type
+    if not _is_text(element) and not pa.types.is_null(element):
+        raise DataError(
+            f"Expected {column.name} to hold strings, or arrays of strings; {name_row(0)} has {kind}."
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    of = pa.types
+    strings = of.is_string(kind) or of.is_large_string(kind)
+    return bool(strings or of.is_binary(kind) or of.is_large_binary(kind))
+
+
 def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
     """Check that a column holds numbers, or arrays of numbers."""
     element, depth = kind, 0
@@ -184,7 +227,10 @@ def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) 
         )
 
 
-def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode: Decode) -> Array:
+def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode: Decode) -> AnyRows:
+    if column.texts:
+        made = [decoded(each.as_py(), column.name, name_row(i), decode) for i, each in enumerate(values)]
+        return column.of(made, "a batch")
     rows = np.empty((len(values), *column.shape), column.dtype)
     for index, value in enumerate(values):
         if not value.is_valid:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,7 +143,7 @@ def _arrays_of(
 
 def _rows_at_once(job: InferenceJob) -> int:
     """Return how many rows are little memory with all their zeros, whole batches if it can be."""
-    row = sum(prod(column.shape) * np.dtype(column.dtype).itemsize for column in job.schema.columns)
+    row = sum(column.whole_nbytes for column in job.schema.columns)
     rows = max(1, LARGE // max(1, row))
     return rows - rows % job.batch_size if rows > job.batch_size else rows
 

@@ -10,14 +10,16 @@ from pyspark.sql import DataFrame
 from sparkdl.arrays import HOMES, is_array
 from sparkdl.cluster import Cluster
 from sparkdl.errors import ConfigError
-from sparkdl.schema import Counts, Sample, Schema
+from sparkdl.schema import Counts, Sample, Schema, Takes
 from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
 from sparkdl.tables import FrameSource, frame_source
+
+EVERY = Takes()  # rows with labels, and no strings
 
 
 def make_source(
     parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x",
-    *, indicator: str | None = None, decode: Any = None, labels: bool = True,
+    *, indicator: str | None = None, decode: Any = None, takes: Takes = EVERY,
 ) -> Source:  # fmt: skip
     """Return the source of what a user handed over.
 
@@ -30,7 +32,8 @@ def make_source(
         what: what errors call x.
         indicator: the column of a DataFrame that says which rows are for validation.
         decode: functions that make arrays of the values of a DataFrame's columns, by their names.
-        labels: whether rows have to have labels, where ``counts`` says that they may.
+        takes: what the model takes; whether rows have to have labels counts where ``counts`` says that they
+            may.
 
     Raises:
         ConfigError: it is none of these; says what to use instead.
@@ -46,15 +49,15 @@ def make_source(
         raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
     if frame:
         if len(counts) > 1:
-            columns = _label_columns(x, columns, weights, labels)
+            columns = _label_columns(x, columns, weights, takes.labels)
         names = columns if weights is None else (*columns, weights)
-        return frame_source(x, names, counts, indicator, decode)
+        return frame_source(x, names, counts, indicator, decode, texts=takes.texts)
     if isinstance(x, RDD):
-        return _rdd_source(x, weights, counts, what, labels)
+        return _rdd_source(x, weights, counts, what, takes.labels)
     kind = f"{type(x).__module__}.{type(x).__name__}"
     homes = {base.__module__.split(".")[0] for base in type(x).__mro__} if not is_array(x) else set()
     if callable(x) and not homes & HOMES and len(counts) > 1:
-        return _function_source(x, (y, weights), counts, labels)
+        return _function_source(x, (y, weights), counts, takes.labels)
     if homes & HOMES or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
@@ -66,7 +69,7 @@ def make_source(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
         )
     arrays = tuple(map(_alone, (x, y, weights), (*counts, counts[-1], counts[-1])[:3]))
-    return _array_source(arrays, counts, what, kind, labels)
+    return _array_source(arrays, counts, what, kind, takes.labels)
 
 
 def _alone(value: Any, count: int | None) -> Any:

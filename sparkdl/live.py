@@ -25,11 +25,13 @@ from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from sparkdl import code, optimizers
+from sparkdl.errors import ModelError
 
 STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
 OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
+VOCABULARY = "vocabulary"
 PLAIN = bool | int | float | complex | str | bytes | None | Enum | np.generic
 VARIABLE = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
 # What optimizers keep that is made again on workers, by ``build`` or by Keras's own constructor.
@@ -52,7 +54,8 @@ class Difference(NamedTuple):
     """An attribute in which a live model and the one of its configuration differ.
 
     Attributes:
-        path: where it is: the name of a root (see ``roots``), then attributes and places.
+        path: where it is: the name of a root (see ``roots``), then attributes and places; or VOCABULARY and
+            the place of a layer.
         value: what the live one has.
     """
 
@@ -344,10 +347,37 @@ def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
             found += _attributes_apart(one, other, (name, ("item", place)), {})
         if name not in ("layer", "weight"):
             found += _apart(ours, theirs[name], (name,), {})
+    layers = zip(live._flatten_layers(), again._flatten_layers(), strict=True)
+    for place, (one, other) in enumerate(layers):
+        if (words := vocabulary(one)) != vocabulary(other):
+            found.append(Difference((VOCABULARY, place), words))
     decays = optimizers.decays_weights(live)
     if decays != optimizers.decays_weights(again):
         found.append(Difference((DECAY,), decays))
     return found
+
+
+def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | None:
+    """Return the vocabulary of a layer and the weights of its words; None if it has none of its own.
+
+    The configuration of a layer has a vocabulary that was given, and leaves out one that ``adapt`` found.
+
+    Raises:
+        ModelError: a word is not text.
+    """
+    if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
+        return None  # such as TextVectorization, which has a StringLookup
+    try:
+        words = list(layer.get_vocabulary())
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f'The vocabulary of the layer "{layer.name}" has words that are not text in its encoding: '
+            f"{error}. Adapt it to text."
+        ) from error
+    weights = getattr(layer, "idf_weights_const", None)
+    if layer.output_mode != "tf_idf" or weights is None:
+        return words, None
+    return words, keras.ops.convert_to_numpy(weights)[: len(words)].tolist()
 
 
 Seen = dict[
@@ -522,6 +552,8 @@ def patch(model: keras.Model, found: Sequence[Difference]) -> None:
         root, *steps = path
         if root == DECAY:
             optimizers.set_decays_weights(model, value)
+        elif root == VOCABULARY:
+            model._flatten_layers()[steps[0]].set_vocabulary(*value)
         elif not steps:
             setattr(model, root, value)
         else:
@@ -549,6 +581,8 @@ def _put(parent: Any, step: tuple[str, Any], value: Any) -> None:
 def describe(model: keras.Model, difference: Difference) -> str:
     """Return how an error calls an attribute of a live model."""
     root, *steps = difference.path
+    if root == VOCABULARY:
+        return f'the vocabulary of the layer "{model._flatten_layers()[steps[0]].name}"'
     if root in ("layer", "weight"):
         thing = roots(model)[root][steps.pop(0)[1]]
         root = f'layer "{thing.name}"' if root == "layer" else f'variable "{thing.path}"'

@@ -36,7 +36,8 @@ from sparkdl import live, optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.reasons import reason_of, text_of
-from sparkdl.schema import LISTS, Column, Sample, Schema
+from sparkdl.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
+from sparkdl.sparse import TEXT
 from sparkdl.structure import leaves
 from sparkdl.weights import LARGE, Array, Layout, Vector, trim
 
@@ -266,19 +267,29 @@ def flat_losses(given: Any) -> list[Any]:
     return [given]
 
 
-def require_numbers(model: keras.Model) -> None:
-    """Check that the inputs of a model are numbers.
+def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = ()) -> None:
+    """Check that the backend computes with strings, if the model or the rows have strings.
+
+    Args:
+        model: the model, whose inputs tell, if it has them.
+        columns: what rows are, if that is known.
 
     Raises:
-        ModelError: an input takes strings; names it.
+        ModelError: the backend is not TensorFlow; names the input.
     """
-    for tensor in getattr(model, "inputs", None) or ():
-        if tensor.dtype == "string":
-            raise ModelError(
-                f'The input "{tensor.name}" of the model "{model.name}" takes strings, which are not '
-                "supported. Apply layers such as TextVectorization or StringLookup to the data first, and "
-                "give a model that begins with their output."
-            )
+    texts = [tensor.name for tensor in getattr(model, "inputs", None) or () if _dtype(tensor) == TEXT]
+    texts += [column.name for column in columns if column.texts]
+    if texts and keras.backend.backend() != "tensorflow":
+        raise ModelError(
+            f'The input "{texts[0]}" of the model "{model.name}" takes strings, which are supported on '
+            f"TensorFlow only; Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow, or "
+            "apply layers such as TextVectorization or StringLookup to the data first and give a model that "
+            "begins with their output."
+        )
+
+
+def _dtype(tensor: Any) -> str:
+    return str(keras.backend.standardize_dtype(tensor.dtype))
 
 
 def require_honoured(model: keras.Model) -> None:
@@ -287,7 +298,7 @@ def require_honoured(model: keras.Model) -> None:
     Raises:
         ModelError: they cannot; names it.
     """
-    require_numbers(model)
+    require_backend_of_strings(model)
     if keras.backend.backend() == "torch" and model.jit_compile:
         raise ModelError(
             f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
@@ -624,12 +635,6 @@ def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) 
             f'The model "{model.name}" does not come back from its configuration with the same variables. '
             "Check get_config and build of its custom layers, or pass SparkModel a function that builds it."
         )
-    for layer, again in zip(model._flatten_layers(), restored._flatten_layers(), strict=True):
-        if hasattr(layer, "get_vocabulary") and layer.get_vocabulary() != again.get_vocabulary():
-            raise ModelError(
-                f'The layer "{layer.name}" was adapted, and its configuration does not have the vocabulary. '
-                "Make it with vocabulary=layer.get_vocabulary() instead."
-            )
 
 
 @alone()
@@ -662,12 +667,31 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
         )
     if spec.trains:
         require_compiled(model)
-    if not model.built and spec.built:
-        model.build_from_config(spec.built)
+    _build(model, spec)
     _check_weights(model, spec)
     if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
         model.optimizer = live.copied(model.optimizer)  # Keras built it for what is trainable
     return model
+
+
+def _build(model: keras.Model, spec: ModelSpec) -> None:
+    """Build a model that is not built yet, for inputs of the shapes that its spec names."""
+    if not model.built and spec.built:
+        with _unwarned():
+            model.build_from_config(spec.built)
+    shape = (spec.built or {}).get("input_shape")
+    if spec.weights and not model.weights and isinstance(shape, list | tuple):
+        with suppress(Exception):  # Keras traced call with numbers; the check of the weights tells
+            model(keras.Input(batch_shape=tuple(shape), dtype=TEXT))
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Keep Keras from warning, in a ``with`` block, of what it cannot build: weights are compared later."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
+        warnings.filterwarnings("ignore", "Model .* had a build config, but the model cannot be built")
+        yield
 
 
 def _set_defaults(floatx: str, policy: Any, data_format: str) -> None:
@@ -696,11 +720,7 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 def _deserialize(config: str, objects: Objects) -> keras.Model:
     try:
-        with (
-            keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")  # its weights are compared
+        with keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}), _unwarned():
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
@@ -730,6 +750,17 @@ def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
     return len(inputs) if inputs else alone, len(outputs) if outputs else None
 
 
+def takes_strings(model: keras.Model) -> bool:
+    """Return whether an input of a model takes strings, or may take them because the model does not say."""
+    inputs = getattr(model, "inputs", None)
+    return not inputs or any(_dtype(tensor) == TEXT for tensor in inputs)
+
+
+def takes(model: keras.Model, step: str = "train_step") -> Takes:
+    """Return what rows a model takes in a step, "train_step" or "test_step"."""
+    return Takes(needs_labels(model, step), takes_strings(model))
+
+
 def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
     """Return the schema of rows of x that the model takes, None if only a row can tell.
 
@@ -740,7 +771,7 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
     Raises:
         DataError: the model takes other inputs.
     """
-    require_numbers(model)
+    require_backend_of_strings(model)
     inputs = getattr(model, "inputs", None)
     if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
         return None
@@ -751,9 +782,9 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
     schema = Schema(tuple(Column(name, (), keras.config.floatx()) for name in sample.names), sample.form)
     columns = list(schema.columns)
     for place, tensor in _inputs_by_place(model, schema):
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        parts = sample.parts[place] if sample.parts else 1
-        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype, parts=parts)
+        dtype, parts = _dtype(tensor), sample.parts[place] if sample.parts else 1
+        size = TEXT_BYTES if dtype == TEXT else 0
+        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype, size, parts)
     return replace(schema, columns=tuple(columns))
 
 
@@ -777,11 +808,12 @@ def fixed_batch_size(model: keras.Model) -> int | None:
     if size is None or is_stateful(model):
         return size
     rows = 2 if size == 1 else 1
-    inputs = getattr(model, "_inputs_struct", None) or model.inputs[0]  # the former Keras's own, to 3.15
+    inputs = getattr(model, "_inputs_struct", None)  # Keras's own, to 3.15
+    inputs = model.inputs[0] if inputs is None else inputs
 
     def zeros(tensor: Any) -> Array:
         shape = [1 if length is None else length for length in tensor.shape[1:]]
-        return np.zeros((rows, *shape), keras.backend.standardize_dtype(tensor.dtype))
+        return Column("", tuple(shape), _dtype(tensor)).zeros(rows)
 
     try:
         with undisturbed(model):
@@ -805,7 +837,8 @@ def compute(model: keras.Model, x: Any) -> Any:
 
 
 def _any_number_of(part: Any) -> keras.KerasTensor:
-    return keras.KerasTensor((None, *part.shape[1:]), keras.backend.standardize_dtype(part.dtype))
+    dtype = TEXT if part.dtype == object else keras.backend.standardize_dtype(part.dtype)
+    return keras.KerasTensor((None, *part.shape[1:]), dtype)
 
 
 def probe(model: keras.Model, schema: Schema) -> Any:
@@ -815,7 +848,7 @@ def probe(model: keras.Model, schema: Schema) -> Any:
         DataError: it cannot be computed on such rows.
     """
     rows = named_batch_size(model) or 1
-    zeros = [np.zeros((rows, *column.shape), column.dtype) for column in schema.columns]
+    zeros = [column.zeros(rows) for column in schema.columns]
     try:
         return compute(model, schema.batch(zeros).x)
     except Exception as error:
@@ -847,6 +880,7 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
         ConfigError: columns of a list do not make what the model takes.
         DataError: the model takes other features.
     """
+    require_backend_of_strings(model, schema.columns)
     columns = [_flat(column) for column in schema.columns]
     if getattr(model, "inputs", None):
         for place, tensor in _inputs_by_place(model, schema):
@@ -904,9 +938,15 @@ def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]
 
 def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: bool) -> Column:
     expected = tuple(tensor.shape[1:])
+    if column.texts != (_dtype(tensor) == TEXT):
+        wanted, given = ("numbers", "strings") if column.texts else ("strings", "numbers")
+        raise DataError(
+            f'Expected {column.name} to be {wanted} for the input "{tensor.name}" of the model '
+            f'"{model.name}"; the first row has {given}. Convert the rows, or change the dtype of the Input.'
+        )
     found = _shaped(column, expected, reshape=reshape)
     if found is not None:
-        return found
+        return _ranked(found, len(expected)) if found.texts else found
     if column.parts > 1:
         raise ConfigError(
             f'The model "{model.name}" takes rows of shape {expected}; {column.name} make rows of shape '
@@ -916,6 +956,18 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
         f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '
         f"{column.shape}. Reshape the rows, or the model's Input."
     )
+
+
+def _ranked(column: Column, rank: int) -> Column:
+    """Return a column in a shape of so many dimensions, of which the last one may be missing or too many.
+
+    Keras traces a model's functions for the ranks that it has seen, and layers of strings do not compute with
+    a rank that is left open.
+    """
+    shape = column.shape
+    if len(shape) < rank:
+        shape = (*shape, 1)
+    return replace(column, shape=shape[:-1] if len(shape) > rank else shape)
 
 
 def _shaped(column: Column, expected: tuple[int | None, ...], *, reshape: bool = True) -> Column | None:
@@ -1107,11 +1159,11 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
 
 
 def as_tensors(rows: Any) -> Any:
-    """Return rows as Keras hands them to a model's methods: numbers as tensors, None and text as they are."""
+    """Return rows as Keras passes them to a model's methods: arrays as tensors, None as it is."""
 
     def convert(part: Any) -> Any:
-        numbers = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
-        return keras.ops.convert_to_tensor(part) if numbers else part
+        known = isinstance(part, np.ndarray) and part.dtype.kind in "biufcO"
+        return keras.ops.convert_to_tensor(part) if known else part
 
     return keras.tree.map_structure(convert, rows)
 

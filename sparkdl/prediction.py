@@ -91,11 +91,13 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
     """Return what the features of a DataFrame have to be: as the model says, else as the first row does.
 
     Raises:
+        ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
         DataError: the model takes other inputs.
         ModelError: the DataFrame is a stream, or has no rows, and only a row can tell.
     """
     known = models.known_features(model, source.sample)
     if known is not None:
+        source.require_kinds(known)
         return known
     if source.frame.isStreaming:
         raise unknown_inputs(model)
@@ -126,10 +128,10 @@ def predict_udf(
 ) -> Any:  # fmt: skip
     """Return a function of Spark SQL that predicts with a Keras model.
 
-    Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, or of
-    vectors. Several columns for a model of one input make one array, as a list of columns does. It gives a
-    float, or an array of floats as deep as the output, or for several outputs a struct of these by their
-    names. The model is taken as it is now; it need not be compiled.
+    Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, of
+    vectors, or of strings. Several columns for a model of one input make one array, as a list of columns
+    does. It gives a float, or an array of floats as deep as the output, or for several outputs a struct of
+    these by their names. The model is taken as it is now; it need not be compiled.
 
     Args:
         model: a keras.Model whose inputs have known shapes.

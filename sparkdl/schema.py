@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl.arrays import AnyRows
+from sparkdl.arrays import AnyRows, as_bytes
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.sparse import SparseRows, entry_of
+from sparkdl.sparse import TEXT, SparseRows, TextRows, entry_of
 from sparkdl.structure import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.weights import Array
 
 Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
 PARTS = "x", "y", "sample_weight"
+TEXT_BYTES = 256  # the least estimate of a row of strings, since others may be longer than the first one
 LISTS = (
     "A list of columns may hold numbers, vectors and flat arrays, whose values are joined in their order, or "
     "arrays of one shape, which are stacked as the first or the last dimension where the model's input or "
@@ -39,8 +40,9 @@ class Column:
     Attributes:
         name: how errors call it.
         shape: the shape of one row's value.
-        dtype: the NumPy dtype that it is stored in.
-        sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are.
+        dtype: the NumPy dtype that it is stored in; "string" for strings.
+        sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are. For
+            strings, an estimate of the bytes of a row.
         parts: how many columns of a DataFrame are joined in it; see ``axis_of``.
     """
 
@@ -55,7 +57,22 @@ class Column:
         """The bytes of one row's value; about as many, where zeros are not stored."""
         if self.sparse:
             return self.sparse * entry_of(self.dtype).itemsize
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.whole_nbytes
+
+    @property
+    def whole_nbytes(self) -> int:
+        """The bytes of one row's value with all its zeros; an estimate for strings."""
+        return self.sparse if self.texts else prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def texts(self) -> bool:
+        """Whether the values are strings."""
+        return self.dtype == TEXT
+
+    def zeros(self, rows: int = 1) -> Array:
+        """Return rows of zeros, or of empty strings."""
+        shape = (rows, *self.shape)
+        return np.full(shape, b"", object) if self.texts else np.zeros(shape, self.dtype)
 
     def of(self, values: Sequence[Any] | AnyRows, place: str, first: int = 0) -> AnyRows:
         """Return the values of some rows as one array of shape (rows, *shape), or without its zeros.
@@ -68,6 +85,10 @@ class Column:
         Raises:
             DataError: a value has another shape or cannot be a number of this dtype; names the row.
         """
+        if self.texts:
+            return self._of_texts(values, place, first)
+        if isinstance(values, TextRows):
+            raise DataError(f"Expected {self.name} to be numbers ({self.dtype}); {place} has strings.")
         if isinstance(values, SparseRows):
             if values.shape[1:] != self.shape:
                 raise DataError(
@@ -84,6 +105,14 @@ class Column:
             pass  # Ragged, or not all numbers; the rows are looked at one by one.
         rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _of_texts(self, values: Sequence[Any] | AnyRows, place: str, first: int) -> TextRows:
+        """Return the strings of some rows as bytes."""
+        if isinstance(values, TextRows) and prod(values.shape[1:]) == prod(self.shape):
+            return values.reshaped(self.shape)
+        whole = values.toarray() if isinstance(values, SparseRows) else values
+        texts = self._each(self._texts, whole, place, first)
+        return TextRows.of_texts([text for row in texts for text in row], self.shape)
 
     def _of_sparse(self, rows: SparseRows, place: str, first: int) -> AnyRows:
         """Return rows without their zeros in this column's dtype; with them, if the column has them."""
@@ -107,15 +136,26 @@ class Column:
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]
         except DataError as error:
-            refused = sum(not self._takes(value) for value in values)
+            refused = sum(not self._takes(take, value) for value in values)
             raise DataError(f"{error} {share_of(refused, len(values))}") from None
 
-    def _takes(self, value: Any) -> bool:
+    @staticmethod
+    def _takes(take: Callable[[Any, str, int], Any], value: Any) -> bool:
         try:
-            self._row(value, "", 0)
+            take(value, "", 0)
         except DataError:
             return False
         return True
+
+    def _texts(self, value: Any, place: str, index: int) -> list[bytes]:
+        """Return the strings of a row, as bytes."""
+        flat = [value] if isinstance(value, str | bytes) else np.asarray(value, object).ravel().tolist()
+        if len(flat) != prod(self.shape) or not all(isinstance(each, str | bytes) for each in flat):
+            raise DataError(
+                f"Expected {self.name} to be strings of shape {self.shape}; row {index} of {place} has "
+                f"{_short(value)}."
+            )
+        return [as_bytes(each, f"{self.name}, row {index} of {place},") for each in flat]
 
     def _numbers(self, value: Any, place: str, index: int) -> tuple[Array, Array]:
         """Return the numbers of a row that are not 0, after their indices."""
@@ -147,6 +187,8 @@ class Column:
         shape = (1, *self.shape)
         if self.parts > 1 and len(value) == self.parts:
             value = joined([part[None] for part in value], self.shape)
+        if self.texts:
+            return self.of(np.reshape(value, shape), "the first rows").toarray()  # type: ignore[union-attr]
         return self.cast(np.reshape(value, shape), lambda _: "the first row")
 
     def cast(self, array: Array, name_row: Callable[[int], str]) -> Array:
@@ -173,6 +215,18 @@ class Column:
                 f"{name_row(bad)} has {_short(array[bad].tolist())}."
             )
         return result
+
+
+class Takes(NamedTuple):
+    """What rows a model takes.
+
+    Attributes:
+        labels: whether rows must have labels.
+        texts: whether features may be strings.
+    """
+
+    labels: bool = True
+    texts: bool = False
 
 
 def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | None:
@@ -237,6 +291,24 @@ def natural(parts: Sequence[Array]) -> Array:
         shapes = ", ".join(str(part.shape) for part in parts)
         raise ConfigError(f"Expected columns that make one array; the first row has shapes {shapes}. {LISTS}")
     return np.concatenate([part.ravel() for part in parts])
+
+
+def _no_numbers(name: str, value: Array) -> DataError:
+    """Return the error for a value of the first row that does not hold numbers."""
+    if value.dtype.kind == "O" and any(each is None for each in value.flat):
+        return DataError(f"Expected no missing values in {name}; the first row has None. Drop or fill them.")
+    if _holds_texts(value):
+        return DataError(
+            f"Expected {name} to be numbers; the first row has strings. Make numbers of them first, for one "
+            "with StringIndexer of pyspark.ml.feature or keras.layers.StringLookup."
+        )
+    return DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
+
+
+def _holds_texts(array: Array) -> bool:
+    if array.dtype.kind in "UST":
+        return True
+    return array.dtype.kind == "O" and all(isinstance(each, str | bytes) for each in array.flat)
 
 
 def as_pair(row: Any) -> Any:
@@ -391,7 +463,8 @@ class Sample(NamedTuple):
         form: how the values make (x, y) or (x, y, sample_weight), or (x,).
         names: what errors call each value.
         values: the values.
-        sparse: of values of x that are better stored without their zeros, ``count_sparse``; 0 of others.
+        sparse: of values of x that are better stored without their zeros, ``count_sparse``; of arrays of
+            strings, the bytes of a row; 0 of others.
         parts: how many columns of a DataFrame are joined in each value; 1 where nothing is said.
     """
 
@@ -402,7 +475,7 @@ class Sample(NamedTuple):
     parts: tuple[int, ...] = ()
 
     def first_of(self, arrays: Sequence[AnyRows]) -> Sample:
-        """Return the sample with the first row of each array, and how many numbers rows of sparse ones have.
+        """Return the sample with the first row of each array, and the mean size of rows that differ in it.
 
         Raises:
             DataError: labels or weights are sparse; names them.
@@ -410,7 +483,7 @@ class Sample(NamedTuple):
         sparse = [array.row if isinstance(array, SparseRows) else 0 for array in arrays]
         x = set(leaves(self.form[:1]))
         for place, name in enumerate(self.names):
-            if sparse[place] and place not in x:
+            if sparse[place] and place not in x and not isinstance(arrays[place], TextRows):
                 raise DataError(f"Expected {name} to be dense, as Keras does; got a sparse matrix.")
         firsts = (array[:1].toarray() if isinstance(array, SparseRows) else array for array in arrays)
         values = [as_array(first[0]) for first in firsts]
@@ -446,13 +519,17 @@ class Sample(NamedTuple):
         Raises:
             DataError: a value of the row is not made of numbers.
         """
-        weights = set(leaves(self.form[2:]))
+        features, weights = set(leaves(self.form[:1])), set(leaves(self.form[2:]))
         columns = []
         for index, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
-            if value.dtype.kind not in "biuf":
-                raise DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
-            kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
             sparse = self.sparse[index] if self.sparse else 0
             parts = self.parts[index] if self.parts else 1
+            if index in features and _holds_texts(value):
+                size = max(TEXT_BYTES, sparse, sum(map(len, value.flat)))
+                columns.append(Column(name, value.shape, TEXT, size, parts))
+                continue
+            if value.dtype.kind not in "biuf":
+                raise _no_numbers(name, value)
+            kind = floatx if value.dtype.kind == "f" or index in weights else value.dtype.name
             columns.append(Column(name, value.shape, kind, sparse, parts))
         return Schema(tuple(columns), self.form)

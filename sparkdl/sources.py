@@ -128,8 +128,11 @@ class ArraySource(Source):
         return found.found()
 
     def like_a_row(self) -> Sample:
-        """Return a row of zeros such as the arrays would have."""
-        rows = [np.zeros((1, *array.shape[1:]), array.dtype) for array in self.arrays]
+        """Return a row of zeros, or of empty strings, such as the arrays would have."""
+        rows = [
+            np.full((1, *array.shape[1:]), "" if array.dtype.kind in "OST" else 0, array.dtype)
+            for array in self.arrays
+        ]
         return self.sample.first_of(rows)
 
     def count(self) -> int:

@@ -287,7 +287,7 @@ class SparkModel:
         counts = models.count_parts(self.model)
         source = make_source(
             (x, y, sample_weight), names, counts, indicator=validation_indicator_col, decode=decode,
-            labels=models.needs_labels(self.model),
+            takes=models.takes(self.model),
         )  # fmt: skip
         validation = self._validation(validation_data, (*names, sample_weight), decode)
         fit = _settle_rows(fit, source, validation, batch_size)
@@ -406,7 +406,7 @@ class SparkModel:
             return None
         counts = models.count_parts(self.model)
         settings: dict[str, Any] = {
-            "what": "validation_data", "labels": models.needs_labels(self.model, "test_step"),
+            "what": "validation_data", "takes": models.takes(self.model, "test_step"),
         }  # fmt: skip
         if not isinstance(data, tuple | list):
             weight = list(leaves(names[2]))
@@ -499,7 +499,7 @@ class SparkModel:
         counts = models.count_parts(self.model)
         source = make_source(
             (x, y, sample_weight), (features_col, label_col), counts, decode=decode,
-            labels=models.needs_labels(self.model, "test_step"),
+            takes=models.takes(self.model, "test_step"),
         )  # fmt: skip
         cluster = cluster_of(source.session)
         require_sendable(source, cluster)
@@ -564,7 +564,7 @@ class SparkModel:
             stage, _ = self._stage(cluster, schema, batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
-        source = make_source((x,), (features_col,), (count,), decode=decode)
+        source = make_source((x,), (features_col,), (count,), decode=decode, takes=models.takes(self.model))
         self._fixed_batch_size(batch_size=batch_size)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
@@ -747,5 +747,6 @@ def to_simple_rdd(context: Any, features: Any, labels: Any) -> Any:
     Raises:
         DataError: they have different lengths.
     """
-    source = ArraySource(Sample.of((np.asarray(features), np.asarray(labels)), (1, 1)))
-    return context.parallelize(list(zip(*source.arrays, strict=True)))
+    arrays = np.asarray(features), np.asarray(labels)
+    ArraySource(Sample.of(arrays, (1, 1)))  # checks their lengths
+    return context.parallelize(list(zip(*arrays, strict=True)))

@@ -1,10 +1,14 @@
-"""Rows of which only the numbers are kept that are not 0."""
+"""Rows of different sizes: numbers without their zeros, and strings.
+
+Such rows lie one after another in one array. A pair of whole numbers says where each row begins and how long
+it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +16,12 @@ from numpy.typing import NDArray
 from sparkdl.weights import Array, aligned
 
 Places = NDArray[np.int64]
+TEXT = "string"  # Keras's name for the dtype of strings
 
 
-def entry_of(dtype: str) -> np.dtype[np.void]:
-    """Return the dtype of a number and its index in its row."""
-    return np.dtype([("index", np.int32), ("value", dtype)])
+def entry_of(dtype: str) -> np.dtype[Any]:
+    """Return the dtype of a number and its index in its row, or that of a byte of a string."""
+    return np.dtype(np.uint8) if dtype == TEXT else np.dtype([("index", np.int32), ("value", dtype)])
 
 
 class SparseRows:
@@ -66,7 +71,7 @@ class SparseRows:
         return cls.packed(counts.sum(axis=1), entries, shape)
 
     @classmethod
-    def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> SparseRows:
+    def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> Self:
         """Return rows whose numbers lie one row after another."""
         return cls(np.column_stack([np.cumsum(counts) - counts, counts]), entries, shape)
 
@@ -93,18 +98,18 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def __getitem__(self, rows: Any) -> SparseRows:
-        return SparseRows(self.spans[rows], self.entries, self._row)
+    def __getitem__(self, rows: Any) -> Self:
+        return type(self)(self.spans[rows], self.entries, self._row)
 
     def __reduce__(self) -> tuple[Callable[..., SparseRows], tuple[Any, ...]]:
         own = self.compact()
-        return SparseRows, (own.spans, own.entries, self._row)
+        return type(self), (own.spans, own.entries, self._row)
 
-    def compact(self) -> SparseRows:
+    def compact(self) -> Self:
         """Return the same rows with no numbers but their own, one row after another."""
         starts, counts = self.spans.T
         shifts = np.repeat(starts - np.cumsum(counts) + counts, counts)
-        return SparseRows.packed(counts, self.entries[shifts + np.arange(len(shifts))], self._row)
+        return type(self).packed(counts, self.entries[shifts + np.arange(len(shifts))], self._row)
 
     def toarray(self) -> Array:
         """Return them as an array, which a backend can use without another copy."""
@@ -114,3 +119,69 @@ class SparseRows:
         own = self.compact().entries
         array[np.repeat(np.arange(len(self)), self.spans[:, 1]), own["index"]] = own["value"]
         return array.reshape(self.shape)
+
+
+class TextRows(SparseRows):
+    """An array of rows of strings, as their bytes.
+
+    A row of one string is its bytes. A row of several begins with the length of each, int32.
+    """
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[bytes], shape: tuple[int, ...]) -> TextRows:
+        """Return rows of strings, which are given one row after another."""
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        return cls.of_bytes(lengths, np.frombuffer(b"".join(texts), np.uint8), shape)
+
+    @classmethod
+    def of_bytes(cls, lengths: NDArray[np.int32], data: Array, shape: tuple[int, ...]) -> TextRows:
+        """Return rows of strings.
+
+        Args:
+            lengths: the number of bytes of each string, one row after another.
+            data: the bytes of all strings, uint8.
+            shape: the shape of a row.
+        """
+        each = prod(shape)
+        if each == 1:
+            return cls.packed(lengths.astype(np.int64), data, shape)
+        rows = lengths.reshape(-1, each)
+        counts = rows.sum(axis=1, dtype=np.int64) + 4 * each
+        headers = _places(np.cumsum(counts) - counts, 4 * each)
+        entries, is_data = np.empty(int(counts.sum()), np.uint8), np.ones(int(counts.sum()), np.bool_)
+        is_data[headers] = False
+        entries[headers] = np.ascontiguousarray(rows).view(np.uint8).reshape(headers.shape)
+        entries[is_data] = data
+        return cls.packed(counts, entries, shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array that they make."""
+        return np.dtype(object)
+
+    def reshaped(self, shape: tuple[int, ...]) -> TextRows:
+        """Return the same strings in rows of another shape of as many."""
+        return type(self)(self.spans, self.entries, shape)
+
+    def toarray(self) -> Array:
+        """Return them as an array of bytes objects."""
+        each, own = prod(self._row), self.compact()
+        starts, counts = own.spans.T[:, :, None]
+        if each != 1:
+            headers = own.entries[_places(starts[:, 0], 4 * each)]
+            counts = headers.view(np.int32).astype(np.int64)
+            starts = starts + 4 * each + np.cumsum(counts, axis=1) - counts
+        data, flat = own.entries.tobytes(), np.empty(len(self) * each, object)
+        bounds = zip(starts.ravel().tolist(), counts.ravel().tolist(), strict=True)
+        flat[:] = [data[start : start + count] for start, count in bounds]
+        return flat.reshape(self.shape)
+
+
+def _places(starts: Places, count: int) -> Places:
+    """Return the places of the first so many entries of each row, (rows, count)."""
+    return starts[:, None] + np.arange(count)
+
+
+def rows_of(dtype: str) -> type[SparseRows]:
+    """Return the class of the rows of a column of this dtype that is not stored as an array."""
+    return TextRows if dtype == TEXT else SparseRows

@@ -31,7 +31,7 @@ from sparkdl.batches import MIXED, Integers
 from sparkdl.feed import EMPTY, SPARE, TRAINING, Block, Keys, scramble
 from sparkdl.fingerprint import NOTHING, fingerprint, total
 from sparkdl.schema import Column, Schema
-from sparkdl.sparse import SparseRows, entry_of
+from sparkdl.sparse import SparseRows, entry_of, rows_of
 from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
@@ -191,7 +191,9 @@ class Spool:
         for target in targets:
             target.flags.writeable = False
         moved = [
-            SparseRows(target, column.entries, column.shape[1:]) if isinstance(column, SparseRows) else target
+            type(column)(target, column.entries, column.shape[1:])
+            if isinstance(column, SparseRows)
+            else target
             for column, target in zip(columns, targets[1:], strict=True)
         ]
         return Rows(tuple(moved), self.schema, order, tuple(sizes.tolist()))
@@ -248,7 +250,7 @@ class _Pile:
         for place, file in self._entries.items():
             column, entry = self._columns[place], entry_of(self._columns[place].dtype)
             entries = _map(file, entry, (file.tell() // entry.itemsize,))
-            columns[place - 1] = SparseRows(found[place - 1], entries, column.shape)
+            columns[place - 1] = rows_of(column.dtype)(found[place - 1], entries, column.shape)
         return keys, columns
 
 

@@ -22,6 +22,7 @@ from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
 from sparkdl.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.sources import NoRowsError, Source, first_value
+from sparkdl.structure import leaves
 from sparkdl.weights import Array
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
@@ -37,6 +38,7 @@ class FrameSource(Source):
             names is an array of what these columns hold.
         indicator: the column of booleans that says which rows are for validation, if there is one.
         decode: functions that make arrays of the values of columns, by their names.
+        texts: whether columns of x may hold strings.
 
     Raises:
         ConfigError: a column is missing, or of a type that is not numbers.
@@ -50,7 +52,7 @@ class FrameSource(Source):
 
     def __init__(
         self, frame: DataFrame, sample: Sample, indicator: str | None = None,
-        decode: Mapping[str, frames.Decode] | None = None,
+        decode: Mapping[str, frames.Decode] | None = None, texts: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
         cluster_of(self.session).rebind(frame)
@@ -65,11 +67,30 @@ class FrameSource(Source):
         self.decoded = {found[0] for found in read.values() if found}
         if indicator is not None:
             _require_booleans(indicator, self._found[indicator].kind)
-        parts = tuple(len(names) if self._joins(names) else 1 for names in self._names)
+        self._texts = {
+            place for place in leaves(sample.form[:1]) if texts and self._holds_texts(self._names[place])
+        }
+        parts = tuple(
+            len(names) if self._joins(place, names) else 1 for place, names in enumerate(self._names)
+        )
         self.sample = sample._replace(names=tuple(map(", ".join, self._names)), parts=parts)
         self.selected = self._select()
 
-    def _joins(self, names: Sequence[str]) -> bool:
+    def _holds_texts(self, names: Sequence[str]) -> bool:
+        """Return whether columns hold strings.
+
+        Raises:
+            ConfigError: some do, and others of the same list do not.
+        """
+        texts = [name for name in names if _is_text(self._found[name].kind)]
+        if texts and len(texts) < len(names):
+            raise ConfigError(
+                f"Expected columns that make one array; of {', '.join(names)} only {', '.join(texts)} hold "
+                f"strings. {LISTS}"
+            )
+        return bool(texts)
+
+    def _joins(self, place: int, names: Sequence[str]) -> bool:
         """Return whether columns travel one by one, to be joined where they are read.
 
         Raises:
@@ -81,7 +102,24 @@ class FrameSource(Source):
         if max(depths) > 1 and len(set(depths)) > 1:
             kinds = ", ".join(f"{name} {self._found[name].kind.simpleString()}" for name in names)
             raise ConfigError(f"Expected columns that make one array; got {kinds}. {LISTS}")
-        return max(depths) > 0
+        return max(depths) > 0 or place in self._texts
+
+    def require_kinds(self, schema: Schema) -> None:
+        """Check that columns hold strings where a schema has strings, and numbers where it has numbers.
+
+        Raises:
+            ConfigError: one does not; names it.
+        """
+        for place, (names, column) in enumerate(zip(self._names, schema.columns, strict=True)):
+            for name in names if place not in self.decode else ():
+                if column.texts and place not in self._texts:
+                    kind = self._found[name].kind.simpleString()
+                    raise ConfigError(
+                        f"Expected column {name!r} to hold strings; it holds {kind}. Pass a column of "
+                        f'strings, for one df["{name}"].cast("string").'
+                    )
+                if not column.texts:
+                    _numeric(name, self._found[name])
 
     def features(self) -> list[Any]:
         """Return the columns for a function that predicts: vectors as they store their numbers."""
@@ -106,7 +144,7 @@ class FrameSource(Source):
                 continue
             for index, name in enumerate(names):
                 found = self._found[name]
-                if place in self.decode or (raw and _is_vector(found.kind)):
+                if place in self.decode or place in self._texts or (raw and _is_vector(found.kind)):
                     column = found.column
                 elif place in sparse and (_is_vector(found.kind) or len(names) == 1):
                     column = _stored(name, found)
@@ -155,7 +193,8 @@ class FrameSource(Source):
         name = self.sample.names[place]
         if place not in self.decode:
             kind = _numpy_type(field.dataType)
-            return first_value(name, value.toArray() if hasattr(value, "toArray") else value, kind)
+            value = value.toArray() if hasattr(value, "toArray") else _as_on_executors(value)
+            return first_value(name, value, kind)
         found = frames.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
         return first_value(name, found)
 
@@ -316,6 +355,13 @@ def _depth(name: str, kind: Any) -> int:
     return depth
 
 
+def _is_text(kind: Any) -> bool:
+    """Return whether a column of this type holds strings or bytes, or arrays of them."""
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, types.StringType | types.BinaryType | types.CharType | types.VarcharType)
+
+
 def _numeric(name: str, found: Found) -> Any:
     """Return a column as numbers or arrays of numbers, vectors as arrays."""
     column, kind = found
@@ -345,7 +391,7 @@ def _numpy_type(kind: Any) -> Any:
         "float": np.float32, "double": np.float64, "tinyint": np.int8, "smallint": np.int16,
         "int": np.int32, "bigint": np.int64, "boolean": np.bool_,
     }  # fmt: skip
-    return names[kind.simpleString()]
+    return names.get(kind.simpleString(), np.object_)
 
 
 def require_free(frame: DataFrame, *names: str) -> None:
@@ -381,7 +427,7 @@ def _require_booleans(name: str, kind: Any) -> None:
 
 def frame_source(
     frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None,
-    decode: Any = None,
+    decode: Any = None, *, texts: bool = False,
 ) -> FrameSource:  # fmt: skip
     """Return the source of a DataFrame's columns; a list of them for one input is an array.
 
@@ -391,6 +437,7 @@ def frame_source(
         counts: how many arrays the model takes for x and for y.
         indicator: the column that says which rows are for validation.
         decode: functions that make arrays of the values of columns, by their names.
+        texts: whether columns of x may hold strings.
 
     Raises:
         ConfigError: ``decode`` is something else, or a column is missing or cannot be read.
@@ -404,7 +451,7 @@ def frame_source(
         for value, count in zip(parts, known, strict=False)
     ]
     sample = Sample.of(parts, tuple(lengths))
-    made = functools.partial(FrameSource, frame, sample, indicator, decode)
+    made = functools.partial(FrameSource, frame, sample, indicator, decode, texts)
     source: FrameSource = launch.run(made, cluster_of(frame.sparkSession))
     unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # one that reads features only may be told of labels too

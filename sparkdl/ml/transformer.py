@@ -25,10 +25,11 @@ class Predicts(PredictionParams, Stored):
         if model is None:
             raise ModelError(f"{type(self).__name__} has no model; set one.")
         models.require_model(model)
-        models.require_numbers(model)
+        models.require_backend_of_strings(model)
         names = by_name(self.getOrDefault("featuresCol"), models.input_names(model), "input")
         decode = self.getOrDefault("decode") if self.isDefined("decode") else None
-        source = frame_source(dataset, (names,), (models.count_parts(model)[0],), decode=decode)
+        count, texts = models.count_parts(model)[0], models.takes_strings(model)
+        source = frame_source(dataset, (names,), (count,), decode=decode, texts=texts)
         schema = frame_features(model, source)
         predicted = models.probe(model, schema)
         shape = models.output_shapes(model, predicted)

@@ -144,6 +144,22 @@ def test_other_weights_of_a_frozen_layer_are_noticed():
     assert "frozen layers" in described(frozen(1.0)).refusal(described(frozen(2.0)), mid_epoch=False)
 
 
+@pytest.mark.backend("tensorflow")
+def test_another_vocabulary_is_noticed():
+    """A vocabulary does not travel with a checkpoint, so it has to be equal."""
+    schema = Schema((Column("x", (1,), "string", 256), Column("y", (1,), "float32")), (0, 1))
+
+    def of_words(*words):
+        lookup = layers.StringLookup(output_mode="multi_hot")
+        lookup.adapt(words)
+        model = keras.Sequential([keras.Input((1,), dtype="string"), lookup, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return describe(model, schema, {})
+
+    assert of_words("a", "b").refusal(of_words("b", "a"), mid_epoch=False) is None
+    assert "vocabularies" in of_words("a", "b").refusal(of_words("a", "c"), mid_epoch=False)
+
+
 def test_describing_a_model_changes_nothing():
     """Weights, statistics, optimizer and random generators are as before."""
     keras.utils.set_random_seed(3)

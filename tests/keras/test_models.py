@@ -176,15 +176,96 @@ def test_workers_drop_other_units_and_the_same_in_every_run():
     assert not any(np.array_equal(a, b) for a, b in ((first, one), (first, two), (one, two)))
 
 
-def test_an_adapted_vocabulary_is_refused():
-    """Keras keeps it in a file beside the configuration, so workers would have none."""
-    lookup = keras.layers.IntegerLookup()
-    lookup.adapt(np.array([[3], [5]]))
-    model = keras.Sequential([keras.Input((1,), dtype="int64"), lookup, keras.layers.Embedding(4, 2)])
-    model.compile("sgd", "mse")
+WORDS = ["good", "bad", "", "good", "ünd", "a\nb"]
+VOCABULARIES = {
+    "integers": lambda: (keras.layers.IntegerLookup(), np.array([[3], [5]])),
+    "words": lambda: (keras.layers.StringLookup(), WORDS),
+    "several unknown": lambda: (keras.layers.StringLookup(num_oov_indices=3, mask_token=""), WORDS),
+    "no mark of the unknown": lambda: (keras.layers.StringLookup(oov_token=None), WORDS),
+    "counts": lambda: (keras.layers.StringLookup(output_mode="multi_hot"), WORDS),
+    "weights": lambda: (keras.layers.StringLookup(output_mode="tf_idf"), [WORDS, WORDS[:3] * 2]),
+    "padded weights": lambda: (
+        keras.layers.TextVectorization(20, output_mode="tf_idf", pad_to_max_tokens=True), WORDS
+    ),
+    "text": lambda: (keras.layers.TextVectorization(output_sequence_length=2, ngrams=2), WORDS),
+    "given": lambda: (keras.layers.TextVectorization(vocabulary=["bad"], output_sequence_length=2), None),
+}  # fmt: skip
 
-    with pytest.raises(ModelError, match="was adapted, .* Make it with vocabulary=layer.get_vocabulary"):
-        models.freeze(model)
+
+class Reader(keras.Model):
+    """A model that computes with strings before its first layer."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.text = keras.layers.TextVectorization(output_sequence_length=2)
+        self.text.adapt(WORDS)
+        self.embedding = keras.layers.Embedding(8, 2)
+
+    def call(self, words):
+        import tensorflow as tf
+
+        return self.embedding(self.text(tf.strings.lower(words)))
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_vocabulary_travels_with_the_model(kind, builds):
+    """A restored model has the vocabulary of the live one, which its configuration may not have."""
+    import tensorflow as tf
+
+    def model_of(layer):
+        inputs = keras.Input((1,), dtype="int64" if kind == "integers" else "string")
+        outputs = keras.layers.Lambda(lambda x: keras.ops.cast(x, "float32"))(layer(inputs))
+        return keras.Model(inputs, outputs)
+
+    layer, data = VOCABULARIES[kind]()
+    model = model_of(layer)
+    if data is not None:
+        layer.adapt(data)
+    builder = (lambda: model_of(VOCABULARIES[kind]()[0])) if builds else None
+
+    spec, objects = models.freeze(model, builder, trains=False)
+    again = models.thaw(spec, objects, builder)
+
+    x = tf.constant([[3], [4]] if kind == "integers" else [["good ünd"], ["bad"], ["a\nb"], ["new"], [""]])
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_class_that_computes_with_strings_is_built_again(builds):
+    """A restored model of a class whose call takes strings only has its weights."""
+    import tensorflow as tf
+
+    model, x = Reader(), tf.constant(["GOOD", "bad"])
+    expected, builder = model(x), Reader if builds else None
+
+    again = models.thaw(*models.freeze(model, builder, trains=False), builder)
+
+    np.testing.assert_array_equal(again(x), expected)
+
+
+@pytest.mark.backend("tensorflow")
+def test_a_batch_size_of_strings_is_tried_out():
+    """An Input of strings may name a batch size that no layer needs."""
+    words = keras.Input(batch_shape=(16, 1), dtype="string")
+    model = keras.Model(words, keras.layers.StringLookup(vocabulary=WORDS[:2])(words))
+
+    assert models.fixed_batch_size(model) is None
+
+
+@pytest.mark.backend("tensorflow")
+def test_models_with_other_vocabularies_have_other_keys():
+    """A replica that an executor has is used again for a model of the same vocabulary only."""
+    lookup = keras.layers.StringLookup()
+    model = keras.Sequential([keras.Input((1,), dtype="string"), lookup])
+    keys = []
+    for words in (["a", "b"], ["a", "c"], ["a", "b"]):
+        lookup.adapt(words)
+        keys.append(models.freeze(model, trains=False)[0].key)
+
+    assert keys[0] == keys[2] != keys[1]
 
 
 class Counting(keras.layers.Layer):

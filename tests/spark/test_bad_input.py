@@ -115,7 +115,7 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
     cases = [
         ((x, y[:-1]), DataError, "x and y should have as many rows; got x with 203, y with 202."),
         ((x[:, :5], y), DataError, r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
-        ((x.astype(str), y), DataError, "Expected x to be numbers; the first row has <U"),
+        ((x.astype(str), y), DataError, "Expected x to be numbers for the input .*has strings"),
         ((x[:0], y[:0]), DataError, "There are no rows"),
         ((x, None), ConfigError, "y should be given"),
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),

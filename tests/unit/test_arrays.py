@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as shapes
 from sparkdl.arrays import as_rows
 from sparkdl.errors import DataError
 from sparkdl.schema import Column
-from sparkdl.sparse import SparseRows
+from sparkdl.sparse import SparseRows, TextRows
 
 FORMATS = [
     f"{kind}_{of}" for kind in ("csr", "csc", "coo", "lil", "dok", "bsr", "dia") for of in ("matrix", "array")
@@ -78,7 +78,8 @@ def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
     ("values", "words"),
     [
         (["p", "q", "r"], "row 0 has 'p'"), (np.array([1, "2", 3], object), "row 1 has '2'"),
-        (pd.Categorical(["p", "q", "p"]), "categories that are none, such as 'p'. Take their codes"),
+        (pd.Categorical(["p", "q", "p"]), "row 0 has 'p'. Make numbers of the column first, such as"),
+        (pd.Categorical(pd.to_datetime(["2020-01-01"] * 3)), "categories that are none"),
         (pd.to_datetime(["2020-01-01"] * 3), "row 0 has datetime64"),
         (pd.array(["a", "b", None], "string"), "row 0 has 'a'"),
     ],
@@ -91,9 +92,58 @@ def test_a_column_of_pandas_without_numbers_is_named(values, words):
     assert words in str(caught.value)
 
 
-def test_a_table_of_text_alone_is_left_as_it_is():
-    """A model may take text; one that does not refuses it with its first row."""
-    assert [["p"], ["q"]] == as_rows(pd.DataFrame({"text": ["p", "q"]}), "x").tolist()
+STRINGS = ["p", "", "ünd"]
+FORMS_OF_STRINGS = {
+    "list": STRINGS,
+    "str": np.array(STRINGS),
+    "object": np.array(STRINGS, object),
+    "bytes": np.array([each.encode() for each in STRINGS]),
+    "bytes objects": np.array([each.encode() for each in STRINGS], object),
+    "StringDType": np.array(STRINGS, np.dtypes.StringDType()),
+    "Series": pd.Series(STRINGS),
+    "Series of string": pd.Series(STRINGS, dtype="string"),
+    "Series of Arrow strings": pd.Series(STRINGS, dtype="string[pyarrow]"),
+    "category": pd.Series(STRINGS, dtype="category"),
+    "rows of one": np.array(STRINGS)[:, None],
+    "DataFrame": pd.DataFrame({"text": STRINGS}),
+    "DataFrame of two": pd.DataFrame({"text": STRINGS, "more": pd.Categorical(STRINGS)}),
+    "nested": np.array([[STRINGS]] * 2, object),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_STRINGS)
+def test_arrays_of_strings_of_every_form_are_rows_of_bytes(form):
+    """Strings become the bytes of their UTF-8, in the shape of the array."""
+    given = FORMS_OF_STRINGS[form]
+    rows = as_rows(given, "x")
+
+    expected = np.asarray(given, object)
+    assert isinstance(rows, TextRows)
+    assert rows.shape == expected.shape
+    found = [each.decode() for each in rows.toarray().ravel()]
+    assert found == [each.decode() if isinstance(each, bytes) else each for each in expected.ravel().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [([missing, "p", "q"], 0) for missing in (None, np.nan, pd.NA)]
+    + [(["p", "q", missing], 2) for missing in (None, np.nan, pd.NA, pd.NaT, 2.5, ["r"])],
+)
+@pytest.mark.parametrize("form", ["array", "Series", "DataFrame"])
+def test_a_value_among_strings_that_is_no_string_is_named(form, values, row):
+    """Missing values and numbers raise an error that names the column and the row."""
+    made = {"array": np.array(values, object), "Series": pd.Series(values, dtype=object)}
+    given = made.get(form, pd.DataFrame({"text": made["Series"]}))
+    name = r"x\['text'\]" if form == "DataFrame" else "x"
+
+    with pytest.raises(DataError, match=f"Expected {name} to hold strings; row {row} has"):
+        as_rows(given, "x")
+
+
+def test_half_of_a_surrogate_pair_is_no_text():
+    """A string that UTF-8 has no bytes for raises a DataError."""
+    with pytest.raises(DataError, match="Expected x to hold text; .* cannot be encoded as UTF-8"):
+        as_rows(np.array(["p", "\ud800"]), "x")
 
 
 def test_a_sparse_array_of_one_dimension_has_no_rows():
