@@ -15,11 +15,11 @@ def uncompiled(problem):
 
 
 class Unknown(keras.layers.Layer):
-    """A layer that its own configuration cannot make again."""
+    """A layer that nothing can make again: what its constructor was given is no plain value."""
 
-    def __init__(self, width):
+    def __init__(self, how):
         super().__init__()
-        self.width = width
+        self.how = how
 
     def call(self, inputs):
         return inputs
@@ -88,9 +88,9 @@ def test_a_model_has_to_be_a_compiled_keras_model(no_job):
         SparkModel("model.keras")
 
 
-def test_a_custom_object_that_is_missing_is_named(spark, problem, no_job):
-    """A layer that cannot be made from its configuration is found on the driver, before any job."""
-    model = keras.Sequential([keras.Input((6,)), Unknown(3), keras.layers.Dense(3, activation="softmax")])
+def test_a_layer_that_cannot_be_made_again_is_named(spark, problem, no_job):
+    """It is found on the driver, before any job."""
+    model = keras.Sequential([keras.Input((6,)), Unknown(object()), keras.layers.Dense(3, activation="softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
 
     for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
