@@ -264,7 +264,6 @@ CASES = {
         metrics=[keras.metrics.MeanMetricWrapper(keras.losses.huber, "huber", delta=0.2)]
     ),
     "a constraint": lambda: net(kernel_constraint=Clip(0.2)),
-    "two constraints that are alike": lambda: net(kernel_constraint=Clip(1), bias_constraint=Clip(1)),
     "an array in a configuration": lambda: net(Powered([1.5, 2.5])),
     "the dtype of a loss": lambda: net(keras.losses.Huber(dtype="float64")),
     "a regularizer": lambda: net(kernel_regularizer=Pull(0.2)),
@@ -328,6 +327,16 @@ def test_what_a_configuration_leaves_out_makes_another_model(case):
     plain = models.freeze(net())[0].key
 
     assert plain != models.freeze(CASES[case]())[0].key
+
+
+def test_two_objects_may_have_the_same_settings():
+    """Each loss of a model gets the argument that its configuration leaves out."""
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    model.compile("sgd", [Asymmetric(5), Asymmetric(5)])
+    worker = models.thaw(*models.freeze(model))
+
+    assert [5, 5] == [loss.weight for loss in worker.loss]
 
 
 def test_the_dtype_of_a_loss_is_its_own():
