@@ -90,7 +90,9 @@ def test_a_model_has_to_be_a_compiled_keras_model(no_job):
 
 def test_a_layer_that_cannot_be_made_again_is_named(spark, problem, no_job):
     """It is found on the driver, before any job."""
-    model = keras.Sequential([keras.Input((6,)), Unknown(object()), keras.layers.Dense(3, activation="softmax")])
+    model = keras.Sequential(
+        [keras.Input((6,)), Unknown(object()), keras.layers.Dense(3, activation="softmax")]
+    )
     model.compile("sgd", "sparse_categorical_crossentropy")
 
     for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
