@@ -794,6 +794,13 @@ def named_batch_size(model: keras.Model) -> int | None:
     return next((int(size) for size in sizes if size is not None), None)
 
 
+def _states(model: keras.Model) -> list[Any]:
+    """Return the states of stateful recurrent layers, which are not among a model's variables."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
+    return [state for part in states for state in part if isinstance(state, keras.Variable)]
+
+
 def is_stateful(model: keras.Model) -> bool:
     """Return whether a layer of the model goes on in a batch from what it kept of the last one."""
     return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
@@ -1121,9 +1128,10 @@ def computes_loss(model: keras.Model) -> bool:
 def undisturbed(model: keras.Model) -> Iterator[None]:
     """Leave a model as a fit finds it, whatever is computed with it in a ``with`` block.
 
-    Random generators, counters and moving statistics keep their values, and metrics are reset.
+    Random generators, counters, moving statistics and states of recurrent layers keep their values, and
+    metrics are reset.
     """
-    kept = [*generators(model), *statistics(model)]
+    kept = [*generators(model), *statistics(model), *_states(model)]
     values = read(kept)
     known = set(map(id, kept))
     try:

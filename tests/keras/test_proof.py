@@ -140,3 +140,16 @@ def test_what_is_random_or_fails_here_too_is_taken(make):
     models.build_metrics(model, X, Y)
 
     models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+
+
+def test_states_of_recurrent_layers_are_left_as_they_are():
+    """They are no weights of the model, and a fit begins with them."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input(batch_shape=(1, 4, 1)), keras.layers.GRU(2, stateful=True), keras.layers.Dense(1)]
+    model = compiled(keras.Sequential(layers))
+    first = X[..., None], Y, None
+    models.build_metrics(model, *first)
+
+    models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
+
+    assert not np.any(models.read(model.layers[0].states)[0])
