@@ -52,8 +52,19 @@ def as_rows(value: Any, name: str) -> AnyRows:
     if hasattr(value, "detach"):  # of torch, which may follow its gradient or lie on another device
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    array = value.to_numpy() if hasattr(value, "to_numpy") else array_of(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else _of_strings(array, name)
+
+
+def array_of(value: Any) -> Array:
+    """Return a list, nested to any depth, or another array as NumPy's; strings as objects.
+
+    NumPy would give all strings of a list the length of the longest one, and cut off zeros at their ends.
+    """
+    first = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    return np.asarray(value, object if isinstance(first, str | bytes) else None)
 
 
 def _is_missing(value: Any) -> bool:

@@ -16,6 +16,7 @@ from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl import columns, files, launch, losses, models, optimizers, proof
+from sparkdl.arrays import array_of
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
@@ -747,6 +748,6 @@ def to_simple_rdd(context: Any, features: Any, labels: Any) -> Any:
     Raises:
         DataError: they have different lengths.
     """
-    arrays = np.asarray(features), np.asarray(labels)
+    arrays = array_of(features), array_of(labels)
     ArraySource(Sample.of(arrays, (1, 1)))  # checks their lengths
     return context.parallelize(list(zip(*arrays, strict=True)))

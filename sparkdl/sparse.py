@@ -6,7 +6,7 @@ it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -165,16 +165,27 @@ class TextRows(SparseRows):
 
     def toarray(self) -> Array:
         """Return them as an array of bytes objects."""
-        each, own = prod(self._row), self.compact()
-        starts, counts = own.spans.T[:, :, None]
+        each, flat = prod(self._row), np.empty(prod(self.shape), object)
+        starts, counts = self.spans.T[:, :, None]
         if each != 1:
-            headers = own.entries[_places(starts[:, 0], 4 * each)]
+            headers = self.entries[_places(starts[:, 0], 4 * each)]
             counts = headers.view(np.int32).astype(np.int64)
             starts = starts + 4 * each + np.cumsum(counts, axis=1) - counts
-        data, flat = own.entries.tobytes(), np.empty(len(self) * each, object)
-        bounds = zip(starts.ravel().tolist(), counts.ravel().tolist(), strict=True)
-        flat[:] = [data[start : start + count] for start, count in bounds]
+        flat[:] = [piece.tobytes() for piece in self._pieces(starts, counts)]
         return flat.reshape(self.shape)
+
+    def compact(self) -> Self:
+        """Return the same rows with no bytes but their own, one row after another."""
+        return self.packed(self.spans[:, 1], np.frombuffer(b"".join(self.rows()), np.uint8), self._row)
+
+    def rows(self) -> Iterator[memoryview]:
+        """Yield the bytes of each row."""
+        return self._pieces(*self.spans.T)
+
+    def _pieces(self, starts: Places, counts: Places) -> Iterator[memoryview]:
+        data = self.entries.data
+        for start, count in zip(starts.ravel().tolist(), counts.ravel().tolist(), strict=True):
+            yield data[start : start + count]
 
 
 def _places(starts: Places, count: int) -> Places:

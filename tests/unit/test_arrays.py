@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as shapes
 
-from sparkdl.arrays import as_rows
+from sparkdl.arrays import array_of, as_rows
 from sparkdl.errors import DataError
 from sparkdl.schema import Column
 from sparkdl.sparse import SparseRows, TextRows
@@ -138,6 +138,14 @@ def test_a_value_among_strings_that_is_no_string_is_named(form, values, row):
 
     with pytest.raises(DataError, match=f"Expected {name} to hold strings; row {row} has"):
         as_rows(given, "x")
+
+
+def test_lists_of_strings_take_the_memory_of_their_strings():
+    """A long string does not make the others long, and zeros at the end of bytes stay."""
+    rows = as_rows([b"a\0", b"", b"b" * 1000], "x")
+
+    assert rows.toarray().tolist() == [b"a\0", b"", b"b" * 1000]
+    assert array_of([["p", "q" * 1000]]).nbytes < 100
 
 
 def test_half_of_a_surrogate_pair_is_no_text():
