@@ -863,6 +863,19 @@ def probe(model: keras.Model, schema: Schema) -> Any:
         raise DataError(message, traceback=text_of(error)) from error
 
 
+def require_numbers(model: keras.Model, predicted: Any) -> None:
+    """Check that predictions are numbers, as columns of predictions are.
+
+    Raises:
+        ModelError: an output gives strings.
+    """
+    if any(_dtype(part) == TEXT for part in keras.tree.flatten(predicted)):
+        raise ModelError(
+            f'An output of the model "{model.name}" gives strings, which a column of predictions does not '
+            "hold. Leave out the layer that makes strings, or pass arrays or an RDD to SparkModel.predict."
+        )
+
+
 def of_no_rows(model: keras.Model, sample: Sample) -> Any:
     """Return what the model predicts for no rows at all: arrays of length 0.
 

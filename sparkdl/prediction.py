@@ -68,6 +68,7 @@ def column_function(
     cluster = cluster_of(session)
     cluster.require_python(models.backend())
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
+    models.require_numbers(model, predicted)
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)
     shapes = models.output_shapes(model, predicted)

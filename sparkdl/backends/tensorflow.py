@@ -44,8 +44,8 @@ class Compiled:
             trace = self._function.get_concrete_function(*_specs(arguments, sized=self._sized))
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
-        if self._jit:
-            return trace._call_flat(tensors, captured)
+        if self._jit or any(tensor.dtype == tf.string for tensor in tensors):
+            return trace._call_flat(tensors, captured)  # which leaves strings off a GPU
         return tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
 
 

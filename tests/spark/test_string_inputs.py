@@ -310,6 +310,24 @@ def test_arrays_of_another_kind_are_refused_by_name(spark, jobs):
 
 
 @tensorflow
+def test_strings_as_predictions_are_for_arrays(frame, jobs):
+    """A model that gives strings predicts arrays; columns of its predictions are refused by name."""
+    words = keras.Input((1,), dtype="string", name="words")
+    layer = layers.StringLookup(vocabulary=["good film", "bad film"])
+    back = layers.StringLookup(vocabulary=layer.get_vocabulary(), invert=True)
+    model = keras.Model(words, back(layer(words)))
+    before = jobs()
+
+    for call in (
+        lambda: predict_udf(model),
+        lambda: KerasTransformer(model=model, featuresCol="words", task="regression").transform(frame),
+    ):
+        with pytest.raises(ModelError, match="An output of the model .* gives strings"):
+            call()
+    assert jobs() == before
+
+
+@tensorflow
 def test_nulls_among_strings_are_named(frame):
     """A null raises a DataError that names the column and the row."""
     row = functions.col("row")
