@@ -544,6 +544,10 @@ class _Server(cheroot.wsgi.Server):
         if self._connections.has_head(conn):
             super().process_conn(conn)
 
+    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
+        """Note what went wrong with a connection; whoever it was may do so as often as they like."""
+        logger.debug("%s", msg, exc_info=traceback)
+
     @staticmethod
     def bind_socket(sock: socket.socket, address: Any) -> socket.socket:
         """Bind a socket, or close it."""

@@ -2,15 +2,18 @@
 
 import http.client
 import itertools
+import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
-from stores import begun, state_of, store_of, together, update_of
+from stores import LAYOUT, begun, state_of, store_of, together, update_of
 
 from sparkdl import server, strangers, tls, wire
 from sparkdl.client import HttpExchange
@@ -97,6 +100,88 @@ def is_open(sock):
         return False
 
 
+SIZES = [strangers.HEAD_BYTES + more for more in (-1, 0, 1, 255, 256, 4096)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_heads_near_the_limit_take_no_thread(store, size, encrypted):
+    """More of them than there are threads; a worker's exchange would wait for as long as they stay."""
+    context, certificate = tls.server_context() if encrypted else (None, b"")
+    start = b"GET / HTTP/1.1\r\nX: "
+    with ExitStack() as stack:
+        app = make_app(store, "secret", Traffic())
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, 2, context))
+        endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run, certificate)
+        for _ in range(16):
+            sock = stack.enter_context(greet(port, certificate))
+            sock.sendall(start + b"x" * (size - len(start)))
+        exchange = HttpExchange(endpoint, 0, 1, 1, store.shape.layout)
+        stack.callback(exchange.close)
+        exchange._connection._http.timeout = 20
+
+        assert [1.0] * 5 == exchange(update_of(store, 0, np.ones(5))).parameters.tolist()
+        assert 0 == exchange.retried
+
+
+FLOOD = """
+import resource, socket, sys, urllib.request
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+port, socks = int(sys.argv[1]), []
+for _ in range(1000):
+    socks.append(socket.socket())
+    socks[-1].setblocking(False)
+    socks[-1].connect_ex(("127.0.0.1", port))
+for _ in range(3):
+    ask = urllib.request.Request(f"http://127.0.0.1:{port}/v1/ping")
+    ask.add_header("Authorization", "Bearer secret")
+    print(urllib.request.urlopen(ask, timeout=30).status)
+"""
+
+
+@pytest.mark.parametrize("room", [20, 60, 400])
+def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd, room):
+    """Those that have waited longest make room for a worker's; one line says so, and no page."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    with closing(exchange):
+        exchange(update_of(store, 0, np.ones(5)))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, limits[1]))
+        try:
+            flood = subprocess.Popen(
+                [sys.executable, "-c", FLOOD, str(port)], stdout=subprocess.PIPE, text=True
+            )
+            replies = [
+                exchange(update_of(store, 0, np.ones(5), sequence=number, base_version=number))
+                for number in range(1, 20)
+            ]
+            said, _ = flood.communicate(timeout=120)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert "204\n" * 3 == said
+    assert [20.0] * 5 == replies[-1].parameters.tolist()
+    assert 1 == len([text for text in caplog.messages if "connections without a request are closed" in text])
+    assert ("", "") == capfd.readouterr()
+
+
+@pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
+def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, monkeypatch, jump):
+    """Times are measured by a clock that nobody sets."""
+    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    with closing(exchange), connect(port) as sock:
+        exchange(update_of(store, 0, np.ones(5)))
+        clock = time.time
+        monkeypatch.setattr(time, "time", lambda: clock() + jump)
+        assert b"" == sock.recv(1)
+
+        assert [2.0] * 5 == exchange(
+            update_of(store, 0, np.ones(5), sequence=1, base_version=1)
+        ).parameters.tolist()
+        assert 0 == exchange.retried
+
+
 @pytest.mark.parametrize("sent", HEADS[:2])
 def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent):
     """Whoever sends a part of it, or nothing."""
@@ -121,7 +206,7 @@ def test_a_head_that_has_no_end_is_refused(port, store):
     """It is neither read to its end nor kept."""
     before = state_of(store)
     with connect(port) as sock:
-        sock.sendall(b"GET /v1/status HTTP/1.1\r\nX: " + b"x" * strangers.HEAD_BYTES)
+        sock.sendall(b"GET /v1/status HTTP/1.1\r\nX: " + b"x" * (strangers.HEAD_BYTES + strangers.LINE_BYTES))
         with closing(http.client.HTTPResponse(sock)) as answer:
             answer.begin()
             assert 413 == answer.status

@@ -721,7 +721,9 @@ INTERNALS = {
         "prepare", "process_conn", "expiration_interval", "shutdown_timeout",
     ),
     cheroot.wsgi.Gateway_10: ("respond", "start_response"),
-    cheroot.connections.ConnectionManager: ("_expire", "close", "put"),
+    cheroot.connections.ConnectionManager: (
+        "_expire", "_from_server_socket", "_remove_invalid_sockets", "_run", "close", "put",
+    ),
 }  # fmt: skip
 
 
@@ -736,5 +738,5 @@ def test_cheroot_has_what_we_replace_of_it():
     made.stop()
 
     assert [] == missing
-    assert hasattr(made._connections, "_selector")
+    assert {"_selector", "_stop_requested"} <= vars(made._connections).keys()
     assert logging.statistics.pop(f"Cheroot HTTPServer {id(made)}", None)
