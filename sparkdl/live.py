@@ -380,9 +380,8 @@ def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | Non
     return words, keras.ops.convert_to_numpy(weights)[: len(words)].tolist()
 
 
-Seen = dict[
-    tuple[int, int], Any
-]  # pairs that are compared, by their ids, which they keep while they are here
+# Pairs that are being compared, by their ids, which nothing else can have while they are kept here.
+Seen = dict[tuple[int, int], Any]
 
 
 def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
