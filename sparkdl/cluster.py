@@ -18,8 +18,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -37,6 +37,7 @@ from sparkdl.errors import ClusterError, ConfigError
 logger = logging.getLogger(__name__)
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
 LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
+STOP_SECONDS = 10.0  # how long PySpark may take to stop an application
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 
@@ -263,10 +264,12 @@ class Cluster:
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
         """Return the address that the endpoint listens on, and the host that executors connect to."""
         listen, host = self._own_addresses()
-        return (
+        found = (
             bind or self.setting("spark.sparkdl.bindAddress") or listen,
             advertised or self.setting("spark.sparkdl.advertisedHost") or host,
         )
+        listen, host = (address.removeprefix("[").removesuffix("]") for address in found)  # of IPv6
+        return listen, host
 
     def _own_addresses(self) -> tuple[str, str]:
         host = self.setting("spark.driver.host", "127.0.0.1")
@@ -283,7 +286,32 @@ class Cluster:
 
     def forget(self, shared: Any) -> None:
         """Free what ``share`` returned."""
-        shared.destroy()
+        with self._unless_stopped():
+            shared.destroy()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the application was stopped, so that nothing can be asked of it any more."""
+        inner = self.context._jsc
+        try:
+            return inner is None or bool(inner.sc().isStopped())
+        except Exception:  # noqa: BLE001 - py4j's, of a JVM that has gone
+            return True
+
+    def await_stop(self) -> None:
+        """Wait for the end of a stop in another thread, after which PySpark starts an application anew."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while SparkContext._active_spark_context is self.context and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    @contextmanager
+    def _unless_stopped(self) -> Iterator[None]:
+        """Let a ``with`` block fail where the application was stopped, with which what it frees has gone."""
+        try:
+            yield
+        except Exception:
+            if not self.stopped:
+                raise
 
     @property
     def handle(self) -> Any:
@@ -311,7 +339,8 @@ class Cluster:
 
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag."""
-        self.context.cancelJobsWithTag(tag)
+        with self._unless_stopped():
+            self.context.cancelJobsWithTag(tag)
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, for the Python workers that start from now on."""
@@ -407,6 +436,11 @@ class ConnectCluster(Cluster):
 
     def forget(self, shared: Any) -> None:
         """Leave the file: it goes with the session."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the session was closed; nothing here asks: the server says so."""
+        return False
 
     @property
     def handle(self) -> Any:

@@ -64,6 +64,11 @@ def explain(error: Exception, cluster: Cluster, *, of_rows: bool = True) -> Spar
         cluster: the Spark application.
         of_rows: whether the job computes rows by a plan of the user's, a DataFrame or an RDD.
     """
+    if cluster.stopped:
+        cluster.await_stop()
+        stopped = ClusterError("Spark was stopped while the job ran. Start a session, and fit again.")
+        stopped.cause = error
+        return stopped
     text = _text(error)
     found = _of_ours(text) or _of_python(text, cluster) or _of_spark(text, cluster)
     found = found or _raised(text, of_rows=of_rows) or _lost(text)

@@ -134,6 +134,15 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     assert "superseded attempt" in first["Task End Reason"]["Description"]
 
 
+@pytest.mark.parametrize("mode", ["synchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
+def test_a_fit_whose_application_is_stopped_says_so(mode):
+    """By a ClusterError; nothing of it is left, and the next application of the process trains."""
+    report = report_of("stopped.py", "local[2]", mode)
+
+    assert report["raised"].startswith("ClusterError: Spark was stopped while the job ran.")
+    assert ([], 2) == (report["threads"], report["next"])
+
+
 def test_the_token_is_seen_nowhere(standalone, tmp_path):
     """Not in Spark's event log and UI, on command lines, in environments, in logs, nor in an error."""
     settings = {

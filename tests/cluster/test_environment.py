@@ -156,6 +156,17 @@ def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
     assert "spark.driver.host or advertised_host=" in str(caught.value)
 
 
+def test_an_address_of_ipv6_may_have_brackets(spark, problem):
+    """As Spark writes it (spark.driver.host)."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    ours = SparkModel(problem.model(), num_workers=2, bind_address="[::1]", advertised_host="[::1]")
+
+    assert 1 == len(ours.fit(problem.x, problem.y, verbose=0).history["loss"])
+
+
 def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
     """spark.sparkdl.bindAddress, .advertisedHost and .port, where arguments do not say otherwise.
 
