@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import keras
 import numpy as np
@@ -44,6 +45,33 @@ from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_
 from sparkdl.structure import leaves
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_in_fits: set[int] = set()  # ids of the models that are being trained
+_fits_lock = threading.Lock()
+
+
+def _alone(fit: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a second fit of a model while one trains it: each would set the other's weights."""
+
+    @functools.wraps(fit)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        model: Any = args[0].model  # type: ignore[attr-defined]
+        key = id(model)
+        with _fits_lock:
+            if key in _in_fits:
+                raise ConfigError(
+                    f'The model "{model.name}" is being trained by another fit. Wait for its end, or fit a '
+                    "copy (keras.models.clone_model)."
+                )
+            _in_fits.add(key)
+        try:
+            return fit(*args, **kwargs)
+        finally:
+            _in_fits.discard(key)
+
+    return alone
 
 
 class SparkModel:
@@ -180,6 +208,7 @@ class SparkModel:
         return self.model
 
     @short
+    @_alone
     def fit(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
@@ -264,7 +293,7 @@ class SparkModel:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
 
         Raises:
-            ConfigError: an argument that cannot be honoured.
+            ConfigError: an argument that cannot be honoured, or another fit trains the model meanwhile.
             DataError: rows that do not fit the model; names partition and row.
             ClusterError: too few slots, an executor whose environment does not match, or somebody
                 cancelled the job.

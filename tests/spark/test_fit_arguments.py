@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
+from sparkdl.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("spark")
 OPTIONS = {"shuffle": False, "verbose": 0}
@@ -113,3 +114,21 @@ def test_weights_of_classes_beside_those_of_rows_are_refused_as_keras_does(probl
     for model in (SparkModel(problem.model()), problem.model()):
         with pytest.raises(ValueError, match="class_weight.*sample|sample.*class_weight"):
             model.fit(problem.x, problem.y, **arguments)
+
+
+def test_a_second_fit_of_a_model_is_refused_while_one_trains_it(problem):
+    """Also by another SparkModel: each would set the other's weights. Afterwards it trains again."""
+    model, said = problem.model(), []
+
+    def fit_again(epoch, logs):
+        with pytest.raises(ConfigError) as caught:
+            SparkModel(model, num_workers=1).fit(problem.x, problem.y, verbose=0)
+        said.append(str(caught.value))
+
+    ours = SparkModel(model, num_workers=2)
+    again = keras.callbacks.LambdaCallback(on_epoch_end=fit_again)
+    ours.fit(problem.x, problem.y, callbacks=[again], verbose=0)
+    ours.fit(problem.x, problem.y, verbose=0)
+
+    assert 1 == len(said)
+    assert said[0].startswith('The model "network" is being trained by another fit.')
