@@ -27,6 +27,8 @@ from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 from sparkdl import code, optimizers
 from sparkdl.errors import ModelError
 
+# The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
+Variable: type[Any] = keras.Variable.__mro__[1]
 STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
 OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
 PATCH = "sparkdl_differences"
@@ -163,14 +165,14 @@ def reduced(thing: Any, pickler: Any) -> Any:
     """
     if isinstance(thing, ByValue) and thing.load is None:
         return ByValue, (code.pickled(thing.live, pickler), pickler.loads)
-    if isinstance(thing, keras.Variable):
+    if isinstance(thing, Variable):
         settings = {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
         value = keras.ops.convert_to_numpy(thing.value)
         dtype = keras.backend.standardize_dtype(thing.dtype)
         return _variable, (value, dtype, thing.name), settings, None, None, _set_attributes
     if isinstance(thing, keras.optimizers.Optimizer):
         rate = thing._learning_rate
-        rate = float(rate) if isinstance(rate, keras.Variable) else rate
+        rate = float(rate) if isinstance(rate, Variable) else rate
         return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
     if isinstance(thing, keras.metrics.Metric):
         state = {name: value for name, value in vars(thing).items() if name != "_tracker"}
@@ -218,7 +220,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 def _holds_variables(value: Any) -> bool:
     parts = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(part, keras.Variable) for part in parts)
+    return any(isinstance(part, Variable) for part in parts)
 
 
 def _metric(kind: type[Any]) -> Any:
@@ -410,7 +412,7 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
 def _attributes_apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
     own = type(ours).__module__.split(".")[0] != "keras"
     for name, value in _attributes(ours).items():
-        other = getattr(theirs, name) if isinstance(ours, keras.Variable) else vars(theirs).get(name, MISSING)
+        other = getattr(theirs, name) if isinstance(ours, Variable) else vars(theirs).get(name, MISSING)
         if other is not MISSING or own:  # what a user hangs on an object of Keras's own, that never reads
             yield from _apart(value, other, (*path, ("attr", name)), seen)
 
@@ -436,7 +438,7 @@ def _is_settled_elsewhere(value: Any) -> bool:
     """Return whether a value is compared or made again by other means, as layers and variables are."""
     if isinstance(value, list | tuple | set):
         return bool(value) and all(map(_is_settled_elsewhere, value))
-    kinds = keras.Layer, keras.Variable, keras.KerasTensor, keras.initializers.Initializer, ModuleType
+    kinds = keras.Layer, Variable, keras.KerasTensor, keras.initializers.Initializer, ModuleType
     return isinstance(value, (*kinds, keras.random.SeedGenerator))
 
 
@@ -463,7 +465,7 @@ def _has_attributes(value: Any) -> bool:
 
 def _attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object that say what it computes."""
-    if isinstance(thing, keras.Variable):
+    if isinstance(thing, Variable):
         return {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
     if isinstance(thing, CompileLoss | CompileMetrics):  # the rest is made when they are built
         return {name: value for name, value in vars(thing).items() if name.startswith("_user")}
@@ -564,14 +566,14 @@ def _step(parent: Any, step: tuple[str, Any]) -> Any:
     kind, key = step
     if kind == "item":
         return parent[key]
-    return getattr(parent, key) if isinstance(parent, keras.Variable) else vars(parent)[key]
+    return getattr(parent, key) if isinstance(parent, Variable) else vars(parent)[key]
 
 
 def _put(parent: Any, step: tuple[str, Any], value: Any) -> None:
     kind, key = step
     if kind == "item":
         parent[key] = value
-    elif isinstance(parent, keras.Variable):
+    elif isinstance(parent, Variable):
         setattr(parent, key, value)
     else:
         vars(parent)[key] = value  # past Keras, which locks layers that are built

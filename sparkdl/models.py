@@ -798,7 +798,7 @@ def _states(model: keras.Model) -> list[Any]:
     """Return the states of stateful recurrent layers, which are not among a model's variables."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
-    return [state for part in states for state in part if isinstance(state, keras.Variable)]
+    return [state for part in states for state in part if isinstance(state, live.Variable)]
 
 
 def is_stateful(model: keras.Model) -> bool:
