@@ -31,6 +31,7 @@ from sparkdl.errors import ModelError
 Variable: type[Any] = keras.Variable.__mro__[1]
 STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
 OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
+COMPILED = ("loss", "metrics")  # what a model has of compile, as _compile_loss and _compile_metrics
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 VOCABULARY = "vocabulary"
@@ -334,7 +335,7 @@ def roots(model: keras.Model) -> dict[str, Any]:
         "weight": model.weights,
         "optimizer": getattr(model, "optimizer", None),
     }
-    for name in ("loss", "metrics"):
+    for name in COMPILED:
         found[name] = vars(model).get(f"_compile_{name}")
     return found
 
@@ -556,7 +557,7 @@ def patch(model: keras.Model, found: Sequence[Difference]) -> None:
         elif root == VOCABULARY:
             model._flatten_layers()[steps[0]].set_vocabulary(*value)
         elif not steps:
-            setattr(model, root, value)
+            setattr(model, f"_compile_{root}" if root in COMPILED else root, value)
         else:
             parent = functools.reduce(_step, steps[:-1], starts[root])
             _put(parent, steps[-1], value)

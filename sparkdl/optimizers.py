@@ -27,7 +27,7 @@ def moves(model: keras.Model) -> list[Any]:
     if getattr(model, "optimizer", None) is None:
         return []
     built = model.optimizer.built
-    return list(model.optimizer._trainable_variables if built else model.trainable_variables)
+    return list(inner(model)._trainable_variables if built else model.trainable_variables)
 
 
 def decays_weights(model: keras.Model) -> list[bool]:

@@ -14,6 +14,10 @@ from sparkdl.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
+NUMBERS_ONCE = tuple(map(int, keras.__version__.split(".")[:2])) >= (
+    3,
+    15,
+)  # operations, and not in a copy too
 
 
 class Asymmetric(keras.losses.Loss):
@@ -407,7 +411,8 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
 
     assert live.PATCH not in objects
     assert spec.key == models.freeze(model)[0].key
-    assert spec.key == models.freeze(models.copy_of(model))[0].key
+    if NUMBERS_ONCE:
+        assert spec.key == models.freeze(models.copy_of(model))[0].key
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
     assert not any(np.any(value) for value in models.read(model.metrics_variables))
@@ -426,7 +431,7 @@ def test_a_function_that_builds_may_be_followed_by_changes():
     """What was done to the model since it was built comes to workers too."""
     model = net()
     model.layers[2].rate = 0.25
-    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), keras.losses.Huber(0.3))
+    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), keras.losses.Huber(0.3), metrics=["mae"])
     model.optimizer.exclude_from_weight_decay(var_names=["bias"])
     spec, objects = models.freeze(model, net)
     worker = models.thaw(spec, objects, net)

@@ -106,6 +106,8 @@ HIDING = {
 @pytest.mark.parametrize("what", HIDING)
 def test_what_comes_back_as_something_else_is_named(what):
     """Nothing is trained; the error tells what differs, and by how much."""
+    if what == "prediction" and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15):
+        pytest.skip("older versions do not make such a model again, which is a ModelError too")
     model = HIDING[what]()
 
     with pytest.raises(ModelError, match=rf"computes something else .* {what}.* is .* here and .* there"):
