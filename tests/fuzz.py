@@ -204,15 +204,7 @@ class Http:
         """Return requests of all kinds that a store takes, or would at another time."""
         store = _store(**self.stores[index])
         who = {"worker": 0, "generation": 1, "attempt": 1}
-        failure = {
-            "kind": "data",
-            "generation": 1,
-            "worker": 0,
-            "attempt": 1,
-            "host": "h",
-            "message": "m",
-            "traceback": "",
-        }
+        failure = who | {"kind": "data", "host": "h", "message": "m", "traceback": ""}
         asked = {
             "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
             "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]},

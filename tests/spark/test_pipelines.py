@@ -610,7 +610,7 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
         estimator.setThresholds([0.5, 0.5]).fit(table)
 
 
-def test_where_the_endpoint_is_is_no_part_of_a_saved_stage(problem, tmp_path, caplog):
+def test_where_the_endpoint_is_is_no_part_of_a_saved_stage(spark, problem, tmp_path, caplog):
     """Who wrote a stage has no say in where the token and the weights of a later fit go."""
     place = {"bindAddress": "127.0.0.1", "advertisedHost": "127.0.0.2", "port": 40001, "tls": False,
              "placement": "worker"}  # fmt: skip
