@@ -24,7 +24,7 @@ from pathlib import Path
 import network
 import pytest
 from standalone import Standalone, eventually
-from turns import DAY
+from turns import SHARE
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -41,7 +41,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "network: needs a user who may make network namespaces")
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
-    config.addinivalue_line("markers", "third_day: long; of those of its module a third each day")
+    config.addinivalue_line("markers", "third: long; the default suite runs a third of those of its module")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
@@ -50,7 +50,7 @@ def pytest_configure(config):
 def pytest_report_header(config):
     why = network.missing()
     left_out = [f"left out: tests between hosts (-m network): {why}"] if why else []
-    return [f"faults of day {DAY} (SPARKDL_TEST_DAY)", *left_out]
+    return [f"share {SHARE} of the tests that take turns (SPARKDL_TEST_SHARE)", *left_out]
 
 
 def pytest_generate_tests(metafunc):
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
         runs = in_turn and is_of_this_backend(item) and has_its_networks(item)
-        if not (runs and (every_day or has_its_day(item, places))):
+        if not (runs and (every_day or is_in_share(item, places))):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
@@ -131,12 +131,12 @@ def is_named(config):
     return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
 
 
-def has_its_day(item, places):
-    """Say whether a test is run on this day; ``places`` counts those of its module that are long."""
-    if not item.get_closest_marker("third_day"):
+def is_in_share(item, places):
+    """Say whether a test is in the share; ``places`` counts those of its module that are long."""
+    if not item.get_closest_marker("third"):
         return True
     places[item.module] = place = places.get(item.module, -1) + 1
-    return (place + DAY) % 3 == 0
+    return (place + SHARE) % 3 == 0
 
 
 def pytest_terminal_summary(terminalreporter, config):

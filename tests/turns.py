@@ -1,21 +1,21 @@
-"""Whose turn it is today: of many settings of a fault each run takes one, and some days take all of them.
+"""Which share of many tests of one kind the default suite has; the others are of the whole product only.
 
-``SPARKDL_TEST_DAY=N pytest ...`` takes those of day N again; the head of pytest's output says which it is.
+The share is always the same. ``SPARKDL_TEST_SHARE=N pytest ...`` runs another one, and the head of pytest's
+output says which it is.
 """
 
-import datetime
 import os
 
 import pytest
 
-# In the environment, for the processes that pytest-xdist starts.
-DAY = int(os.environ.setdefault("SPARKDL_TEST_DAY", str(datetime.date.today().toordinal())))
+# In the environment, for the processes that pytest-xdist starts. Any number will do.
+SHARE = int(os.environ.setdefault("SPARKDL_TEST_SHARE", "19228"))
 
 
 def by_turns(values, name=str):
-    """Return a parameter of a test for each value; but for today's they are of the whole product only."""
-    today = DAY % len(values)
-    marks = [() if index == today else pytest.mark.whole for index in range(len(values))]
+    """Return a parameter of a test for each value, marked as `whole` unless it is in the share."""
+    chosen = SHARE % len(values)
+    marks = [() if index == chosen else pytest.mark.whole for index in range(len(values))]
     return [
         pytest.param(value, id=name(value), marks=mark) for value, mark in zip(values, marks, strict=True)
     ]

@@ -44,7 +44,7 @@ def report_of(script, master, mode, *, variables=(), own=(), **settings):
 first_statement = partial(report_of, "first_statement.py")
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     """No executor has registered yet: they are waited for, and the answer is that of plain Keras.
 
@@ -67,7 +67,7 @@ def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     assert report["away"] < 1e-5
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 def test_executors_may_come_and_go(standalone, mode):
     """Under dynamic allocation, which refuses barrier stages, the gang forms all the same."""

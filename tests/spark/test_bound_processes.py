@@ -22,7 +22,7 @@ def bound(context):
     return context.parallelize(range(20), 2).mapPartitions(bind).collect() == [ELSEWHERE] * 2
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
     """The tasks run again in fresh processes: training and evaluation."""
     model, reference = problem.model(), problem.model()
@@ -52,7 +52,7 @@ def bound_to_a_gpu(context):
     return set(context.parallelize(range(20), 2).mapPartitions(bind).collect())
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_process_bound_to_another_gpu_is_replaced(spark, problem, monkeypatch):
     """Tasks take turns on the GPUs that are visible, each in a process that has seen no other.
 

@@ -132,7 +132,7 @@ def test_after_a_fit_that_fails(problem):
     assert len(spark_model.history.history["loss"]) in (1, 2)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize(
     ("mode", "frequency", "every"),
     [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
@@ -168,7 +168,7 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
     """A process that stands still is named after a while; the run goes on without it from the last cut."""
@@ -186,7 +186,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
         assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_after_workers_were_killed_too_often(problem, tmp_path):
     """A worker that dies at every start ends the run, with what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
@@ -219,7 +219,7 @@ def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothin
     nothing_is_left.update(blocks(spark))  # of the executor that was killed: Spark's, until the session ends
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_after_a_worker_raised(problem, tmp_path):
     """An exception in the middle of an epoch ends the run; the model is that of the last epoch."""
 
@@ -240,7 +240,7 @@ def test_after_a_worker_raised(problem, tmp_path):
     assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_after_the_job_was_cancelled(spark, problem):
     """A job that somebody cancels, in Spark's own pages for one, is not run again."""
     callback = keras.callbacks.LambdaCallback(

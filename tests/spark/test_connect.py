@@ -82,7 +82,7 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
         KerasTransformer(model=problem.model()).save("file:///stage")
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placement):
     """Callbacks run here, change the learning rate and stop the workers, wherever the endpoint is.
@@ -154,7 +154,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     assert [endpoints[0].certificate] * 2 == certificates
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table):
     """Validation waits for the driver's callbacks, which say of which weights it is."""
     ours, reference = (
@@ -216,7 +216,7 @@ def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_p
     assert (1, [0, 1]) == (history.training["resumed"], history.epoch)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
     """A traceback comes through the endpoint, and what the preflight found through Spark."""
 
@@ -232,7 +232,7 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
         SparkModel(problem.model(), num_workers=1, advertised_host="127.0.0.9").fit(table, verbose=0)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
     """It is the endpoint that finds out, and no worker."""
     model = problem.model(keras.optimizers.SGD(1e30))
@@ -243,7 +243,7 @@ def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
         )
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, table, mode):
     """History, counts and model are those of any fit; callbacks are refused by name before the job."""

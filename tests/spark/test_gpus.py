@@ -43,7 +43,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.cluster
 def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     """One executor with four cores and two GPUs: two workers with two threads, four where they may share."""

@@ -107,7 +107,7 @@ def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
     assert [k % 2 for k in range(40)] == [row.prediction for row in found]
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_what_cannot_be_decoded_is_named(spark, images):
     """On the driver for the first row, before a job trains; on executors with the row."""
     spark_model = SparkModel(model_of(), num_workers=2)

@@ -26,7 +26,7 @@ from sparkdl.mllib import (
 MASTERS = ("local", "local-cluster", "standalone")
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_labeled_points_train_as_pairs_do(spark, problem, mode):
     """The mode is honoured; in synchronous mode weights are those of the same rows as pairs."""
@@ -66,7 +66,7 @@ def test_vectors_and_matrices_are_predicted_from(spark, problem):
         np.testing.assert_allclose(expected, spark_model.predict(rdd).collect(), atol=1e-5)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_class_indices_become_one_hot_vectors(spark, problem):
     """For a model that takes them; a label that is no class ends the fit."""
     points = to_labeled_point(spark.sparkContext, problem.x, np.eye(3)[problem.y], categorical=True)

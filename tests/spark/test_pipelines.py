@@ -136,7 +136,7 @@ def test_regression_predicts_a_number(spark, problem, table):
     assert RegressionEvaluator(metricName="r2").evaluate(out) > 0.5
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, table):
     """Sparse vectors, arrays and scalar columns train and predict as dense vectors do."""
     reference = estimator.fit(table)
@@ -258,7 +258,7 @@ def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
     assert accuracy == pytest.approx(fitted.summary.history["val_accuracy"][-1])
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.classic  # preservePartitions needs to know how many there are
 @pytest.mark.parametrize("stay", [True, False])
 def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, estimator, table, stay):
@@ -282,7 +282,7 @@ def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
         estimator.fit(none, {estimator.validationIndicatorCol: "held"})
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize(("workers", "size"), [(1, 16), (2, 203)])  # in the order of the rows, or all at once
 def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, table, workers, size):
     """Epoch by epoch, of training and of validation; so have the weights."""
@@ -449,7 +449,7 @@ def test_two_columns_of_one_name_are_refused(spark, problem, table):
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
     """A vector of another size, in the middle: the error of the job that computes it says which."""
     short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
@@ -539,7 +539,7 @@ def place(request, spark, mounted):
     configuration.set("fs.defaultFS", before)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.classic  # over Spark Connect the file system is the server's default one
 def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table, tmp_path, place):
     """Its model file too: what is read from there gives the same bits; nothing is written beside it."""
@@ -722,7 +722,7 @@ def test_several_param_maps_are_fitted(spark, estimator, table):
     assert [1, 2] == [each.summary.totalIterations for each in fitted]
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @leaves_its_pool
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path, mode):
@@ -744,7 +744,7 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
     np.testing.assert_array_equal(weights_of(found.bestModel), weights_of(loaded.bestModel))
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @leaves_its_pool
 def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     """Each of the first two waits in its first epoch for the other, and would fail alone."""
@@ -768,7 +768,7 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     assert 2 == len(search.fit(table).avgMetrics)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @leaves_its_pool
 def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
     """Of one worker each, as many at the same time as there are slots; the others wait for theirs."""
@@ -801,7 +801,7 @@ def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, esti
     assert found.validationMetrics[1] > found.validationMetrics[0]
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, estimator, table):
     """Rows in one partition of many train, and predict, as they do anywhere."""
     one = table.coalesce(1)
@@ -870,7 +870,7 @@ def test_sql_predicts(spark, problem, table):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.each_master
 def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     """Rows of a file source get their predictions as they come; no look at the first row is needed."""

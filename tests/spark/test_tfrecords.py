@@ -54,7 +54,7 @@ def test_rows_come_back_as_they_were(spark, tmp_path, compression):
     assert all(name.endswith(".gz" if compression else ".tfrecord") for name in names)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @writes
 def test_arrays_of_arrays_are_sequences(spark, tmp_path):
     """Feature lists and context come back, and are refused where rows are Examples."""
@@ -144,7 +144,7 @@ def test_a_model_trains_on_records(spark, problem, tmp_path):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @writes
 def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     """Without overwrite it is left, with it replaced, and with a job that fails it is as it was."""
@@ -180,7 +180,7 @@ def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
         _from_record(Record(FEATURES), types.StructField(name, kind), "record 1")
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
     """With the record and the file."""
     both = (Record({"odd": [odd]}) for odd in (b"x", b"\xff"))
@@ -191,7 +191,7 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
         read_tfrecords(str(tmp_path / "t"), "odd string").collect()
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @writes
 def test_a_null_within_an_array_is_named(spark, tmp_path):
     """No record holds one, and no list of a sequence is one."""
@@ -206,7 +206,7 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
             write_tfrecords(frame, str(tmp_path / "t"), sequences=True)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     """Decimals, timestamps and maps by name, with what to do; torn files in the job."""
     before = jobs()

@@ -106,7 +106,7 @@ def test_predictions_of_an_rdd_have_the_structure_of_the_outputs(spark, two):
         np.testing.assert_allclose(first[index]["sum"], wanted["sum"][index], atol=1e-5)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     """Columns make inputs, several of them one array; a weight is a column; predictions are a struct."""
     frame = two.frame(spark).withColumn("weight", functions.col("sign") + 0.5)
@@ -135,7 +135,7 @@ def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     assert history.history["val_loss"][-1] == pytest.approx(held["loss"], rel=1e-4)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
     """A dict of names weighs each output's rows by their own column, as model.fit does by arrays."""
     share = functions.col("row") / (ROWS - 1)
@@ -416,7 +416,7 @@ def test_inputs_that_the_model_does_not_know_are_named(spark, two):
         SparkModel(two.model()).fit(x, two.y)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 def test_sparse_vectors_train_as_the_array_does(spark):
     """Of a DataFrame and of an RDD, with dense ones among them and for validation; the answer is Keras's."""
     from pyspark.ml.linalg import Vectors

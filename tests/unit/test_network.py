@@ -95,7 +95,7 @@ def begin(network):
         yield lambda setting, **options: Run(setting, network, stack, **options)
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("end", ["driver", "worker"])
 @pytest.mark.parametrize("seconds", CUTS)
@@ -155,7 +155,7 @@ def test_a_slow_link_is_only_slow(begin, network, setting):
     begin(setting).end()
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_where_packets_are_lost_every_update_counts_once(begin, network, setting):
     """One in twenty, each way: requests, answers and what opens connections."""
@@ -168,7 +168,7 @@ def test_where_packets_are_lost_every_update_counts_once(begin, network, setting
     assert sum(map(network.lost, range(WORKERS))) > 0
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, network, monkeypatch, setting):
     """Its bytes come all the time."""
@@ -193,7 +193,7 @@ def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, m
     run.end()
 
 
-@pytest.mark.third_day
+@pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_comes_late_or_on_a_connection_that_was_reset_counts_once(begin, setting):
     """A relay before the endpoint delays all that it hands on, and ends connections in the middle."""
