@@ -68,7 +68,7 @@ def array_of(value: Any) -> Array:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value stands for a missing one: None, NaN, or pandas's NA and NaT."""
+    """Return whether a value is missing: None, NaN, or pandas's NA or NaT."""
     kind = type(value).__name__
     return value is None or kind in ("NAType", "NaTType") or isinstance(value, float) and value != value
 
@@ -93,7 +93,7 @@ def _of_strings(array: Array, name: str) -> AnyRows:
 
 
 def _holds_strings(array: Array) -> bool:
-    """Return whether the first value of an array that is not missing is a string."""
+    """Return whether an array holds strings, judged by its first value that is not missing."""
     if array.dtype.kind not in "USTO" or not array.ndim:
         return False
     return isinstance(next((each for each in array.flat if not _is_missing(each)), None), str | bytes)

@@ -291,7 +291,7 @@ class Cluster:
 
     @property
     def stopped(self) -> bool:
-        """Whether the application was stopped, so that nothing can be asked of it any more."""
+        """Whether the Spark application has been stopped."""
         inner = self.context._jsc
         try:
             return inner is None or bool(inner.sc().isStopped())
@@ -439,7 +439,7 @@ class ConnectCluster(Cluster):
 
     @property
     def stopped(self) -> bool:
-        """Whether the session was closed; nothing here asks: the server says so."""
+        """Always False: a request to the server raises once the session is closed."""
         return False
 
     @property

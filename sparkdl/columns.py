@@ -12,7 +12,7 @@ from sparkdl.errors import ConfigError
 
 
 class Found(NamedTuple):
-    """What a name stands for.
+    """A column of a DataFrame that a name resolves to.
 
     Attributes:
         column: the column, which Spark calls by the name.
@@ -58,7 +58,7 @@ def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
 
 
 def has(frame: DataFrame, names: Iterable[str]) -> bool:
-    """Return whether Spark finds a column for each of some names."""
+    """Return whether Spark can resolve every name to a column."""
     try:
         resolve(frame, names)
     except ConfigError:

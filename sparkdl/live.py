@@ -103,7 +103,7 @@ class Constructed(NamedTuple):
 
 
 def _constructed(layer: Any) -> Constructed | None:
-    """Return how a layer is made again; None where its configuration makes it, or nothing does.
+    """Return how to construct a layer again, or None if that is not needed or not possible.
 
     ``__init__(self)`` takes no configuration, for Keras's own has ``trainable`` and ``dtype`` too.
     """
@@ -322,7 +322,7 @@ def _goes_by_value(thing: Any) -> bool:
 
 
 def _has_arrays(config: Any) -> bool:
-    """Return whether there are arrays or tensors in a configuration."""
+    """Return whether a configuration holds arrays or tensors."""
     return any(
         isinstance(part, np.ndarray) or keras.ops.is_tensor(part) for part in keras.tree.flatten(config)
     )
