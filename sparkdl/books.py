@@ -24,7 +24,9 @@ SECTIONS = {
     Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
     Kind.CUT: ("parameters", "statistics", "metrics", "state"),
     Kind.VALIDATION: ("metrics",),
+    Kind.GIVE: ("state",),
 }
+ROWS_BYTES = 1 << 30  # the largest message of rows that is taken
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ def check_sections(
     Raises:
         RefusedError: it has others.
     """
+    if update.kind is Kind.GIVE and lengths.state <= ROWS_BYTES:
+        lengths = lengths._replace(state=0)
     expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
     for name, length, values in (
         ("parameters", lengths.parameters, (parameters,)),

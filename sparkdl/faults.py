@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
-from sparkdl.feed import SPARE, VALIDATION, Block, Keys, unscrambled
+from sparkdl.feed import VALIDATION, Block, Keys, unscrambled
 from sparkdl.schema import Schema
 from sparkdl.sparse import SparseRows, TextRows
 from sparkdl.weights import Array
@@ -105,18 +105,17 @@ class Watched:
     Args:
         blocks: the blocks.
         faults: where what is wrong with them is counted; None: nobody asks.
+        shuffled: whether a shuffle dealt their training rows to workers.
     """
 
-    def __init__(self, blocks: Iterable[Block], faults: Faults | None) -> None:
-        self.blocks, self.faults = blocks, faults
+    def __init__(
+        self, blocks: Iterable[Block], faults: Faults | None = None, *, shuffled: bool = False
+    ) -> None:  # fmt: skip
+        self.blocks, self.faults, self.shuffled = blocks, faults, shuffled
 
     def __iter__(self) -> Iterator[Block]:
-        return self.watch(self.blocks)
-
-    def watch(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Look at more blocks as they pass, but not at rows of which each worker keeps a part only later."""
-        for block in blocks:
-            if self.faults is not None and block.part != SPARE:
+        for block in self.blocks:
+            if self.faults is not None:
                 self.faults.note(block)
             yield block
 

@@ -26,8 +26,6 @@ Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
 TRAINING, VALIDATION, EMPTY = 0, 1, 2  # what a block is for; the last tells of a partition without rows
 UNKNOWN = 3  # what a row is for that does not say it
-SPARE = 4  # training rows that all workers are given, of which each keeps its part
-MOST_COPIES = 16  # workers up to which rows that are left over are given to all of them
 
 
 class Block(NamedTuple):
@@ -201,9 +199,8 @@ def select(block: Block, which: Array | slice) -> Block:
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
     """Yield each worker's rows of the blocks; with a seed in its order, else in turn.
 
-    With a seed training rows are dealt one to each worker in turn. Those that are left at the end, fewer than
-    there are workers, go to all of them as SPARE: workers know what all partitions have left, and so who
-    keeps which row (see ``Spool.settled``). Where there are no rows, worker 0 gets a block that says so.
+    With a seed training rows are dealt one to each worker in turn, and those that are left over at the end by
+    chance; ``rebalance`` makes shares equal. An empty partition gives worker 0 a block that says so.
     """
     block = None
     turn: list[Block] = []  # rows that are not one for each worker yet
@@ -224,9 +221,7 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
             order, turn = order[whole - len(turn) :], []
         turn += [select(block, order[place : place + 1]) for place in range(len(order))]
     for row in turn:
-        targets = range(num_workers) if num_workers <= MOST_COPIES else _drawn(row, num_workers).tolist()
-        part = SPARE if num_workers <= MOST_COPIES else TRAINING
-        yield from ((worker, row._replace(part=part)) for worker in targets)
+        yield int(_drawn(row, num_workers)[0]), row
     if block is None:
         yield 0, Block(np.zeros(0, np.uint64), EMPTY, ())
 
@@ -259,7 +254,7 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
             continue
         missing = schema.columns[len(block.columns) :]
         weights = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
-        if missing and classes is not None and block.part in (TRAINING, SPARE):
+        if missing and classes is not None and block.part == TRAINING:
             weights = [_class_weights(block.columns[schema.template[1]], classes, missing[0].dtype)]
         yield block._replace(columns=(*block.columns, *weights))
 

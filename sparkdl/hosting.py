@@ -16,7 +16,7 @@ from sparkdl import frames, tls
 from sparkdl.books import EpochResult
 from sparkdl.client import RETRIES, Connection
 from sparkdl.errors import RefusedError
-from sparkdl.feed import Block
+from sparkdl.faults import Watched
 from sparkdl.hosted import HostedRun, endpoint_at
 from sparkdl.member import Task
 from sparkdl.packing import pack
@@ -159,7 +159,7 @@ def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
-def train(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code, context: Any) -> Iterator[Any]:
+def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) -> Iterator[Any]:
     """Train a worker of a gang whose endpoint is in worker 0, and yield what the client is to know.
 
     Args:

@@ -361,7 +361,7 @@ class RddSource(Source):
             elif isinstance(validation, ArraySource):
                 held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
                 blocks = blocks.union(_in_slices(cluster, held))
-            train = stage("train", encoding="dealt", split=split)
+            train = stage("train", encoding="dealt", split=split, shuffled=seed is not None)
             return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make

@@ -28,7 +28,7 @@ import numpy as np
 from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
-from sparkdl.feed import EMPTY, SPARE, TRAINING, Block, Keys, scramble
+from sparkdl.feed import EMPTY, Block, Keys, scramble, select
 from sparkdl.fingerprint import NOTHING, fingerprint, total
 from sparkdl.schema import Column, Schema
 from sparkdl.sparse import SparseRows, entry_of, rows_of
@@ -130,31 +130,31 @@ class Spool:
         self._directory, self._seed, self._memory = directory, seed, memory
         self._piles: dict[int, _Pile] = {}
 
-    def extend(self, blocks: Iterable[Block]) -> None:
-        """Write blocks out."""
+    def extend(self, blocks: Iterable[Block], *, counted: bool = True) -> None:
+        """Write blocks out.
+
+        Args:
+            blocks: the blocks.
+            counted: whether the fingerprint counts them.
+        """
         for block in blocks:
             if block.part == EMPTY:
                 self.empty += 1
             else:
                 self._pile(block.part).add(block)
-                if block.part != SPARE:
+                if counted:
                     self.fingerprint = total([self.fingerprint, fingerprint(*block)])
 
-    def settled(self, worker: int, num_workers: int) -> Iterator[Block]:
-        """Yield a worker's part of the rows that all workers were given: one in turn, in the order of keys.
+    def count(self, part: int) -> int:
+        """Return how many rows of one part there are."""
+        return self._piles[part].count if part in self._piles else 0
 
-        All have the same number of other rows, so that their shares differ by one row at most. Give the
-        blocks to ``extend``.
+    def remove(self, part: int, count: int) -> Block:
+        """Take out the rows of one part with the largest keys; nothing is to be added to it afterwards.
+
+        The fingerprint still counts them.
         """
-        pile = self._piles.pop(SPARE, None)
-        if pile is None:
-            return
-        keys, columns = pile.mapped()
-        mine = np.argsort(keys, kind="stable")[worker::num_workers]
-        together = max(1, self._memory // MIXED // max(1, sum(each.nbytes for each in self.schema.columns)))
-        for some in _slices(len(mine), together):
-            rows = mine[some]
-            yield Block(keys[rows], TRAINING, tuple(column[rows] for column in columns))
+        return self._pile(part).remove(part, count)
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:
@@ -216,6 +216,7 @@ class _Pile:
 
     def __init__(self, schema: Schema, directory: str) -> None:
         self.count, self.sorted, self._last = 0, True, 0
+        self._mapped: tuple[Keys, list[AnyRows]] | None = None
         self._columns = (KEY, *schema.columns)
         self._files = [tempfile.TemporaryFile(dir=directory) for _ in self._columns]  # noqa: SIM115
         self._entries = {
@@ -240,8 +241,28 @@ class _Pile:
             if fixed.size:
                 self._files[place].write(as_bytes(np.ascontiguousarray(fixed)))
 
+    def remove(self, part: int, count: int) -> Block:
+        """Take out the rows with the largest keys; the last rows of the files take their places."""
+        keys, columns = self.mapped()
+        rest = self.count - count
+        taken = np.argsort(keys, kind="stable")[rest:]
+        block = select(Block(keys, part, tuple(columns)), taken)
+        holes, last = taken[taken < rest], np.setdiff1d(np.arange(rest, self.count), taken)
+        for array in (keys, *map(_fixed, columns)):
+            array.flags.writeable = True
+            array[holes] = array[last]
+            array.flags.writeable = False
+        self._mapped = keys[:rest], [column[:rest] for column in columns]
+        self.count, self.sorted = rest, False
+        return block
+
     def mapped(self) -> tuple[Keys, list[AnyRows]]:
         """Return the keys and the columns; the files are closed."""
+        if self._mapped is None:
+            self._mapped = self._map()
+        return self._mapped
+
+    def _map(self) -> tuple[Keys, list[AnyRows]]:
         keys, *found = (
             _map(file, _stored(column).dtype, (self.count, *_stored(column).shape))
             for file, column in zip(self._files, self._columns, strict=True)
@@ -266,8 +287,10 @@ def _map(file: IO[bytes], dtype: Any, shape: tuple[int, ...]) -> Array:
         if not size:
             return np.empty(shape, dtype)
         file.flush()
-        memory = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    return np.frombuffer(memory, dtype).reshape(shape)
+        memory = mmap.mmap(file.fileno(), size)
+    array = np.frombuffer(memory, dtype).reshape(shape)
+    array.flags.writeable = False
+    return array
 
 
 def _made(directory: str, column: Column, count: int) -> Array:

@@ -29,6 +29,8 @@ from math import inf, isfinite, nan
 from mmap import mmap
 from typing import Any, NoReturn
 
+import numpy as np
+
 from sparkdl.batches import Plan
 from sparkdl.books import (
     Book,
@@ -108,6 +110,8 @@ class ParameterStore:
         self.wanted = False  # whether there is to be one as soon as rounds allow
         self.unsaid: set[int] = set()  # without rounds, who has still to say what it is since it was noted
         self.said: dict[int, bytes | mmap] = {}  # and what those said that have ended no epoch since
+        self.shares: dict[int, int] = {}  # rows that each worker was dealt, before some are passed on
+        self.passed: dict[tuple[int, int], bytes | mmap] = {}  # the rows that one worker passed to another
         self.held: tuple[Held, ...] = ()  # what each worker holds, where the run goes on from
         self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
@@ -270,13 +274,16 @@ class ParameterStore:
     def _compare_one(self, worker: int, held: Held) -> None:
         """Go on with a worker that comes back while others train, and may have taken rows of theirs."""
         if held.rows != self.held[worker].rows:
-            self._refuse_rows(
-                f"Worker {worker} came back with {held.rows} rows instead of {self.held[worker].rows}: "
-                f"its partition is not the same when computed again. {REMEDY}"
-            )
+            self._refuse_count(worker, held.rows, self.held[worker].rows)
         if held != self.held[worker] and not self.warned:
             self.warned = True
             self._warn(f"Worker {worker} came back with other rows, or in another order, and goes on.")
+
+    def _refuse_count(self, worker: int, rows: int, before: int) -> NoReturn:
+        self._refuse_rows(
+            f"Worker {worker} came back with {rows} rows instead of {before}: its partition is not the same "
+            f"when computed again. {REMEDY}"
+        )
 
     def _refuse_rows(self, says: str) -> NoReturn:
         """End the run, whose rows are not those that it began with."""
@@ -375,6 +382,7 @@ class ParameterStore:
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
             Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
             Kind.RESTORE: self._restore, Kind.CENTER: self._center, Kind.CUT: self._stand,
+            Kind.SHARE: self._share, Kind.GIVE: self._give, Kind.TAKE: self._take,
         }  # fmt: skip
         if update.kind not in answer:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
@@ -717,6 +725,44 @@ class ParameterStore:
         )
         return min(waiting, default=-1)
 
+    def _share(self, update: Update, read: Read) -> Reply:
+        """Answer with the number of training rows of every worker, once all have reported theirs."""
+        with self.changed:
+            before = self.shares.get(update.worker)
+            if not update.flags & Flag.AWAIT and before != update.rows:
+                if before is not None and len(self.shares) == self.shape.num_workers:
+                    self._refuse_count(update.worker, update.rows, before)
+                self.shares[update.worker] = update.rows
+                self.changed.notify_all()
+            known = self._await(update, lambda: len(self.shares) == self.shape.num_workers)
+            shares = np.array([rows for _, rows in sorted(self.shares.items())], "<i8")
+            return replace(self._control(), state=shares.tobytes()) if known else Reply(flags=Flag.AGAIN)
+
+    def _give(self, update: Update, read: Read) -> Reply:
+        """Keep the rows that a worker passes on, also for a taker that starts again."""
+        if update.sequence >= self.shape.num_workers:
+            raise RefusedError(400, f"Unknown worker {update.sequence}.")
+        rows = spooled(read().state)
+        with self.changed:
+            self._check_member(update.worker, update.generation, update.attempt)
+            self.passed[update.worker, update.sequence] = rows
+            self.changed.notify_all()
+            return self._control()
+
+    def _take(self, update: Update, read: Read) -> Reply:
+        """Answer with the rows that another worker passes on, once they are there."""
+        move = update.sequence, update.worker
+        with self.changed:
+            if not self._await(update, lambda: move in self.passed):
+                return Reply(flags=Flag.AGAIN)
+            return replace(self._control(), state=bytes(self.passed[move]))
+
+    def _await(self, update: Update, ready: Callable[[], bool]) -> bool:
+        """Wait for something that other workers report; return whether it is there."""
+        self.changed.wait_for(lambda: self._moved_on(update.generation) or ready(), PATIENCE)
+        self._check_member(update.worker, update.generation, update.attempt)
+        return ready()
+
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self._check_open(update.generation)
@@ -1001,6 +1047,8 @@ class ParameterStore:
             self.members.clear()
             self.still.clear()
             self.agreed = False
+            self.shares.clear()
+            self.passed.clear()
             self.ending = self.short >= 0 and not isinstance(self.merging, Rounds)
             self.absent.clear()
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))

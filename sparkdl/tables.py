@@ -249,7 +249,7 @@ class FrameSource(Source):
         if coalesced:
             frame = frame.coalesce(num_workers)
         elif self.partitions is None:
-            if hasattr(frame, "repartitionById"):  # Spark 4.1
+            if cluster.places_rows:
                 placed = _worker_of(num_workers, seed or 0) + self.ahead
                 frame = frame.repartitionById(num_workers + self.ahead, placed.cast("int"))
             else:
@@ -258,7 +258,10 @@ class FrameSource(Source):
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             order = seed if self.partitions is None else None
-            train = stage("train", encoding="arrow", schema=schema, seed=order, decode=self.decode)
+            train = stage(
+                "train", encoding="arrow", schema=schema, seed=order, decode=self.decode,
+                shuffled=order is not None,
+            )  # fmt: skip
             return launch.run_frame(
                 frame, train, "data binary", barrier=barrier and not coalesced, streams=bool(self.ahead)
             )
@@ -278,7 +281,7 @@ def _worker_of(num_workers: int, seed: int) -> Any:
     """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
 
     Which worker a turn begins with is drawn from the seed, the partition and the number of the turn. Shares
-    of a partition differ by one row at most, since its last turn may end early.
+    of a partition differ by one row at most, since its last turn may end early; ``rebalance`` evens them out.
     """
     key, count = functions.col(frames.KEY), functions.lit(num_workers)
     position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))

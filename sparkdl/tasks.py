@@ -227,7 +227,8 @@ def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
     job, task = call.shared.value, _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
-    watched = Watched(blocks, None if call.options.get("checked") else _faults(job, call.options))
+    faults = None if call.options.get("checked") else _faults(job, call.options)
+    watched = Watched(blocks, faults, shuffled=call.options.get("shuffled", False))
     own = [call.options.get(name) for name in ("distribution", "rule")]
     code = worker.Code(call.objects or {}, call.builder, *own)
     if job.hosted is None:

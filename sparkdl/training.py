@@ -278,7 +278,7 @@ class Run:
         )  # fmt: skip
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
-            store.hosted if isinstance(store, HostedStore) else None, request.classes, self.num_workers,
+            store.hosted if isinstance(store, HostedStore) else None, request.classes,
         )  # fmt: skip
         shared = self.cluster.share(job)
         stack.callback(self.cluster.forget, shared)

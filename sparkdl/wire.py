@@ -8,7 +8,7 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype; of arrays of the
   user's own, their dtype as NumPy writes it;
 * state: ``state`` bytes, optimizer variables, the states of random generators, the weights that an elastic
-  rule leaves to the worker; or arrays of the user's own, one after the other.
+  rule leaves to the worker; or arrays of the user's own, one after the other; or rows in NumPy's format.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -57,6 +57,9 @@ class Kind(IntEnum):
     CENTER = 7  # asks for the center of this moment
     ARRAYS = 8  # arrays of the user's own, to be added to those of the other workers
     CUT = 9  # what a worker is in the middle of an epoch: metric states, and state for a cut
+    SHARE = 10  # the number of training rows of this worker; asks for those of all workers, int64
+    GIVE = 11  # training rows for worker ``sequence``
+    TAKE = 12  # asks for the training rows that worker ``sequence`` gives to this one
 
 
 class Answer(IntEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ from sparkdl.client import Heartbeat
 from sparkdl.errors import DataError
 from sparkdl.exchange import Exchange
 from sparkdl.faults import Classes, Watched
-from sparkdl.feed import Block
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.member import Task, membership
+from sparkdl.rebalance import rebalance
 from sparkdl.rules import Rule
 from sparkdl.schema import Schema
 from sparkdl.spool import Rows
@@ -381,7 +381,6 @@ class TrainJob:
         class_weight: the weight of a training row by the class of its label, where rows have no weights.
         hosted: what worker 0 makes the endpoint of, where that is there.
         classes: the classes of columns of labels, by their places.
-        num_workers: how many workers share the rows.
     """
 
     spec: models.ModelSpec
@@ -391,7 +390,6 @@ class TrainJob:
     class_weight: dict[int, float] | None = None
     hosted: Any = None
     classes: Mapping[int, Classes] = field(default_factory=dict)
-    num_workers: int = 1
 
 
 class Code(NamedTuple):
@@ -410,21 +408,20 @@ class Code(NamedTuple):
     rule: Rule | None = None
 
 
-def train_task(job: TrainJob, task: Task, blocks: Iterable[Block], code: Code) -> None:
+def train_task(job: TrainJob, task: Task, blocks: Watched, code: Code) -> None:
     """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
     with membership(task, job.layout) as (exchange, heartbeat):
         _train(job, task, blocks, exchange, code, heartbeat)
 
 
 def _train(
-    job: TrainJob, task: Task, blocks: Iterable[Block], exchange: Exchange, code: Code, heartbeat: Heartbeat
+    job: TrainJob, task: Task, blocks: Watched, exchange: Exchange, code: Code, heartbeat: Heartbeat
 ) -> None:
     plan = job.settings.plan
     spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
-    settled = spooled.settled(task.worker, job.num_workers)
-    spooled.extend(blocks.watch(settled) if isinstance(blocks, Watched) else settled)
-    faults = blocks.found() if isinstance(blocks, Watched) else []
+    if blocks.shuffled:
+        rebalance(spooled, task.worker, exchange)
     rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
@@ -432,7 +429,7 @@ def _train(
     taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
     notes = {
         "one_class": rows.one_class(), "threads": task.threads, "empty": spooled.empty, "gpus": list(taken),
-        "on_gpu": on_gpu, "faults": faults,
+        "on_gpu": on_gpu, "faults": blocks.found(),
     }  # fmt: skip
     with distributed(code.distribution, len(gpus)) as spread:
         if spread:

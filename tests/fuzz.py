@@ -224,6 +224,9 @@ class Http:
             update_of(store, 0, kind=Kind.VALIDATION, metrics=b"metr"),
             update_of(store, 0, kind=Kind.CUT, **said),
             *(update_of(store, 0, kind=kind) for kind in (Kind.PULL, Kind.RESTORE, Kind.CENTER, Kind.ARRAYS)),
+            *(update_of(store, worker, kind=Kind.SHARE, rows=4 + worker) for worker in (0, 1)),
+            update_of(store, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),
+            update_of(store, 1, kind=Kind.TAKE, sequence=0),
         ]  # fmt: skip
         messages = [wire.encode_update(update) + b"".join(wire.sections(update)) for update in updates]
         return [

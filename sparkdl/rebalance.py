@@ -1,0 +1,119 @@
+"""Equal shares of the training rows: pass on the few rows by which shares differ.
+
+A shuffle deals rows before their number is known. Afterwards shares differ by some rows for each partition,
+or, where rows are dealt by a hash, by some hundreds. Workers report their counts to the endpoint, compute the
+same moves from them, and send those rows through the endpoint.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sparkdl.arrays import AnyRows
+from sparkdl.exchange import Exchange
+from sparkdl.feed import TRAINING, Block
+from sparkdl.schema import Schema
+from sparkdl.sparse import SparseRows, rows_of
+from sparkdl.spool import Spool
+from sparkdl.wire import Kind, Update
+
+MOST_BYTES = 64 << 20  # of all rows that are moved; with more to move, rows stay where they are
+
+
+class Move(NamedTuple):
+    """Some rows that one worker passes on to another."""
+
+    giver: int
+    taker: int
+    rows: int
+
+
+def moves(counts: Sequence[int]) -> list[Move]:
+    """Return the moves after which counts differ by one at most. They move as few rows as possible.
+
+    Args:
+        counts: the number of rows of each worker.
+    """
+    share, more = divmod(sum(counts), len(counts))
+    largest = sorted(range(len(counts)), key=lambda worker: -counts[worker])
+    target = {worker: share + (place < more) for place, worker in enumerate(largest)}
+    surplus = [[worker, counts[worker] - target[worker]] for worker in largest]
+    givers, takers = ([each for each in surplus if each[1] * sign > 0] for sign in (1, -1))
+    made = []
+    for giver in givers:
+        while giver[1]:
+            rows = min(giver[1], -takers[0][1])
+            made.append(Move(giver[0], takers[0][0], rows))
+            giver[1] -= rows
+            takers[0][1] += rows
+            if not takers[0][1]:
+                del takers[0]
+    return made
+
+
+def rebalance(spooled: Spool, worker: int, exchange: Exchange) -> None:
+    """Pass on training rows so that all workers have as many, or one more.
+
+    The rows with the largest keys are passed on, so that a worker that starts again passes on the same ones.
+
+    Args:
+        spooled: the worker's rows, all of them.
+        worker: its index.
+        exchange: where rows are passed on.
+    """
+    reply = exchange(Update(kind=Kind.SHARE, rows=spooled.count(TRAINING)))
+    planned = moves(np.frombuffer(reply.state, "<i8").tolist())
+    row = sum(column.nbytes for column in spooled.schema.columns)
+    if sum(move.rows for move in planned) * row > MOST_BYTES:
+        return
+    given = [move for move in planned if move.giver == worker]
+    if given:
+        rows = spooled.remove(TRAINING, sum(move.rows for move in given))
+        first = 0
+        for move in given:
+            some = slice(first, first + move.rows)
+            data = packed(rows.keys[some], [column[some] for column in rows.columns])
+            exchange(Update(kind=Kind.GIVE, sequence=move.taker, state=data))
+            first += move.rows
+    for move in planned:
+        if move.taker == worker:
+            reply = exchange(Update(kind=Kind.TAKE, sequence=move.giver))
+            spooled.extend([unpacked(reply.state, spooled.schema)], counted=False)
+
+
+def packed(keys: np.ndarray, columns: Sequence[AnyRows]) -> bytes:
+    """Return rows as bytes, in NumPy's format."""
+    file = io.BytesIO()
+    for array in (keys, *_arrays(columns)):
+        np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    return file.getvalue()
+
+
+def _arrays(columns: Sequence[AnyRows]) -> Iterator[np.ndarray]:
+    for column in columns:
+        if isinstance(column, SparseRows):
+            own = column.compact()
+            yield own.spans
+            yield own.entries
+        else:
+            yield column
+
+
+def unpacked(data: bytes, schema: Schema) -> Block:
+    """Return the training rows that ``packed`` made these bytes of."""
+    file = io.BytesIO(data)
+
+    def read() -> np.ndarray:
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+    keys = read()
+    columns: list[AnyRows] = []
+    for column in schema.columns:
+        first = read()
+        columns.append(rows_of(column.dtype)(first, read(), column.shape) if column.sparse else first)
+    return Block(keys, TRAINING, tuple(columns))

@@ -1,0 +1,206 @@
+"""Equal shares of the training rows: which rows move, and how they travel."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import give as hand
+from stores import impatient, status_of, store_of, together, update_of
+
+from sparkdl import rebalance as module
+from sparkdl.errors import DataError
+from sparkdl.exchange import LocalExchange
+from sparkdl.feed import TRAINING, Block
+from sparkdl.rebalance import moves, packed, rebalance, unpacked
+from sparkdl.schema import Column, Schema
+from sparkdl.sparse import SparseRows, TextRows
+from sparkdl.spool import Spool
+from sparkdl.wire import Flag, Kind
+
+SCHEMA = Schema(
+    (
+        Column("x", (2,), "float32"), Column("sparse", (4,), "float32", 2), Column("text", (), "string", 8),
+        Column("y", (), "int64"),
+    ),
+    ((0, 1, 2), 3),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("spool"))
+
+
+def block_of(keys):
+    """Return rows of every kind of column; their values tell their keys."""
+    keys = np.asarray(keys, np.uint64)
+    sparse = [(np.arange(key % 4), np.full(key % 4, key)) for key in keys.tolist()]
+    columns = (
+        np.repeat(keys[:, None], 2, axis=1).astype(np.float32),
+        SparseRows.of(sparse, (4,), "float32"),
+        TextRows.of_texts([b"t" * int(key) for key in keys], ()),
+        keys.astype(np.int64),
+    )
+    return Block(keys, TRAINING, columns)
+
+
+def spool_of(keys, folder, size=3):
+    spool = Spool(SCHEMA, folder, 0)
+    spool.extend(block_of(keys[start : start + size]) for start in range(0, len(keys), size))
+    return spool
+
+
+def labels_of(spool):
+    """Return the labels of a spool's rows, each of whose other values has to belong to it."""
+    rows = spool.rows(TRAINING)
+    if not rows.count:
+        return []
+    (x, sparse, texts), labels, _ = rows.batch(np.arange(rows.count))
+    dense = np.zeros((rows.count, 4))
+    for row, label in enumerate(labels.tolist()):
+        dense[row, : label % 4] = label
+    assert (x == labels[:, None]).all()
+    assert (sparse == dense).all()
+    assert [len(text) for text in texts.tolist()] == labels.tolist()
+    return labels.tolist()
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9))
+def test_moves_make_counts_differ_by_one_at_most(counts):
+    """No row moves twice, and none without need."""
+    after, planned = list(counts), moves(counts)
+    for move in planned:
+        after[move.giver] -= move.rows
+        after[move.taker] += move.rows
+    share = sum(counts) // len(counts)
+
+    assert max(after) - min(after) <= 1
+    assert sum(after) == sum(counts)
+    assert all(move.rows > 0 for move in planned)
+    assert not {move.giver for move in planned} & {move.taker for move in planned}
+    assert sum(move.rows for move in planned) <= sum(max(0, count - share) for count in counts)
+
+
+@given(st.lists(st.integers(0, 60), max_size=9, unique=True))
+def test_rows_of_every_kind_travel_as_they_are(keys):
+    """Arrays, numbers without zeros, and strings arrive with their keys."""
+    block = block_of(keys)
+    arrived = unpacked(packed(block.keys, block.columns), SCHEMA)
+
+    assert block.keys.tolist() == arrived.keys.tolist()
+    for sent, got in zip(block.columns, arrived.columns, strict=True):
+        whole = (each.toarray() if isinstance(each, SparseRows) else each for each in (sent, got))
+        np.testing.assert_array_equal(*whole)
+
+
+def rebalanced(store, shares, folder, attempts):
+    """Return the labels that each worker has after its rows were passed on, and the spools."""
+
+    def work(worker):
+        spool = spool_of(shares[worker], folder)
+        rebalance(spool, worker, LocalExchange(store, worker, attempts[worker]))
+        return labels_of(spool), spool.fingerprint
+
+    return together(*(lambda worker=worker: work(worker) for worker in attempts))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), max_size=40), st.randoms(use_true_random=False), st.integers(0, 2),
+)  # fmt: skip
+def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
+    """A worker that starts again ends with the rows that it had, in whatever order they come."""
+    shares = [[key for key, owner in enumerate(owners) if owner == worker] for worker in range(3)]
+    store = store_of("asynchronous", workers=3)
+    found = rebalanced(store, shares, folder, dict.fromkeys(range(3), 1))
+    random.shuffle(shares[lost])
+    again = rebalanced(store, shares, folder, {lost: 2})
+    counts = [len(labels) for labels, _ in found]
+
+    assert sorted(sum((labels for labels, _ in found), [])) == list(range(len(owners)))
+    assert max(counts) - min(counts) <= 1
+    assert sorted(again[0][0]) == sorted(found[lost][0])
+    assert again[0][1] == found[lost][1]
+
+
+def test_rows_of_many_bytes_stay_where_they_are(folder):
+    """Beyond a limit the endpoint would hold too much."""
+    store = store_of("asynchronous", workers=2)
+    with mock.patch.object(module, "MOST_BYTES", 10):
+        found = rebalanced(store, [[1, 2, 3], []], folder, {0: 1, 1: 1})
+
+    assert [[1, 2, 3], []] == [sorted(labels) for labels, _ in found]
+
+
+def joined(workers=2, **fields):
+    store = store_of("asynchronous", workers=workers, **fields)
+    for worker in range(workers):
+        store.join(worker, store.generation, 1, "host", 1)
+    return store
+
+
+def told(store, worker, kind, **fields):
+    with impatient():
+        return hand(store, update_of(store, worker, kind=kind, **{"rows": 0, **fields}))
+
+
+def test_a_worker_asks_again_until_all_have_reported():
+    """The reply tells the number of rows of every worker."""
+    store = joined()
+
+    assert told(store, 0, Kind.SHARE, rows=5).flags & Flag.AGAIN
+    assert not told(store, 1, Kind.SHARE, rows=7).flags & Flag.AGAIN
+    reply = told(store, 0, Kind.SHARE, flags=Flag.AWAIT)
+    assert [5, 7] == np.frombuffer(reply.state, "<i8").tolist()
+
+
+def test_rows_are_taken_once_they_were_given():
+    """They are kept for a worker that starts again."""
+    store = joined()
+
+    assert told(store, 1, Kind.TAKE, sequence=0).flags & Flag.AGAIN
+    told(store, 0, Kind.GIVE, sequence=1, state=b"rows")
+    assert [told(store, 1, Kind.TAKE, sequence=0).state for _ in range(2)] == [b"rows", b"rows"]
+
+
+def test_another_number_of_rows_is_refused_once_others_count_on_it():
+    """Rows would be lost or trained twice."""
+    store = joined()
+    told(store, 0, Kind.SHARE, rows=5)
+    told(store, 0, Kind.SHARE, rows=6)
+    told(store, 1, Kind.SHARE, rows=7)
+
+    assert status_of(lambda: told(store, 0, Kind.SHARE, rows=5)) == 422
+    assert isinstance(store.failure, DataError)
+    assert "came back with 5 rows instead of 6" in str(store.failure)
+
+
+def test_workers_that_start_together_again_report_anew():
+    """Spark may have dealt other rows to them."""
+    store = joined()
+    for worker in range(2):
+        told(store, worker, Kind.SHARE, rows=5)
+        told(store, worker, Kind.GIVE, sequence=1 - worker, state=b"rows")
+    store.restart()
+    store.join(0, store.generation, 1, "host", 1)
+
+    assert told(store, 0, Kind.SHARE, rows=9).flags & Flag.AGAIN
+    assert told(store, 0, Kind.TAKE, sequence=1).flags & Flag.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "status"),
+    [
+        (Kind.GIVE, {"sequence": 2, "state": b"rows"}, 400),
+        (Kind.TAKE, {"sequence": 0, "state": b"rows"}, 413),
+        (Kind.SHARE, {"state": b"rows"}, 413),
+    ],
+)
+def test_rows_for_an_unknown_worker_and_sections_out_of_place_are_refused(kind, fields, status):
+    """Nothing of them is kept."""
+    store = joined()
+
+    assert status_of(lambda: told(store, 0, kind, **fields)) == status
+    assert not store.passed
