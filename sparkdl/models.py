@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import threading
 import warnings
@@ -1222,13 +1223,25 @@ def take_step(model: keras.Model, step: str, data: Any) -> Any:
 
     On JAX the values of variables stay as they were.
     """
+    return _step(model, step, data)[0]
+
+
+def train_once(model: keras.Model, data: Any) -> None:
+    """Train a model on some rows, by one eager "train_step"; its optimizer is built."""
+    for variable, value in _step(model, "train_step", data)[1]:
+        variable.assign(value)
+
+
+def _step(model: keras.Model, step: str, data: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return what a step returns, and on JAX its variables with the values that they are to have."""
     data = as_tensors(data)
     if keras.backend.backend() != "jax":
-        return getattr(model, step)(data)
+        return getattr(model, step)(data), []
     optimizer = [optimizers.variables(model)] if step == "train_step" else []
     parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
-    logs, _ = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
-    return logs
+    logs, state = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
+    variables, values = (itertools.chain.from_iterable(each) for each in (parts, state))
+    return logs, list(zip(variables, values, strict=True))
 
 
 MARK = 2.0**20  # from here on results stand for the places of metrics

@@ -9,6 +9,7 @@ first rows, on the driver, before anything is trained.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,15 +26,17 @@ logger = logging.getLogger(__name__)
 Results = Iterator[tuple[str, Sequence[Array]]]  # what each is called, and its arrays
 SHAPES = (3, 2), (2,)  # of the variables that an optimizer's steps are tried out on
 STEPS = 2
+STEP_BYTES = 256 << 20  # of weights: a step of a larger model would take too much of the driver's memory
 
 
 def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -> None:
-    """Check that two models compute the same predictions, results of a test step, constraints and updates.
+    """Check that two models compute the same predictions, losses, metrics, constraints and training step.
 
-    What is random in the live model, and what it cannot compute here, says nothing.
+    Only Keras's own training step is computed: a step of the model's own may do anything. What is random in
+    the live model, and what it cannot compute here, says nothing.
 
     Args:
-        model: the live model, compiled and built. Only states of its metrics change, which are reset.
+        model: the live model, compiled and built. It is left as it was, with its metrics reset.
         again: the model that was made again, with the same values of variables. They may change.
         first: x, y and weights of some rows; y and weights may be None.
 
@@ -57,9 +60,11 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
 
 
 def _results(model: keras.Model, first: Sequence[Any]) -> Results:
-    for compute in (_of_rows, _of_constraints, _of_optimizer):
+    for compute in (_of_rows, _of_constraints, _of_optimizer, _of_step):
         try:
-            yield from compute(model, first)
+            with warnings.catch_warnings(action="ignore"):  # training gives the same ones
+                found = list(compute(model, first))
+            yield from found
         except Exception as error:  # whatever the user's own code does on a single row
             logger.debug("%s of %s: %s", compute.__name__, model.name, reason_of(error), exc_info=True)
 
@@ -89,6 +94,26 @@ def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
         gradients = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
     yield "an update of the optimizer", models.read(variables)
+
+
+def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
+    """Yield how far Keras's own training step moves each weight."""
+    before = models.read(model.weights)
+    own = type(model).train_step is not keras.Model.train_step
+    if own or sum(array.nbytes for array in before) > STEP_BYTES:
+        return
+    optimizer = model.optimizer
+    try:
+        with models.undisturbed(model):
+            model.optimizer = live.copied(optimizer)
+            model.optimizer.build(model.trainable_variables)
+            models.train_once(model, Batch(*first).to_data())
+            after = models.read(model.weights)
+    finally:
+        model.optimizer = optimizer
+        models.write(model.weights, before)
+    for place, (variable, start, end) in enumerate(zip(model.weights, before, after, strict=True)):
+        yield f'the training step of "{variable.name}", weight {place} of the model,', [end - start]
 
 
 def _equal(ours: Sequence[Array], theirs: Sequence[Array] | None) -> bool:

@@ -35,6 +35,19 @@ class HidingLayer(keras.layers.Layer):
         return self.hidden.value * inputs
 
 
+class HidingGradient(HidingLayer):
+    """A layer that returns its inputs, and multiplies their gradient."""
+
+    def call(self, inputs):
+        scaled = super().call(inputs)
+        return scaled + ops.stop_gradient(inputs - scaled)
+
+
+class HidingInTraining(HidingLayer):
+    def call(self, inputs, training=None):
+        return super().call(inputs) if training else inputs
+
+
 class HidingLoss(keras.losses.Loss):
     def __init__(self, value=1.0, **settings):
         super().__init__(name="hiding")
@@ -99,6 +112,8 @@ HIDING = {
     '"far"': lambda: net(metrics=[HidingMetric(2.0)]),
     "the constraint of": lambda: net(kernel_constraint=HidingConstraint(2.0)),
     "an update of the optimizer": lambda: net(optimizer=HidingOptimizer(2.0)),
+    "the training step of": lambda: net(keras.layers.Dense(4), HidingGradient(2.0)),
+    "step of": lambda: net(HidingInTraining(2.0)),
     "prediction": lambda: compiled(HidingModel(2.0)),
 }
 
@@ -142,6 +157,24 @@ def test_what_is_random_or_fails_here_too_is_taken(make):
     models.build_metrics(model, X, Y)
 
     models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+
+
+@pytest.mark.parametrize("loss_scale", [False, True])
+def test_the_live_model_is_left_as_it_was(loss_scale):
+    """A step that is tried out moves no weight, and changes no optimizer."""
+    adam = keras.optimizers.Adam()
+    model = net(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), optimizer=adam)
+    if loss_scale:
+        model.compile(keras.optimizers.LossScaleOptimizer(adam), "mse")
+    before, optimizer = model.get_weights(), model.optimizer
+
+    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+
+    assert model.optimizer is optimizer
+    assert not any(np.any(value) for value in models.read(adam.variables) if value.size > 1)
+    assert int(ops.convert_to_numpy(adam.iterations)) == 0
+    for ours, theirs in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_states_of_recurrent_layers_are_left_as_they_are():
