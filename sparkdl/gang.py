@@ -140,11 +140,14 @@ class Gang:
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
             self.failures += 1
             self.lost += 1
+            self.cancel()
+            self.store.restart()
             logger.warning(
                 "A worker was lost; the run is taken up again from %s (%d of %d): %s",
                 self.store.cut, self.failures, self.restarts, str(error).split("\n")[0][:300],
             )  # fmt: skip
-            self.cancel()
+            self.start()
+            return
         else:
             raise error from None
         self.store.restart()

@@ -1038,7 +1038,8 @@ class ParameterStore:
     def restart(self) -> int:
         """Fence off the present generation and return the number of the next one.
 
-        In synchronous modes everything is rolled back to the last cut, the ledger included.
+        In synchronous modes everything is rolled back to the last cut, the ledger included; an epoch that all
+        have reported stays trained, and its evaluation begins anew.
         """
         with self.changed:
             self.generation += 1
@@ -1061,8 +1062,13 @@ class ParameterStore:
             return self.generation
 
     def _roll_back(self, merging: Rounds) -> None:
+        self.books = {
+            epoch: replace(book, validation={}) for epoch, book in self.books.items() if book.cut is not None
+        }
+        for book in self.books.values():  # at most one: nobody begins the next epoch before its evaluation
+            assert book.cut is not None  # noqa: S101 - the others are gone
+            self.cut = replace(book.cut, losses=list(merging.losses))
         self._go_on(self.cut)
-        self.books.clear()
         if self.plans:
             self._begin_rounds(merging)
 
@@ -1159,7 +1165,8 @@ class ParameterStore:
         """Return whether a worker may begin: all are ready, or it was taken in again, or it is to end."""
         if worker in self.absent:
             return self.stopping
-        return self.agreed and self._all_ready() and self._may_train(self.cut.epoch)
+        may = self._may_train(self.cut.epoch) or self._to_evaluate(worker) >= 0
+        return self.agreed and self._all_ready() and may
 
     def _may_train(self, epoch: int) -> bool:
         return self.released > epoch or self.stopping

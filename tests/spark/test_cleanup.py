@@ -169,6 +169,31 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
 
 
 @pytest.mark.third
+@pytest.mark.parametrize("frequency", ["batch", 2])
+def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, frequency):
+    """The epoch that was trained before it is not trained again; the weights and History are the same."""
+    batches, epochs = (13 if frequency == "batch" else 7), 3
+    settings = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
+    fits = []
+    for exists in (True, False):
+        marker = tmp_path / f"done-{exists}"
+        if exists:
+            marker.touch()
+        model, objects = Bomb(marker, batches + 3, kill).model(problem)
+        spark_model = SparkModel(model, frequency=frequency, num_workers=2, custom_objects=objects)
+        history = spark_model.fit(problem.x, problem.y, validation_data=(problem.x, problem.y), **settings)
+        fits.append((model, history))
+
+    (whole, undisturbed), (model, history) = fits
+    assert marker.exists()
+    assert history.training["restarts"] == 1
+    assert any("taken up again from the end of epoch 1 (1 of 3)" in line for line in caplog.messages)
+    assert history.training["exchanges"] == undisturbed.training["exchanges"]
+    assert history.history == undisturbed.history
+    assert all(np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True))
+
+
+@pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
     """A process that stands still is named after a while; the run goes on without it from the last cut."""

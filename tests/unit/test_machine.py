@@ -596,6 +596,10 @@ class InRounds(Machine):
         self.at[worker], self.replicas[worker] = begin["sequence"], self.restored(worker).parameters[0]
 
     def roll_back(self):
+        """All begin after the last cut, or after an epoch that all have reported, which the driver takes."""
+        if self.there <= self.reported and not self.mute:
+            super().end_epoch(self.store.cut.epoch - 1)
+            self.noted = deepcopy(self.ledger)
         self.ledger = deepcopy(self.noted)
 
     @settled

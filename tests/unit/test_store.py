@@ -670,6 +670,39 @@ def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
     assert 1 not in store.books
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, restarts):
+    """All have reported the epoch: it stays trained, with its loss, and only its evaluation begins anew."""
+    shape = {"evaluated": frozenset([0, 1]), "metrics": 1, "optimizer": 2}
+    store = begun(store_of(workers=2, size=1, joint=joint, **shape))
+    together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
+    losses = list(store.merging.losses)
+    together(
+        lambda: give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", metrics=b"m")),
+        lambda: give(store, report_of(store, 1, metrics=b"n")),
+    )
+    with impatient():
+        give(store, update_of(store, 1, kind=Kind.VALIDATION, metrics=b"v"))
+    for _ in range(restarts):
+        store.restart()
+        begins = outcomes_of(store, [Held(10)] * 2)
+        waiting = together(
+            *(lambda k=k: give(store, report_of(store, k, flags=Flag.AWAIT)) for k in range(2))
+        )
+
+    assert [1, 1] == [begin["epoch"] for begin in begins]
+    assert [0, 0] == [reply.evaluate for reply in waiting]
+    assert store.wait_epoch(0, 0) is None
+    with impatient():
+        for worker in range(2):
+            give(store, update_of(store, worker, kind=Kind.VALIDATION, metrics=b"v"))
+    result = store.wait_epoch(0, 0)
+    assert ([b"m", b"n"], [b"v", b"v"], 20) == (result.metrics, result.validation, result.rows)
+    assert losses == result.losses
+    assert b"op" == result.cut.state(0)
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_stopped_run_has_its_last_merge(mode):
     """What was merged by then is what the model gets."""
@@ -761,8 +794,6 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
         push(store, 0, [1.0], sequence=sequence, base_version=sequence)
     finish_epoch(store, state=b"ost"[:3])
     push(store, 0, [1.0], sequence=3, base_version=3)
-    with impatient():
-        give(store, report_of(store, 0, 1))
     generation = store.restart()
 
     assert (2, 3, 3, {}, [], 3.0) == (
