@@ -2,7 +2,7 @@
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
 and a record (``packing``). A thread writes it beside training, under another name, and gives it its own when
-it is whole. What is torn, or of another run, is named and the one before it is used.
+it is whole. What is torn, or of another run, is named and the one before it is used. None replaces a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from sparkdl import files, packing
 from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.fingerprint import Fingerprint
 from sparkdl.weights import Array
 
@@ -180,6 +180,7 @@ class Checkpoints:
 
     def __init__(self, config: CheckpointConfig, context: Any, *, fresh: bool) -> None:
         self.config, self.context = config, context
+        self._problem: CheckpointError | None = None  # why no more are written
         self.failed = 0
         self.saved: Cut | None = None  # the newest cut that was handed over
         self._version, self._time = 0, time.monotonic()  # those of the last one
@@ -275,8 +276,9 @@ class Checkpoints:
             saved: what it is made of.
             value: what the best ones are chosen by.
             wait: whether to wait while the one before is being written; else this one is left out then.
+                None is written once the folder is lost.
         """
-        if self._queue.full() and not wait:
+        if self._problem is not None or (self._queue.full() and not wait):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
@@ -298,6 +300,15 @@ class Checkpoints:
         """Count from a cut: one that is kept, or where the run begins."""
         self.saved, self._version, self._time, self._noted = cut, cut.version, time.monotonic(), False
 
+    def require_owned(self) -> None:
+        """Check that no other run is known to write to the folder.
+
+        Raises:
+            CheckpointError: another run has taken the folder over, or has written to it.
+        """
+        if self._problem is not None:
+            raise self._problem
+
     def close(self) -> None:
         """Wait until all is written."""
         if self._thread is not None:
@@ -308,7 +319,10 @@ class Checkpoints:
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
-                self._write(*item)
+                if self._problem is None:
+                    self._write(*item)
+            except CheckpointError as error:
+                self._problem = error
             except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
                 self._fail(error)
 
@@ -322,7 +336,7 @@ class Checkpoints:
             try:
                 _write_to(file, parts)
                 file.close()
-                files.publish(local, self._path(name), context=self.context)
+                self._publish(local, name)
             finally:
                 local.unlink(missing_ok=True)
         self._names[number] = name
@@ -331,6 +345,20 @@ class Checkpoints:
         for old in self._retired():
             files.discard(self._path(self._names.pop(old)), context=self.context)
             self._values.pop(old, None)
+
+    def _publish(self, local: Path, name: str) -> None:
+        """Give a file that is whole its name in the folder.
+
+        Raises:
+            CheckpointError: another run owns the folder, or has written a checkpoint of that name.
+        """
+        try:
+            files.publish(local, self._path(name), context=self.context)
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"{self.config.uri} has a checkpoint {name} that this run has not written. Another run "
+                "writes to the folder: give each run its own."
+            ) from error
 
     def _retired(self) -> list[int]:
         """Return the numbers of the checkpoints that are neither among the newest nor among the best."""

@@ -6,6 +6,7 @@ The tree::
       ConfigError            a run was asked for that cannot be run (also a ValueError)
       ModelError             a model that cannot be shipped to executors as it is (also a ValueError)
       DataError              rows that do not fit the model (also a ValueError)
+      CheckpointError        another run writes to the folder of checkpoints
       RuleError              a rule failed on an update
       WireError              bytes that are not a message of this protocol
       RefusedError           the endpoint will not take a request; carries the HTTP status
@@ -64,6 +65,10 @@ class DataError(SparkDLError, ValueError):
     def __init__(self, message: str = "", *, traceback: str = "") -> None:
         super().__init__(with_own_lines(message, traceback, others=False))
         self.reason, self.traceback = message, traceback
+
+
+class CheckpointError(SparkDLError):
+    """Another run writes to the folder of checkpoints, or has taken it over from this one."""
 
 
 class RuleError(SparkDLError):

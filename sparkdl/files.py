@@ -5,8 +5,12 @@ What goes wrong is an OSError, whichever of them says so.
 
 from __future__ import annotations
 
+import errno
+import filecmp
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +21,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from sparkdl.errors import ConfigError
+
+# What os.link raises on file systems without hard links, such as FAT and some that run in user space.
+NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def is_uri(path: str) -> bool:
@@ -80,28 +87,94 @@ def names(folder: str, *, context: Any) -> list[str]:
 
 
 def publish(local: Path, target: str, *, context: Any) -> None:
-    """Move a local file to a path or URI at which there is none: it is there whole, or not at all.
+    """Move a local file to a path or URI, whole or not at all, and never replace a file.
+
+    Nothing happens where a file of the same content is there already.
 
     Args:
-        local: the file; where ``target`` is a path it is better in the same folder.
+        local: the file; where ``target`` is a path it has to be in the same file system.
         target: where it goes.
         context: the SparkContext, which URIs need.
+
+    Raises:
+        FileExistsError: there is a file of other content.
     """
     if not is_uri(target):
-        with local.open("rb") as file:
-            os.fsync(file.fileno())
-        local.replace(target)
-        folder = os.open(Path(target).parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or the new name could be lost with the machine's power
-        finally:
-            os.close(folder)
+        _publish_local(local, Path(target))
         return
+    begun = f"{target}.{secrets.token_hex(8)}.begun"  # two drivers never write one unfinished file
     with _hadoop(target, context) as (system, path):
-        begun = _path(f"{target}.begun", context)
-        system.copyFromLocalFile(True, True, _local(local, context), begun)
-        if not system.rename(begun, path):
-            raise OSError(f"{target} cannot be written.")
+        if (folder := _local_folder(system, path.getParent())) is not None:
+            mine = folder / Path(begun).name
+            try:
+                shutil.copyfile(local, mine)
+                _publish_local(mine, folder / path.getName())
+            finally:
+                mine.unlink(missing_ok=True)
+            local.unlink()
+            return
+        temporary = _path(begun, context)
+        try:
+            system.copyFromLocalFile(False, True, _local(local, context), temporary)
+            if system.exists(path) or not system.rename(temporary, path):
+                _require_equal(local, target, context)
+        finally:
+            system.delete(temporary, False)
+    local.unlink()
+
+
+def _publish_local(local: Path, target: Path) -> None:
+    """Give a local file another name in its file system.
+
+    Raises:
+        FileExistsError: a file of other content has that name.
+    """
+    with local.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        _link(local, target)
+    except FileExistsError as error:
+        if not filecmp.cmp(local, target, shallow=False):
+            raise FileExistsError(f"{target} exists already, with other content.") from error
+    local.unlink(missing_ok=True)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # or the new name could be lost with the machine's power
+    finally:
+        os.close(folder)
+
+
+def _link(local: Path, target: Path) -> None:
+    try:
+        os.link(local, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        target.open("xb").close()  # reserves the name; the file that replaces it is whole
+        local.replace(target)
+
+
+def _require_equal(local: Path, target: str, context: Any) -> None:
+    """Check that the file at a URI has the content of a local one.
+
+    Raises:
+        FileExistsError: its content differs.
+        OSError: there is no such file, so that something else kept it from being written.
+    """
+    if not exists(target, context=context):
+        raise OSError(f"{target} cannot be written.")
+    with tempfile.TemporaryDirectory() as folder:
+        get(target, copy := Path(folder, "copy"), context=context)
+        if not filecmp.cmp(local, copy, shallow=False):
+            raise FileExistsError(f"{target} exists already, with other content.")
+
+
+def _local_folder(system: Any, path: Any) -> Path | None:
+    """Return the local folder that a path of Hadoop's leads to, perhaps through a view; None elsewhere."""
+    uri = system.resolvePath(path).toUri()
+    return Path(uri.getPath()) if uri.getScheme() == "file" else None
 
 
 def qualified(path: str, *, context: Any) -> str:

@@ -257,6 +257,7 @@ class Run:
             cut = replace(store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics())
             self._save(checkpoints, store, cut, logs)
         checkpoints.close()
+        checkpoints.require_owned()
         self.training["checkpoints_failed"] = checkpoints.failed
 
     def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
@@ -629,7 +630,10 @@ class Run:
     def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
         """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
         checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans:
+        if checkpoints is None or not isinstance(store, ParameterStore):
+            return
+        checkpoints.require_owned()
+        if not store.plans:
             return
         if checkpoints.asks():
             store.note()

@@ -12,7 +12,7 @@ import pytest
 from sparkdl.books import Book, Cut, Held
 from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.fingerprint import Fingerprint
 
 VECTOR = np.arange(5, dtype=np.float32)
@@ -212,6 +212,22 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
     assert checkpoints.failed == 2
     assert ["could not be written" in line for line in caplog.messages] == [True, True]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
+    """A run that finds its next checkpoint written by another one ends with an error, and writes no more."""
+    checkpoints = open_(tmp_path, fresh=True)
+    (tmp_path / "checkpoint-00000001.sparkdl").write_bytes(b"another run's")
+
+    save(checkpoints, 1)
+
+    with pytest.raises(
+        CheckpointError, match="has a checkpoint checkpoint-00000001.sparkdl that this run has"
+    ):
+        checkpoints.require_owned()
+    save(checkpoints, 2)
+    assert ["checkpoint-00000001.sparkdl"] == [path.name for path in tmp_path.iterdir()]
+    assert (tmp_path / "checkpoint-00000001.sparkdl").read_bytes() == b"another run's"
 
 
 def test_when_checkpoints_are_due(tmp_path):
