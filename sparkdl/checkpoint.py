@@ -2,7 +2,8 @@
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
 and a record (``packing``). A thread writes it beside training, under another name, and gives it its own when
-it is whole. What is torn, or of another run, is named and the one before it is used. None replaces a file.
+it is whole. What is torn, or of another run, is named and the one before it is used. Only the run that has
+the folder's lease (``lease``) writes or removes files there, and it never replaces one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.fingerprint import Fingerprint
+from sparkdl.lease import Lease
 from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)
@@ -173,13 +175,16 @@ class Checkpoints:
         config: where they go, when they are made, and which are kept.
         context: the SparkContext, which URIs need.
         fresh: whether the run begins anew, for which there may be none.
+        lease: the lease of the folder, if it may change hands; nothing is written without it.
 
     Raises:
         ConfigError: the folder cannot be used, or has checkpoints of an earlier run.
     """
 
-    def __init__(self, config: CheckpointConfig, context: Any, *, fresh: bool) -> None:
-        self.config, self.context = config, context
+    def __init__(
+        self, config: CheckpointConfig, context: Any, *, fresh: bool, lease: Lease | None = None
+    ) -> None:
+        self.config, self.context, self.lease = config, context, lease
         self._problem: CheckpointError | None = None  # why no more are written
         self.failed = 0
         self.saved: Cut | None = None  # the newest cut that was handed over
@@ -308,6 +313,8 @@ class Checkpoints:
         """
         if self._problem is not None:
             raise self._problem
+        if self.lease is not None:
+            self.lease.require()
 
     def close(self) -> None:
         """Wait until all is written."""
@@ -342,7 +349,10 @@ class Checkpoints:
         self._names[number] = name
         if ranked:
             self._values[number] = float(ranked[1:])
-        for old in self._retired():
+        retired = self._retired()
+        if retired and self.lease is not None:
+            self.lease.check()
+        for old in retired:
             files.discard(self._path(self._names.pop(old)), context=self.context)
             self._values.pop(old, None)
 
@@ -352,6 +362,8 @@ class Checkpoints:
         Raises:
             CheckpointError: another run owns the folder, or has written a checkpoint of that name.
         """
+        if self.lease is not None:
+            self.lease.check()
         try:
             files.publish(local, self._path(name), context=self.context)
         except FileExistsError as error:

@@ -21,7 +21,7 @@ from sparkdl.arrays import array_of
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
-from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, TrainConfig, without_place
+from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.faults import Classes, judge, sentences_of
@@ -36,6 +36,7 @@ from sparkdl.inputs import (
     share_weights,
     whole_partitions,
 )
+from sparkdl.lease import Lease, lease_of
 from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful, ship
 from sparkdl.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
@@ -72,6 +73,22 @@ def _alone(fit: Callable[P, R]) -> Callable[P, R]:
             _in_fits.discard(key)
 
     return alone
+
+
+def _with_lease(fit: Callable[P, R]) -> Callable[P, R]:
+    """Release the lease of a fit's checkpoint folder when the fit ends, in whatever way."""
+
+    @functools.wraps(fit)
+    def with_lease(*args: P.args, **kwargs: P.kwargs) -> R:
+        spark_model: Any = args[0]
+        try:
+            return fit(*args, **kwargs)
+        finally:
+            if spark_model._lease is not None:
+                spark_model._lease.release()
+                spark_model._lease = None
+
+    return with_lease
 
 
 class SparkModel:
@@ -199,6 +216,7 @@ class SparkModel:
         self._carried: tuple[int, bytes, Carried | None] | None = None
         self._flags: models.Trainability | None = None  # of the last fit
         self._original: keras.Model | None = None  # what the model is a copy of
+        self._lease: Lease | None = None  # of the checkpoint folder, during a fit
         self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
@@ -209,6 +227,7 @@ class SparkModel:
 
     @short
     @_alone
+    @_with_lease
     def fit(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
@@ -295,6 +314,7 @@ class SparkModel:
         Raises:
             ConfigError: an argument that cannot be honoured, or another fit trains the model meanwhile.
             DataError: rows that do not fit the model; names partition and row.
+            CheckpointError: another run keeps its checkpoints in the folder, or took it over meanwhile.
             ClusterError: too few slots, an executor whose environment does not match, or somebody
                 cancelled the job.
             WorkerError: training failed on an executor; carries the worker's traceback.
@@ -331,6 +351,7 @@ class SparkModel:
         num_workers = self._num_workers(cluster, most, fixed)
         spare = asks(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
+        self._acquire_lease(fit.checkpoint)
         if self.model.built and source.count() is None:
             with self._trainability().applied():
                 models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
@@ -360,6 +381,7 @@ class SparkModel:
             kept, self.history, self._metrics("train_step", "test_step"), flags,
             self._carried_on(num_workers), self.distribution, spare, divides, classes, fixed,
             functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
+            self._lease,
         )  # fmt: skip
         with flags.applied():
             run = Run(request, cluster, num_workers)
@@ -371,6 +393,14 @@ class SparkModel:
         if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
             self._carried = num_workers, models.fingerprint(self.model), run.carried
         return self.history
+
+    def _acquire_lease(self, checkpoint: CheckpointConfig | None) -> None:
+        """Become the only run that writes to a checkpoint folder, until the fit ends."""
+        if checkpoint is None or self.config.placement is Placement.WORKER:  # which has no checkpoints
+            return
+        self._lease = lease_of(checkpoint.uri, launch.active_context())
+        self._lease.acquire()
+        self._lease.start()
 
     def _num_workers(self, cluster: Cluster, most: int, fixed: int | None) -> int:
         """Return the number of workers, of which a joint batch can use ``most``.

@@ -34,6 +34,7 @@ from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
+from sparkdl.lease import Lease
 from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
@@ -77,6 +78,7 @@ class Request:
         classes: the classes of columns of labels, by their places.
         fixed: how many rows every batch of the model has to have; None: any number.
         check: what to do, on the driver, with the model that is made again there as on executors.
+        lease: the lease of the checkpoint folder, if there is one.
     """
 
     model: Model
@@ -98,6 +100,7 @@ class Request:
     classes: dict[int, Classes] = field(default_factory=dict)
     fixed: int | None = None
     check: Callable[[Model], None] | None = None
+    lease: Lease | None = None
 
 
 class Run:
@@ -581,7 +584,9 @@ class Run:
             raise ConfigError(
                 'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
             )
-        checkpoints = Checkpoints(fit.checkpoint, launch.active_context(), fresh=not fit.resume)
+        checkpoints = Checkpoints(
+            fit.checkpoint, launch.active_context(), fresh=not fit.resume, lease=self.request.lease
+        )
         config = self.request.config
         others = {
             "merge": None if self.joint else self.rule, "class_weight": fit.class_weight,

@@ -21,7 +21,7 @@ ORDER = [
     "tasks", "inference", "preflight", "interpreter", "repeats", "cluster", "failures", "launch", "gang",
     "running", "sources", "columns", "tables", "inputs", "prediction", "progress", "callbacks", "batch_hooks",
     "epochs",
-    "checkpoint", "description", "training", "spark_model",
+    "lease", "checkpoint", "description", "training", "spark_model",
     "ml.params", "ml.persistence", "ml.transformer", "ml.estimator", "ml", "mllib",
     "records", "tfrecords", "",
 ]  # fmt: skip

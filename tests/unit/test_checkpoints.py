@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.fingerprint import Fingerprint
+from sparkdl.lease import lease_of
 
 VECTOR = np.arange(5, dtype=np.float32)
 DESCRIPTION = Description(
@@ -228,6 +230,28 @@ def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
     save(checkpoints, 2)
     assert ["checkpoint-00000001.sparkdl"] == [path.name for path in tmp_path.iterdir()]
     assert (tmp_path / "checkpoint-00000001.sparkdl").read_bytes() == b"another run's"
+
+
+def test_a_run_without_its_lease_writes_no_checkpoint(tmp_path, caplog):
+    """It neither adds nor removes one, and says why it ends, unlike one whose folder cannot be read."""
+    lease = lease_of(str(tmp_path), None)
+    lease.acquire()
+    checkpoints = Checkpoints(CheckpointConfig(str(tmp_path)), None, fresh=True, lease=lease)
+    save(checkpoints, 1, 2)
+    before = sorted(tmp_path.glob("checkpoint-*"))
+    checkpoints.require_owned()
+
+    with mock.patch.object(lease.folder, "names", side_effect=OSError("the network is down")):
+        save(checkpoints, 3)
+    checkpoints.require_owned()
+    assert (1, "the network is down") == (checkpoints.failed, caplog.messages[-1].rpartition(": ")[2])
+
+    (tmp_path / "lease").unlink()
+    save(checkpoints, 3)
+    with pytest.raises(CheckpointError, match="lost the checkpoint folder"):
+        checkpoints.require_owned()
+    assert before == sorted(tmp_path.glob("checkpoint-*"))
+    lease.release()
 
 
 def test_when_checkpoints_are_due(tmp_path):

@@ -1,0 +1,399 @@
+"""The lease of a checkpoint folder, by which one run at a time writes there.
+
+Two drivers in one folder would delete and overwrite each other's checkpoints, as where a scheduler starts a
+driver again that it takes for dead. The folder itself is all that they share, so the lease is made of files
+that are created whole, or not at all where there is one of that name:
+
+    lease             the record of the run that came first
+    lease-ID.next     the record of the run that took over from the run ID
+    lease-ID.beat     the heartbeat of the run ID, which rewrites it every few seconds
+
+The owner is the last run of the chain that begins with ``lease``. A run takes over by creating the ``.next``
+file of the run that it found silent. So one of several wins, and none takes over from a run that it has not
+watched. The owner ends the chain by removing ``lease``. Each attempt has an id of its own, so that no file
+of an earlier chain is taken for one of the present chain.
+
+The run that waits measures silence by its own clock. Times of two machines are never compared.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkdl import files
+from sparkdl.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+NAME = "lease"
+BEAT_SECONDS = 3.0  # between two heartbeats
+SILENCE_SECONDS = 20.0  # without a heartbeat, after which another run takes over
+POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
+LOOKS = 20  # at a folder whose files are removed meanwhile
+JOIN_SECONDS = 10.0  # for the last heartbeat to end, where a file system hangs
+_held: set[str] = set()  # the ids of this process's leases
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A run that has a lease, or had one.
+
+    Attributes:
+        id: a name that no other has.
+        host: the machine's host name.
+        process: the driver's process id.
+        started: when that process started, as its machine counts; None if it does not tell.
+        machine: the boot and the namespace in which the process id has its meaning; None if unknown.
+    """
+
+    id: str
+    host: str
+    process: int
+    started: str | None = None
+    machine: str | None = None
+
+    @classmethod
+    def here(cls) -> Owner:
+        """Return a new one of this process."""
+        process = os.getpid()
+        return cls(secrets.token_hex(16), socket.gethostname(), process, _started(process), _machine())
+
+    @classmethod
+    def of(cls, data: bytes) -> Owner:
+        """Return the one whose record this is.
+
+        Raises:
+            ValueError: it is no record.
+        """
+        try:
+            values = json.loads(data)
+            return cls(values["id"], *(values.get(name) for name in list(cls.__dataclass_fields__)[1:]))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError("it is not the record of a run") from error
+
+    def record(self) -> bytes:
+        """Return it as ``of`` takes it."""
+        return json.dumps(asdict(self)).encode()
+
+    def is_gone(self) -> bool:
+        """Return whether its process has ended, as far as this machine knows."""
+        if self.machine is None or self.machine != _machine():
+            return False
+        if self.process == os.getpid():
+            return self.id not in _held  # left by an earlier fit, or by a process of the same id
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass  # it is another user's
+        now = _started(self.process)
+        return now is not None and now != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+def _machine() -> str | None:
+    """Return a name of this boot of the machine and of the container's process ids; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _started(process: int) -> str | None:
+    """Return when a process started, in the kernel's ticks; "ended" if only its parent keeps it."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "ended" if fields[0] in "ZX" else fields[19]  # fields 3 and 22 of proc(5)
+
+
+class Lease:
+    """The lease of a checkpoint folder.
+
+    Args:
+        uri: the folder, a path or a URI.
+        folder: its files.
+        clock: returns seconds.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        folder: files.Folder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.uri, self.folder = uri, folder
+        self._clock, self._sleep = clock, sleep
+        self.me = Owner.here()
+        self._root = ""  # the id at the beginning of the chain
+        self._beats = 0
+        self._problem: str | None = None  # why the lease is lost
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # Getting it.
+
+    def acquire(self) -> None:
+        """Become the owner of the folder.
+
+        It takes a moment where the folder is free, or where this machine knows that the owner's process has
+        ended, and else up to ``SILENCE_SECONDS``.
+
+        Raises:
+            CheckpointError: another run owns the folder.
+            ConfigError: the folder cannot be read or written.
+        """
+        try:
+            while not self._try():
+                pass
+            self._beat()
+            for name in self.folder.names():
+                if name.startswith(f"{NAME}-") and name.endswith(".beat") and name != _beat_of(self.me):
+                    self.folder.discard(name)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"Checkpoints cannot be kept in {self.uri}: {error}. Expected a folder that this process can "
+                "read and write."
+            ) from error
+
+    def _try(self) -> bool:
+        """Try once to become the owner; return False if another run was quicker."""
+        chain = self._chain()
+        target = NAME
+        if chain:
+            self._require_stale(chain[-1])
+            target = _next_of(chain[-1])
+        self.me = Owner.here()  # a new id, for others may have seen the one of the last attempt
+        _held.add(self.me.id)
+        if not self.folder.create(target, self.me.record()):
+            _held.discard(self.me.id)
+            return False
+        if self.folder.settle_seconds:
+            self._sleep(self.folder.settle_seconds)
+        found = self._chain()
+        if self.me in found:
+            self._root = found[0].id
+            self.check()
+            return True
+        if target != NAME:  # the other run had ended, or removed its lease, in between
+            self.folder.discard(target)
+        _held.discard(self.me.id)
+        return False
+
+    def _chain(self) -> list[Owner]:
+        """Return the owners, from the first one to the one of now; none if the folder is free.
+
+        Raises:
+            OSError: a file that is in the folder cannot be read.
+        """
+        for _ in range(LOOKS):
+            names, chain, name = self.folder.names(), list[Owner](), NAME
+            while name in names and (owner := self._read(name)):
+                chain.append(owner)
+                name = _next_of(owner)
+            if name not in names:
+                return chain
+            self._sleep(POLL_SECONDS)  # what was there has been removed since
+        raise OSError(f"the file {name} there cannot be read")
+
+    def _read(self, name: str) -> Owner | None:
+        """Return the run whose record is in a file; None if there is no such file.
+
+        Raises:
+            ValueError: the file is not a record.
+        """
+        since = self._clock()
+        while (data := self.folder.read(name)) == b"" and self._clock() - since < SILENCE_SECONDS:
+            self._sleep(POLL_SECONDS)  # it is being written, where there are no hard links
+        try:
+            return None if data is None else Owner.of(data)
+        except ValueError as error:
+            raise ValueError(
+                f"the file {name} there is no lease of sparkdl; remove it if no other run uses the folder"
+            ) from error
+
+    def _require_stale(self, owner: Owner) -> None:
+        """Watch another run, and return once it is over or silent for ``SILENCE_SECONDS``.
+
+        Raises:
+            CheckpointError: it is alive.
+            OSError: nobody can tell, because its heartbeat cannot be read.
+        """
+        if owner.id in _held and owner.process == os.getpid():
+            raise CheckpointError(self._refusal(owner, "another fit of this process"))
+        name, silent, unknown, before = _beat_of(owner), 0.0, 0.0, self._clock()
+        seen: list[object] = []
+        while silent < SILENCE_SECONDS:
+            if owner.is_gone():
+                logger.warning("The checkpoints in %s were those of %s, which has ended.", self.uri, owner)
+                return
+            now = self._clock()
+            # A process that was stopped has not watched: its clock went on, its looks did not.
+            passed, before = min(now - before, 2 * POLL_SECONDS), now
+            try:
+                stamp = self.folder.stamp(name)
+                if seen and seen[0] != stamp:
+                    self._require_over(owner)
+                    return
+                seen, silent, unknown = [stamp], silent + passed, 0.0
+            except OSError:
+                silent, unknown = 0.0, unknown + passed
+                if unknown >= SILENCE_SECONDS:
+                    raise
+            self._sleep(POLL_SECONDS)
+        logger.warning(
+            "The run takes over the checkpoints in %s from %s, which has been silent for %.0f s.",
+            self.uri, owner, SILENCE_SECONDS,
+        )  # fmt: skip
+
+    def _require_over(self, owner: Owner) -> None:
+        """Check that a run whose heartbeat has just changed is no longer the owner.
+
+        Raises:
+            CheckpointError: it is.
+        """
+        if self._chain()[-1:] == [owner]:
+            raise CheckpointError(
+                self._refusal(owner, f"{owner}, which wrote a heartbeat less than {BEAT_SECONDS:.0f} s ago")
+            )
+
+    def _refusal(self, owner: Owner, who: str) -> str:
+        return (
+            f"Another run keeps its checkpoints in {self.uri}: {who}. Wait for the end of that run or stop "
+            "it, or name another folder."
+        )
+
+    # Keeping it.
+
+    def start(self) -> None:
+        """Write heartbeats in a thread until ``release``."""
+        self._thread = threading.Thread(target=self._beat_on, name="sparkdl-lease", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Check that the lease is not known to be lost, without a look at the folder.
+
+        Raises:
+            CheckpointError: it is.
+        """
+        if self._problem is not None:
+            raise CheckpointError(self._problem)
+
+    def check(self) -> None:
+        """Check that this run owns the folder, by a look at it.
+
+        Raises:
+            CheckpointError: it does not.
+            OSError: nobody can tell, because the folder cannot be read.
+        """
+        self.require()
+        if os.getpid() != self.me.process:
+            raise CheckpointError(
+                f"The lease of {self.uri} is that of {self.me}, of which this process is a fork. Let that "
+                "one write checkpoints."
+            )
+        # In this order: what had no successor before ``lease`` was read was the owner at that time.
+        taken = _next_of(self.me) in self.folder.names()
+        root = self.folder.read(NAME)
+        if not taken and root is not None and Owner.of(root).id == self._root:
+            return
+        how = "the file lease there was removed"
+        if taken:
+            by = self.folder.read(_next_of(self.me))
+            how = (
+                f"{Owner.of(by) if by else 'another run'} took it over, as it may after "
+                f"{SILENCE_SECONDS:.0f} s without a heartbeat"
+            )
+        elif root is not None:
+            how = f"{Owner.of(root)} owns it now"
+        self._problem = (
+            f"This run ({self.me}) lost the checkpoint folder {self.uri}: {how}. It ends, and writes no more "
+            "checkpoints."
+        )
+        self.require()
+
+    def _beat(self) -> None:
+        self.check()
+        self._beats += 1
+        self.folder.rewrite(_beat_of(self.me), b"%020d\n" % self._beats)
+
+    def _beat_on(self) -> None:
+        warned = False
+        while not self._ends.wait(BEAT_SECONDS):
+            try:
+                self._beat()
+            except CheckpointError:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+                if not warned:
+                    logger.warning(
+                        "No heartbeat could be written to %s; training goes on. After %.0f s another run may "
+                        "take the folder over: %s",
+                        self.uri, SILENCE_SECONDS, error,
+                    )  # fmt: skip
+                warned = True
+
+    # Giving it back.
+
+    def release(self) -> None:
+        """End the heartbeats and let the next run have the folder; without a lease nothing happens."""
+        if os.getpid() != self.me.process:
+            return  # a fork, whose parent goes on
+        self._ends.set()
+        try:
+            if self._thread is not None:
+                self._thread.join(JOIN_SECONDS)
+            if self.me.id in _held:
+                self._remove()
+        except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+            logger.warning(
+                "The lease of %s could not be removed; the next run may wait %.0f s: %s",
+                self.uri, SILENCE_SECONDS, error,
+            )  # fmt: skip
+        finally:
+            _held.discard(self.me.id)
+
+    def _remove(self) -> None:
+        chain = self._chain()
+        if chain and chain[-1] == self.me:
+            self.folder.discard(NAME)  # first, for the rest means nothing without it
+            for owner in chain[:-1]:
+                self.folder.discard(_next_of(owner))
+        self.folder.discard(_beat_of(self.me))
+
+
+def _next_of(owner: Owner) -> str:
+    return f"{NAME}-{owner.id}.next"
+
+
+def _beat_of(owner: Owner) -> str:
+    return f"{NAME}-{owner.id}.beat"
+
+
+def lease_of(uri: str, context: Any) -> Lease:
+    """Return the lease of a checkpoint folder, which is made if need be; nothing is acquired yet.
+
+    Raises:
+        ConfigError: it is no folder.
+    """
+    try:
+        return Lease(uri, files.open_folder(uri, context=context))
+    except OSError as error:
+        raise ConfigError(f"Checkpoints cannot be kept in {uri}: {error}.") from error

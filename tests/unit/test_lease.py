@@ -1,0 +1,553 @@
+"""One run at a time writes to a checkpoint folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl import files, lease
+from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
+
+# -- on a disk ------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, and what happens at each sleep."""
+
+    def __init__(self, *events):
+        self.now, self.events = 0.0, list(events)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.events:
+            self.events.pop(0)()
+
+    def __call__(self):
+        return self.now
+
+
+def new(folder, clock=None):
+    clock = clock or Clock()
+    return Lease(str(folder), files.open_folder(str(folder), context=None), clock=clock, sleep=clock.sleep)
+
+
+def acquired(folder, clock=None):
+    found = new(folder, clock)
+    found.acquire()
+    return found
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A function that acquires a folder as a driver on another machine, and returns its lease."""
+
+    def elsewhere(folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(lease, "_machine", lambda: "another")
+            found = acquired(folder)
+        lease._held.discard(found.me.id)
+        return found
+
+    return elsewhere
+
+
+@pytest.fixture(autouse=True)
+def nothing_held():
+    """Fail a test that leaves a lease, unless it is one of a process that is taken for another."""
+    yield
+    assert lease._held == set()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_lease_leaves_nothing_behind(tmp_path):
+    """The folder is made if need be, and its lease has a record and a heartbeat until it is released."""
+    mine = acquired(tmp_path / "new" / "folder")
+    mine.check()
+    assert names(tmp_path / "new" / "folder") == ["lease", f"lease-{mine.me.id}.beat"]
+
+    mine.release()
+    mine.release()
+
+    assert names(tmp_path / "new" / "folder") == []
+
+
+@pytest.mark.parametrize("spelling", [".", "link", "uri"])
+def test_a_second_fit_of_this_process_is_refused_at_once(tmp_path, spelling):
+    """A path with dots or through a symbolic link leads to the same lease."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    mine = acquired(tmp_path / "folder")
+    other = {".": f"{tmp_path}/link/../folder/.", "link": tmp_path / "link"}.get(
+        spelling, f"{tmp_path}/folder/"
+    )
+
+    with pytest.raises(CheckpointError, match="Another run keeps .*: another fit of this process. Wait for"):
+        acquired(other)
+
+    mine.check()
+    mine.release()
+    acquired(other).release()
+
+
+def test_a_run_whose_heart_beats_keeps_the_folder(tmp_path, elsewhere):
+    """Another driver ends with a sentence that names host and process and says what to do."""
+    owner = elsewhere(tmp_path)
+
+    with pytest.raises(
+        CheckpointError,
+        match=rf"in {tmp_path}: process {os.getpid()} on \S+, which wrote a heartbeat less than 3 s ago\. "
+        "Wait for the end of that run or stop it, or name another folder",
+    ):
+        acquired(tmp_path, Clock(lambda: None, owner._beat))
+    owner.check()
+
+
+def test_a_silent_run_loses_the_folder(tmp_path, elsewhere, caplog):
+    """The next run waits for the silence; the first one learns of it and writes no more."""
+    owner, clock = elsewhere(tmp_path), Clock()
+
+    mine = acquired(tmp_path, clock)
+
+    assert SILENCE_SECONDS <= clock.now <= SILENCE_SECONDS + BEAT_SECONDS
+    assert "has been silent for 20 s" in caplog.text
+    mine.check()
+    for check in (owner.check, owner.require, owner._beat):
+        with pytest.raises(
+            CheckpointError, match=r"lost the checkpoint folder .* took it over, as it may after"
+        ):
+            check()
+    owner.release()
+    mine.check()
+    mine.release()
+    assert names(tmp_path) == []
+
+
+def test_silence_is_what_a_run_has_watched(tmp_path, elsewhere):
+    """A driver that was stopped for an hour has not watched for an hour."""
+    owner = elsewhere(tmp_path)
+    clock = Clock(lambda: None, lambda: setattr(clock, "now", clock.now + 3600), owner._beat)
+
+    with pytest.raises(CheckpointError, match="wrote a heartbeat"):
+        acquired(tmp_path, clock)
+
+
+@pytest.mark.parametrize("how", ["ended", "other", "zombie"])
+def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, how):
+    """Its process id may be that of a younger process by now, or wait for its parent."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        started = lease._started(process.pid)
+        if how != "other":
+            process.kill()
+        if how == "ended":
+            process.wait()
+        elif how == "zombie":
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        owner = replace(Owner.here(), process=process.pid, started="1" if how == "other" else started)
+        (tmp_path / "lease").write_bytes(owner.record())
+        clock = Clock()
+
+        acquired(tmp_path, clock).release()
+
+        assert clock.now == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_living_process_here_has_to_be_silent_as_well(tmp_path):
+    """A driver that is stopped on this machine loses the folder only after the silence."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        owner = replace(Owner.here(), process=process.pid, started=lease._started(process.pid))
+        (tmp_path / "lease").write_bytes(owner.record())
+        clock = Clock()
+
+        acquired(tmp_path, clock).release()
+
+        assert clock.now >= SILENCE_SECONDS
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_of_several_that_find_a_run_silent_one_takes_over(tmp_path, elsewhere):
+    """The one that is late watches the winner, and is refused when that one's heart beats."""
+    elsewhere(tmp_path)
+    winners = []
+    last = round(SILENCE_SECONDS / lease.POLL_SECONDS)
+
+    def wins():
+        winners.append(elsewhere(tmp_path))
+
+    late = Clock(*[lambda: None] * last, wins, lambda: None, lambda: winners[0]._beat())
+    with pytest.raises(CheckpointError, match="wrote a heartbeat"):
+        acquired(tmp_path, late)
+    winners[0].check()
+
+
+def test_a_run_that_ends_while_it_is_watched_leaves_the_folder(tmp_path, elsewhere):
+    """The heartbeat that disappears is no sign of life."""
+    owner = elsewhere(tmp_path)
+
+    acquired(tmp_path, clock := Clock(lambda: None, owner._remove)).release()
+
+    assert clock.now < BEAT_SECONDS
+
+
+def test_a_run_that_ends_at_the_end_of_its_silence_leaves_the_folder(tmp_path, elsewhere):
+    """A takeover from a run that has just removed its lease is void, and the folder is free."""
+    owner = elsewhere(tmp_path)
+    last = round(SILENCE_SECONDS / lease.POLL_SECONDS)
+
+    mine = acquired(tmp_path, Clock(*[lambda: None] * last, owner._remove))
+
+    mine.check()
+    assert names(tmp_path) == ["lease", f"lease-{mine.me.id}.beat"]
+    mine.release()
+
+
+def test_a_lease_that_somebody_removed_is_lost(tmp_path):
+    """Another run may have had the folder since."""
+    mine = acquired(tmp_path)
+    (tmp_path / "lease").unlink()
+    with pytest.raises(CheckpointError, match="the file lease there was removed"):
+        mine.check()
+    mine.release()
+
+    mine = acquired(tmp_path)
+    (tmp_path / "lease").write_bytes(replace(Owner.here(), host="node-7").record())
+    with pytest.raises(CheckpointError, match="process .* on node-7 owns it now"):
+        mine.check()
+    mine.release()
+    assert names(tmp_path) == ["lease"]
+
+
+def test_a_file_that_is_no_lease_is_named(tmp_path):
+    """The error says when it may be removed."""
+    (tmp_path / "lease").write_text("[]")
+    with pytest.raises(
+        ConfigError, match="the file lease there is no lease of sparkdl; remove it if no other"
+    ):
+        acquired(tmp_path)
+    (tmp_path / "lease").write_text("")
+    with pytest.raises(ConfigError, match="the file lease there is no lease"):
+        acquired(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+    """A file is no folder, and a heartbeat that cannot be read for long is an error."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Checkpoints cannot be kept in"):
+        lease_of(str(tmp_path / "file"), None)
+
+    acquired(tmp_path).release()
+    (tmp_path / "lease").write_bytes(owner := replace(Owner.here(), machine="another").record())
+    (tmp_path / f"lease-{Owner.of(owner).id}.beat").mkdir()
+    with pytest.raises(ConfigError, match="cannot be kept in .*Expected a folder that this"):
+        acquired(tmp_path)
+
+
+def test_a_folder_that_is_gone_is_no_lost_lease(tmp_path):
+    """Nobody can tell whose it is; training goes on without checkpoints."""
+    mine = acquired(tmp_path / "folder")
+    for path in (tmp_path / "folder").iterdir():
+        path.unlink()
+    (tmp_path / "folder").rmdir()
+
+    with pytest.raises(FileNotFoundError):
+        mine.check()
+    mine.require()
+    mine.release()
+
+
+def test_a_full_disk_stops_no_heart(tmp_path, elsewhere, monkeypatch):
+    """Where nothing can be written the time of the file changes, which is a sign of life too."""
+    owner = elsewhere(tmp_path)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(full))
+
+    with pytest.raises(CheckpointError, match="wrote a heartbeat"):
+        acquired(tmp_path, Clock(lambda: None, owner._beat))
+
+
+def test_the_thread_warns_once_and_ends(tmp_path, monkeypatch, caplog):
+    """A heartbeat that fails does not end the run; one that another run has ended does."""
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.001)
+    mine, beats = acquired(tmp_path), threading.Semaphore(0)
+
+    def failing(*_):
+        beats.release()
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(mine.folder, "rewrite", failing)
+    mine.start()
+    for _ in range(5):
+        assert beats.acquire(timeout=60)
+    mine.require()
+    assert caplog.text.count("the disk is gone") == 1
+    (tmp_path / "lease").unlink()
+    mine._thread.join(60)
+    assert not mine._thread.is_alive()
+    with pytest.raises(CheckpointError, match="was removed"):
+        mine.require()
+    mine.release()
+
+
+def test_a_fork_has_no_lease(tmp_path):
+    """A child that ends inside of a fit neither writes checkpoints nor gives the folder away."""
+    mine = acquired(tmp_path)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            mine.release()
+            mine.check()
+        except CheckpointError as error:
+            code = 0 if "of which this process is a fork" in str(error) else 2
+        finally:
+            os._exit(code)
+
+    assert os.waitpid(child, 0)[1] == 0
+    mine.check()
+    mine.release()
+
+
+def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
+    """SIGKILL takes away the heartbeat, and the next run sees it at once."""
+    code = (
+        "import sys, time; from sparkdl.lease import lease_of; mine = lease_of(sys.argv[1], None);"
+        "mine.acquire(); mine.start(); print('has it', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout.readline() == "has it\n"
+        with pytest.raises(CheckpointError, match=rf"process {process.pid} on .* wrote a heartbeat"):
+            lease_of(str(tmp_path), None).acquire()
+        process.send_signal(signal.SIGKILL)
+    acquired(tmp_path, clock := Clock()).release()
+    assert clock.now == 0
+    assert names(tmp_path) == []
+
+
+# -- whatever happens -----------------------------------------------------------------------------
+
+
+class Anyone(set):
+    """The leases of one process, for drivers that stand for several: each is a thread, and knows its own."""
+
+    def __contains__(self, name):
+        return super().__contains__((name, threading.get_ident()))
+
+    def add(self, name):
+        super().add((name, threading.get_ident()))
+
+    def discard(self, name):
+        super().discard((name, threading.get_ident()))
+
+
+class Killed(BaseException):
+    """What ends a driver without anything that it would do at its end."""
+
+
+class World:
+    """Drivers on machines of their own, one of which does one thing at a time, and one folder.
+
+    Args:
+        fates: when each driver starts, what happens to it, and at which of its steps.
+        choices: which of the drivers that are ready takes the next step.
+    """
+
+    def __init__(self, fates, choices):
+        self.now, self.files, self.published = 0.0, {}, {}
+        self.choices = [*choices[::-1]]
+        self.drivers = [Driver(self, *fate) for fate in fates]
+
+    def owner(self):
+        """Return the id of the owner."""
+        name, owner = "lease", None
+        while data := self.files.get(name):
+            owner = Owner.of(data).id
+            name = f"lease-{owner}.next"
+        return owner
+
+    def run(self):
+        """Let the drivers come to their ends, in turns when there is nothing left to choose."""
+        for turn in range(5000):
+            running = [driver for driver in self.drivers if driver.thread.is_alive()]
+            if not running:
+                return
+            ready = [driver for driver in running if driver.wakes <= self.now]
+            if not ready:
+                self.now = min(driver.wakes for driver in running)
+                continue
+            choice = self.choices.pop() if self.choices and len(ready) > 1 else turn
+            ready[choice % len(ready)].step()
+        raise AssertionError("the drivers do not come to an end")
+
+    def __enter__(self):
+        for driver in self.drivers:
+            driver.thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        for driver in self.drivers:
+            driver.fate, driver.moment = "killed", 0
+            while driver.thread.is_alive():
+                driver.go.release()
+                driver.thread.join(0.01)
+
+
+class Driver:
+    """A driver that acquires the folder, beats, publishes three files and ends.
+
+    It is killed, or stopped for a time, before one of its steps.
+    """
+
+    def __init__(self, world, starts, fate, moment):
+        self.world, self.fate, self.moment = world, fate, moment
+        self.wakes = starts
+        self.steps, self.was_stopped = 0, False
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.outcome, self.error, self.owners = None, None, set()
+        self.thread = threading.Thread(target=self.main, daemon=True)
+        self.lease = Lease("folder", View(self), clock=lambda: world.now, sleep=self.sleep)
+
+    def step(self):
+        """Let the driver do one thing."""
+        self.steps += 1
+        if self.fate == "stopped" and self.steps == self.moment:
+            self.wakes, self.was_stopped = self.world.now + 100, True
+            return
+        self.go.release()
+        self.done.acquire()
+
+    def turn(self):
+        """Wait until it is this driver's turn."""
+        self.done.release()
+        self.go.acquire()
+        if self.fate == "killed" and self.steps >= self.moment:
+            raise Killed
+
+    def sleep(self, seconds):
+        self.wakes = self.world.now + seconds
+        self.turn()
+
+    def main(self):
+        self.go.acquire()
+        try:
+            self.outcome = self.work()
+        except Killed:
+            self.outcome = "killed"
+        except CheckpointError:
+            self.outcome = "refused"
+        except BaseException as error:  # noqa: BLE001 - for the test's own thread
+            self.error = error
+        finally:
+            self.done.release()
+
+    def work(self):
+        self.lease.acquire()
+        self.has = self.lease.me.id
+        try:
+            for _ in range(3):
+                for _ in range(2):
+                    self.sleep(BEAT_SECONDS)
+                    self.lease._beat()
+                self.owners = {self.world.owner()}
+                self.lease.check()
+                assert self.has in self.owners, "it was not the owner at any time of its check"
+                self.publish()
+        except CheckpointError:
+            assert self.was_stopped, "it lost the folder and beat in time"
+            self.lease.release()
+            return "lost"
+        self.lease.release()
+        return "ended"
+
+    def publish(self):
+        number = 1 + max((name for name in self.world.files if isinstance(name, int)), default=0)
+        self.turn()
+        if self.world.files.setdefault(number, self.has) != self.has:
+            assert any(driver.was_stopped for driver in self.world.drivers), "a file was there already"
+        before = self.world.published.setdefault(number, self.world.files[number])
+        assert before == self.world.files[number], "a file has had two contents"
+
+
+class View:
+    """The folder as a driver sees it: each operation is a turn of its own."""
+
+    settle_seconds = 0.0
+
+    def __init__(self, driver):
+        self.driver, self.world = driver, driver.world
+
+    def turn(self):
+        if self.driver.outcome is not None:
+            return
+        self.driver.turn()
+        for driver in self.world.drivers:
+            driver.owners.add(self.world.owner())
+
+    def names(self):
+        self.turn()
+        return [name for name in self.world.files if isinstance(name, str)]
+
+    def read(self, name):
+        self.turn()
+        return self.world.files.get(name)
+
+    def create(self, name, data):
+        self.turn()
+        return self.world.files.setdefault(name, data) == data
+
+    def rewrite(self, name, data):
+        self.turn()
+        self.world.files[name] = data
+
+    stamp = read
+
+    def discard(self, name):
+        self.turn()
+        self.world.files.pop(name, None)
+
+
+FATES = st.tuples(
+    st.sampled_from([0, 1, 30, 60]),
+    st.sampled_from(["lives", "killed", "stopped"]),
+    st.integers(1, 70),
+)
+
+
+@given(st.lists(FATES, min_size=2, max_size=3), st.lists(st.integers(0, 2), max_size=150))
+def test_whatever_drivers_do_one_owns_the_folder(fates, choices):
+    """Of drivers that are killed or stopped at any moment, none takes a folder whose owner is alive.
+
+    Who passes a check was the owner in the course of it; who beats in time keeps the folder; no file has two
+    contents; and where all live one comes to its end, and leaves nothing.
+    """
+    with pytest.MonkeyPatch.context() as patch, World(fates, choices) as world:
+        patch.setattr(lease, "_machine", lambda: str(threading.get_ident()))
+        patch.setattr(lease, "_held", Anyone())
+        world.run()
+
+    for driver in world.drivers:
+        if driver.error is not None:
+            raise driver.error
+    outcomes = [driver.outcome for driver in world.drivers]
+    assert set(outcomes) <= {"ended", "refused", "lost", "killed"}
+    if "killed" not in outcomes and not any(driver.was_stopped for driver in world.drivers):
+        assert "ended" in outcomes
+        assert not [name for name in world.files if isinstance(name, str)]
