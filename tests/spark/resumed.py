@@ -1,6 +1,7 @@
 """A driver that goes on from its checkpoints, and leaves its weights in a file.
 
-Arguments: the folder of the checkpoints, mode, frequency, the file, how many epochs.
+Arguments: the folder of the checkpoints, mode, frequency, the file, how many epochs; and "hadoop", if a URI
+of local files is to be used through Hadoop alone, as one of a distributed file system is.
 """
 
 import sys
@@ -9,9 +10,11 @@ import keras
 import numpy as np
 from pyspark.sql import SparkSession
 
-from sparkdl import CheckpointConfig, SparkModel
+from sparkdl import CheckpointConfig, SparkModel, files
 
-folder, mode, frequency, weights, epochs = sys.argv[1:]
+folder, mode, frequency, weights, epochs, *through = sys.argv[1:]
+if through:
+    files._local_folder = lambda *_: None
 frequency = frequency if frequency == "epoch" else int(frequency)
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 keras.utils.set_random_seed(1)

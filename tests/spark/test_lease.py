@@ -1,0 +1,337 @@
+"""Of two drivers with one checkpoint folder one goes on; the other takes over once that one is dead."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl import SparkModel, files, lease
+from sparkdl.errors import CheckpointError
+from sparkdl.lease import SILENCE_SECONDS, Lease, Owner, lease_of
+
+HERE = Path(__file__).parent
+PATIENCE = 250  # seconds, for a driver that comes to its end
+SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
+EPOCHS = 100  # of the drivers, one of which has to be alive while the other looks at it
+
+
+# -- through Hadoop -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def through_hadoop(monkeypatch):
+    """Local files are used through Hadoop alone, as those of a distributed file system."""
+    monkeypatch.setattr(files, "_local_folder", lambda *_: None)
+
+
+def context_of(spark):
+    return spark.sparkContext
+
+
+def test_hadoops_files_are_written_whole_and_once(spark, tmp_path, through_hadoop):
+    """A folder of Hadoop's has files that are created once, rewritten, and removed."""
+    folder = files.open_folder(f"file://{tmp_path}/new/folder", context=context_of(spark))
+    assert isinstance(folder, files.HadoopFolder)
+
+    assert [True, False, True] == [folder.create("a", data) for data in (b"one", b"two", b"one")]
+    assert (b"one", None) == (folder.read("a"), folder.read("b"))
+    before = folder.stamp("a")
+    assert before == folder.stamp("a")
+    folder.rewrite("a", b"another")
+    assert before != folder.stamp("a") is not None
+    assert folder.stamp("b") is None
+    assert ["a"] == folder.names()
+    folder.discard("a")
+    folder.discard("a")
+    assert [] == folder.names()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_file_at_a_uri_is_never_replaced(spark, tmp_path, monkeypatch, local):
+    """An equal file is taken for the one to publish; for another one an error says that it is there."""
+    if not local:
+        monkeypatch.setattr(files, "_local_folder", lambda *_: None)
+    (tmp_path / "to").mkdir()
+    for content in (b"one", b"one", b"two"):
+        (mine := tmp_path / "mine").write_bytes(content)
+        with pytest.raises(FileExistsError) if content == b"two" else contextlib.nullcontext():
+            files.publish(mine, f"file://{tmp_path}/to/file", context=context_of(spark))
+
+    assert (tmp_path / "to" / "file").read_bytes() == b"one"
+    assert [] == [path.name for path in (tmp_path / "to").iterdir() if "begun" in path.name]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, and what happens at each sleep."""
+
+    def __init__(self, *events):
+        self.now, self.events = 0.0, list(events)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.events:
+            self.events.pop(0)()
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_lease_through_hadoop_is_refused_lost_and_released(spark, tmp_path, monkeypatch, through_hadoop):
+    """A driver elsewhere keeps the folder while it writes heartbeats, and loses it after a silence.
+
+    The lease is released by a SparkContext that is stopped, too; here the folder itself stands for it.
+    """
+
+    def acquired(clock):
+        folder = files.open_folder(f"file://{tmp_path}", context=context_of(spark))
+        found = Lease("folder", folder, clock=clock, sleep=clock.sleep)
+        found.acquire()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "_machine", lambda: "another")
+        owner = acquired(Clock())
+    lease._held.discard(owner.me.id)
+    with pytest.raises(CheckpointError, match="wrote a heartbeat"):
+        acquired(Clock(lambda: None, owner._beat))
+
+    mine = acquired(clock := Clock())
+
+    assert clock.now >= SILENCE_SECONDS
+    with pytest.raises(CheckpointError, match="took it over"):
+        owner.check()
+    owner.release()
+    mine.check()
+    mine.release()
+    assert [] == [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("scheme", ["file", "viewfs"])
+def test_a_folder_has_one_lease_whatever_it_is_called(spark, tmp_path, scheme):
+    """A path and the URIs of the same folder lead to one lease."""
+    (folder := tmp_path / "shared").mkdir()
+    uri = folder.as_uri()
+    if scheme == "viewfs":
+        mounted = f"fs.viewfs.mounttable.{tmp_path.name}.link./shared"
+        context_of(spark)._jsc.hadoopConfiguration().set(mounted, uri)
+        uri = f"viewfs://{tmp_path.name}/shared"
+    (mine := lease_of(str(folder), None)).acquire()
+
+    with pytest.raises(CheckpointError, match=rf"in {uri}: another fit of this process"):
+        lease_of(uri, context_of(spark)).acquire()
+
+    mine.release()
+
+
+# -- fits -----------------------------------------------------------------------------------------
+
+
+class Then(keras.callbacks.Callback):
+    """What does something at the end of the second epoch."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            self.act()
+
+
+def leases(folder):
+    """Return what is left of a lease: files and threads."""
+    return [path.name for path in folder.glob("*lease*")] + [
+        thread.name for thread in threading.enumerate() if thread.name == "sparkdl-lease"
+    ]
+
+
+def test_a_second_fit_in_the_folder_is_refused(spark, problem, tmp_path, jobs):
+    """It starts no job, and the first fit goes on; what ends with an error releases the folder as well."""
+    folder, refused = tmp_path / "folder", []
+
+    def second():
+        before = jobs()
+        with pytest.raises(CheckpointError, match="another fit of this process. Wait for the end") as error:
+            SparkModel(problem.model(), num_workers=2).fit(
+                problem.x, problem.y, checkpoint=folder.as_uri(), resume=True, **SETTINGS
+            )
+        assert before == jobs()
+        refused.append(error.value)
+        assert len(leases(folder)) == 3
+        raise LookupError("the first fit ends")
+
+    with pytest.raises(LookupError, match="the first fit ends"):
+        SparkModel(problem.model(), num_workers=2).fit(
+            problem.x, problem.y, checkpoint=str(folder), callbacks=[Then(second)], **SETTINGS
+        )
+    assert leases(folder) == []
+    assert len(refused) == 1
+
+    history = SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, checkpoint=str(folder), resume=True, **SETTINGS
+    )
+    assert history.epoch == list(range(5))
+    assert leases(folder) == []
+
+
+def test_a_fit_that_loses_the_folder_ends(spark, problem, tmp_path):
+    """It names who has the folder now, writes no checkpoint from then on, and leaves the other's lease."""
+    other = replace(Owner.here(), host="node-7", process=4711)
+
+    with pytest.raises(
+        CheckpointError, match=r"lost the checkpoint folder .*: process 4711 on node-7 owns it"
+    ):
+        SparkModel(problem.model(), num_workers=2).fit(
+            problem.x, problem.y, checkpoint=str(tmp_path), **SETTINGS,
+            callbacks=[Then(lambda: (tmp_path / "lease").write_bytes(other.record()))],
+        )  # fmt: skip
+
+    assert leases(tmp_path) == ["lease"]
+    assert {path.name for path in tmp_path.glob("check*")} <= {"checkpoint-00000001.sparkdl"}
+
+
+# -- drivers --------------------------------------------------------------------------------------
+
+
+class Driver:
+    """A driver in a process group of its own.
+
+    Args:
+        log: the file of what it says.
+        arguments: the folder of the checkpoints, the file for the weights, and perhaps "hadoop".
+    """
+
+    def __init__(self, log, folder, end, *through):
+        paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+        arguments = folder, "synchronous", "1", end, str(EPOCHS), *through
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, HERE / "resumed.py", *arguments],
+                env=environment, start_new_session=True, stdout=file, stderr=file,
+            )  # fmt: skip
+
+    @property
+    def runs(self):
+        return self.process.poll() is None
+
+    def said(self, code):
+        """Wait for its end with an exit code, and return what it said."""
+        assert self.process.wait(PATIENCE) == code, self.log.read_text()[-5000:]
+        return self.log.read_text()
+
+    def kill(self):
+        """SIGKILL the driver, its JVM and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def contents(folder):
+    """Yield the contents that each checkpoint has during a ``with`` block, by its name."""
+    found, ends = defaultdict(set), threading.Event()
+
+    def look():
+        while not ends.wait(0.01):
+            for path in folder.glob("checkpoint-*.sparkdl"):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path.name].add(hashlib.blake2b(path.read_bytes()).digest())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ends.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The weights and losses of a driver that is alone, which starts beside the others."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    driver = Driver(folder / "log", folder / "checkpoints", folder / "end.npz")
+
+    def outcome():
+        driver.said(0)
+        return outcome_of(folder)
+
+    yield outcome
+    driver.kill()
+
+
+def outcome_of(folder):
+    with np.load(folder / "end.npz") as found:
+        return [found[name] for name in found.files[:-1]]  # without how often it was resumed
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("seed", "through", "fate"),
+    [
+        (0, "local", "killed"),
+        *(
+            pytest.param(seed, ("local", "hadoop")[seed % 2], fate, marks=pytest.mark.whole)
+            for seed, fate in enumerate(["stopped"] * 2 + ["killed"] * 18, 1)
+        ),
+    ],
+)
+def test_of_two_drivers_one_goes_on_and_the_next_takes_over(tmp_path, undisturbed, seed, through, fate):
+    """Two drivers start together; one ends with a sentence. A third one goes on when the other is dead.
+
+    The other is killed at a moment that is drawn, or stopped: then it ends with a sentence when it goes on.
+    No checkpoint has two contents, and weights and losses are those of an undisturbed driver, bit for bit.
+    """
+    moments, folder, end = random.Random(seed), tmp_path / "checkpoints", tmp_path / "end.npz"
+    place = (folder.as_uri(), end, "hadoop") if through == "hadoop" else (folder, end)
+    drivers = []
+    with contents(folder) as found, contextlib.ExitStack() as stack:
+
+        def another():
+            drivers.append(driver := Driver(tmp_path / f"log-{len(drivers)}", *place))
+            stack.callback(driver.kill)
+            return driver
+
+        another()
+        time.sleep(moments.uniform(0, 1))
+        another()
+        while all(driver.runs for driver in drivers):
+            time.sleep(0.05)
+        refused, owner = sorted(drivers, key=lambda driver: driver.runs)
+        sentence = f"CheckpointError: Another run keeps its checkpoints in {place[0]}: process"
+        assert f"{sentence} {owner.process.pid} on" in refused.said(1)
+        assert owner.runs
+        time.sleep(moments.uniform(0, 4 if fate == "killed" else 1))
+        if fate == "killed":
+            owner.kill()
+        else:
+            os.kill(owner.process.pid, signal.SIGSTOP)
+        another().said(0)
+        if fate == "stopped":
+            os.kill(owner.process.pid, signal.SIGCONT)
+            said = owner.said(1)
+            assert "CheckpointError: This run " in said
+            assert "lost the checkpoint folder" in said
+
+    logging.getLogger(__name__).warning("seed %d: %d checkpoints seen", seed, len(found))
+    assert {} == {name: each for name, each in found.items() if len(each) > 1}
+    assert [] == [path.name for path in folder.iterdir() if "lease" in path.name]
+    for mine, theirs in zip(outcome_of(tmp_path), undisturbed(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
