@@ -97,7 +97,7 @@ class Owner:
         except OSError:
             pass  # it is another user's
         now = _started(self.process)
-        return now is not None and now != self.started
+        return None not in (now, self.started) and now != self.started
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
@@ -242,8 +242,10 @@ class Lease:
         seen: list[object] = []
         while silent < SILENCE_SECONDS:
             if owner.is_gone():
-                logger.warning("The checkpoints in %s were those of %s, which has ended.", self.uri, owner)
+                self._say_takeover(owner, "whose process has ended")
                 return
+            if not seen:
+                logger.info("Waiting up to %.0f s for a heartbeat of %s.", SILENCE_SECONDS, owner)
             now = self._clock()
             # A process that was stopped has not watched: its clock went on, its looks did not.
             passed, before = min(now - before, 2 * POLL_SECONDS), now
@@ -258,10 +260,10 @@ class Lease:
                 if unknown >= SILENCE_SECONDS:
                     raise
             self._sleep(POLL_SECONDS)
-        logger.warning(
-            "The run takes over the checkpoints in %s from %s, which has been silent for %.0f s.",
-            self.uri, owner, SILENCE_SECONDS,
-        )  # fmt: skip
+        self._say_takeover(owner, f"which has been silent for {SILENCE_SECONDS:.0f} s")
+
+    def _say_takeover(self, owner: Owner, why: str) -> None:
+        logger.warning("The run takes over the checkpoint folder %s from %s, %s.", self.uri, owner, why)
 
     def _require_over(self, owner: Owner) -> None:
         """Check that a run whose heartbeat has just changed is no longer the owner.
@@ -339,7 +341,8 @@ class Lease:
         while not self._ends.wait(BEAT_SECONDS):
             try:
                 self._beat()
-            except CheckpointError:
+            except CheckpointError as error:
+                logger.warning("%s", error)  # the run may end for another reason before it looks
                 return
             except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
                 if not warned:

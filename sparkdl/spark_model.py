@@ -300,7 +300,7 @@ class SparkModel:
             decode: functions by the names of a DataFrame's columns, each of which makes an array of a value,
                 such as the bytes of an image; executors call them, and the driver for the first row.
             checkpoint: a folder where checkpoints are kept, or a ``sparkdl.CheckpointConfig`` that also says
-                when they are made and how many stay.
+                when they are made and how many stay. One run at a time uses a folder.
             resume: whether to resume from the newest checkpoint in that folder, if there is one, also in
                 the middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists what
                 may change. A learning rate other than the first run's is used.

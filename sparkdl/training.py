@@ -367,6 +367,8 @@ class Run:
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
             self._raise_interrupts()
+            if self.checkpoints is not None:
+                self.checkpoints.require_owned()
             if result is not None:
                 if not self.said:  # all has come at once
                     self._say_workers(store)
@@ -635,10 +637,7 @@ class Run:
     def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
         """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
         checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, ParameterStore):
-            return
-        checkpoints.require_owned()
-        if not store.plans:
+        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans:
             return
         if checkpoints.asks():
             store.note()

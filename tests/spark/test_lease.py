@@ -296,7 +296,7 @@ def outcome_of(folder):
 def test_of_two_drivers_one_goes_on_and_the_next_takes_over(tmp_path, undisturbed, seed, through, fate):
     """Two drivers start together; one ends with a sentence. A third one goes on when the other is dead.
 
-    The other is killed at a moment that is drawn, or stopped: then it ends with a sentence when it goes on.
+    The other is killed at a moment that is drawn, or stopped: then it ends when it goes on, and says why.
     No checkpoint has two contents, and weights and losses are those of an undisturbed driver, bit for bit.
     """
     moments, folder, end = random.Random(seed), tmp_path / "checkpoints", tmp_path / "end.npz"
@@ -322,13 +322,13 @@ def test_of_two_drivers_one_goes_on_and_the_next_takes_over(tmp_path, undisturbe
         if fate == "killed":
             owner.kill()
         else:
+            while not found and owner.runs:
+                time.sleep(0.05)
             os.kill(owner.process.pid, signal.SIGSTOP)
         another().said(0)
         if fate == "stopped":
             os.kill(owner.process.pid, signal.SIGCONT)
-            said = owner.said(1)
-            assert "CheckpointError: This run " in said
-            assert "lost the checkpoint folder" in said
+            assert "lost the checkpoint folder" in owner.said(1)
 
     logging.getLogger(__name__).warning("seed %d: %d checkpoints seen", seed, len(found))
     assert {} == {name: each for name, each in found.items() if len(each) > 1}

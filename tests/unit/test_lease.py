@@ -1,17 +1,21 @@
 """One run at a time writes to a checkpoint folder."""
 
+import hashlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl import files, lease
+from sparkdl import checkpoint, files, lease
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 
@@ -142,7 +146,7 @@ def test_silence_is_what_a_run_has_watched(tmp_path, elsewhere):
 
 
 @pytest.mark.parametrize("how", ["ended", "other", "zombie"])
-def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, how):
+def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, caplog, how):
     """Its process id may be that of a younger process by now, or wait for its parent."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -160,6 +164,8 @@ def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, h
         acquired(tmp_path, clock).release()
 
         assert clock.now == 0
+        assert "from process" in caplog.text
+        assert "whose process has ended" in caplog.text
     finally:
         process.kill()
         process.wait()
@@ -340,6 +346,72 @@ def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
     acquired(tmp_path, clock := Clock()).release()
     assert clock.now == 0
     assert names(tmp_path) == []
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def contents_of(folder, seen):
+    """Note the contents of each checkpoint by its name."""
+    for path in folder.glob("checkpoint-*.sparkdl"):
+        seen.setdefault(path.name, set()).add(hashlib.blake2b(path.read_bytes()).digest())
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(1, 21))])
+def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_path, seed):
+    """Three drivers contend for a folder while each is killed or stopped at moments that are drawn.
+
+    A driver goes on from the newest checkpoint and adds one for each number, so that the name of a
+    checkpoint is its number if there has never been a second writer. None has two contents.
+    """
+    moments, folder, last, beat = random.Random(seed), tmp_path / "folder", 200, 0.3
+    log, drivers, codes, seen, stopped = (tmp_path / "log").open("w"), [], [], {}, []
+    try:
+        while 0 not in codes:
+            for driver in [driver for driver in drivers if driver.poll() is not None]:
+                drivers.remove(driver)
+                codes.append(driver.returncode)
+            while len(drivers) < 3:
+                drivers.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            Path(__file__).with_name("contending.py"),
+                            folder,
+                            str(last),
+                            str(beat),
+                        ],
+                        stdout=log,
+                        stderr=log,
+                    )  # fmt: skip
+                )
+            time.sleep(moments.uniform(0, 1))
+            victim, fate = moments.choice(drivers), moments.random()
+            if stopped and fate < 0.5:
+                stopped.pop(0).send_signal(signal.SIGCONT)
+            elif fate < 0.6:
+                victim.kill()
+            elif fate < 0.7 and victim not in stopped:
+                victim.send_signal(signal.SIGSTOP)
+                stopped.append(victim)
+            contents_of(folder, seen)
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.wait()
+        log.close()
+    contents_of(folder, seen)
+    said = (tmp_path / "log").read_text()
+
+    assert set(codes) <= {0, 3, 4, -signal.SIGKILL}, said
+    assert "Traceback" not in said
+    assert {} == {name: each for name, each in seen.items() if len(each) > 1}
+    found = sorted(folder.glob("checkpoint-*.sparkdl"))
+    assert [f"checkpoint-{number:08d}.sparkdl" for number in range(1, last + 1)] == [
+        path.name for path in found
+    ]
+    versions = [checkpoint._read(str(path), None).cut.version for path in found]
+    assert list(range(1, last + 1)) == versions
 
 
 # -- whatever happens -----------------------------------------------------------------------------

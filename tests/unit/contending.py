@@ -1,0 +1,46 @@
+"""A driver without Spark that contends for a checkpoint folder, and counts from its newest checkpoint.
+
+Arguments: the folder, up to which number, and seconds between two heartbeats, of which others wait for seven.
+Exit codes: 0 it counted to the end, 3 another driver owns the folder, 4 another driver took it over.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from sparkdl import lease
+from sparkdl.books import Cut, Held
+from sparkdl.checkpoint import Checkpoints, Description, Saved
+from sparkdl.config import CheckpointConfig
+from sparkdl.errors import CheckpointError
+
+folder, last, beat = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+lease.BEAT_SECONDS, lease.SILENCE_SECONDS, lease.POLL_SECONDS = beat, 7 * beat, beat / 3
+description = Description({"metrics": {}}, 0.1, [], "")
+mine = lease.lease_of(folder, None)
+code = 3
+try:
+    mine.acquire()
+    mine.start()
+    code = 4
+    checkpoints = Checkpoints(CheckpointConfig(folder, keep=10000), None, fresh=False, lease=mine)
+    found = checkpoints.newest({}, description)
+    count = 0 if found is None else found.cut.version
+    while count < last:
+        count += 1
+        cut = Cut(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
+        history = {"process": [mine.me.id]}  # so that no two drivers write the same bytes
+        checkpoints.save(
+            Saved({}, (0, 0.0), cut, (Held(1),), 0.1, history, [], {}, {}, False, description), wait=True
+        )
+        checkpoints.require_owned()
+        time.sleep(0.02)
+    checkpoints.close()
+    checkpoints.require_owned()
+    code = 0
+except CheckpointError as error:
+    sys.stderr.write(f"{error}\n")
+finally:
+    mine.release()
+sys.exit(code)
