@@ -362,10 +362,9 @@ class Checkpoints:
         Raises:
             CheckpointError: another run owns the folder, or has written a checkpoint of that name.
         """
-        if self.lease is not None:
-            self.lease.check()
+        check = self.require_owned if self.lease is None else self.lease.check
         try:
-            files.publish(local, self._path(name), context=self.context)
+            files.publish(local, self._path(name), context=self.context, check=check)
         except FileExistsError as error:
             raise CheckpointError(
                 f"{self.config.uri} has a checkpoint {name} that this run has not written. Another run "

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,7 +88,7 @@ def names(folder: str, *, context: Any) -> list[str]:
         return sorted(each.getPath().getName() for each in found)
 
 
-def publish(local: Path, target: str, *, context: Any) -> None:
+def publish(local: Path, target: str, *, context: Any, check: Callable[[], None] = lambda: None) -> None:
     """Move a local file to a path or URI, whole or not at all, and never replace a file.
 
     Nothing happens where a file of the same content is there already.
@@ -97,12 +97,13 @@ def publish(local: Path, target: str, *, context: Any) -> None:
         local: the file; where ``target`` is a path it has to be in the same file system.
         target: where it goes.
         context: the SparkContext, which URIs need.
+        check: called when the file is complete, just before it gets its name; may raise instead.
 
     Raises:
         FileExistsError: there is a file of other content.
     """
     if not is_uri(target):
-        _publish_local(local, Path(target))
+        _publish_local(local, Path(target), check)
         return
     begun = f"{target}.{secrets.token_hex(8)}.begun"  # two drivers never write one unfinished file
     with _hadoop(target, context) as (system, path):
@@ -110,7 +111,7 @@ def publish(local: Path, target: str, *, context: Any) -> None:
             mine = folder / Path(begun).name
             try:
                 shutil.copyfile(local, mine)
-                _publish_local(mine, folder / path.getName())
+                _publish_local(mine, folder / path.getName(), check)
             finally:
                 mine.unlink(missing_ok=True)
             local.unlink()
@@ -118,14 +119,16 @@ def publish(local: Path, target: str, *, context: Any) -> None:
         temporary = _path(begun, context)
         try:
             system.copyFromLocalFile(False, True, _local(local, context), temporary)
-            if system.exists(path) or not system.rename(temporary, path):
+            there = system.exists(path)
+            check()
+            if there or not system.rename(temporary, path):
                 _require_equal(local, target, context)
         finally:
             system.delete(temporary, False)
     local.unlink()
 
 
-def _publish_local(local: Path, target: Path) -> None:
+def _publish_local(local: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
     """Give a local file another name in its file system.
 
     Raises:
@@ -133,6 +136,7 @@ def _publish_local(local: Path, target: Path) -> None:
     """
     with local.open("rb") as file:
         os.fsync(file.fileno())
+    check()
     try:
         _link(local, target)
     except FileExistsError as error:
