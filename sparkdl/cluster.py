@@ -31,7 +31,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
-from sparkdl import files, frames, interpreter, preflight
+from sparkdl import files, frames, interpreter, interrupts, preflight
 from sparkdl.errors import ClusterError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Cluster:
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         made = session is None and not self.remote and SparkContext._active_spark_context is None
         self.session: Any = session or SparkSession.builder.getOrCreate()
+        interrupts.reinstall()
         self._own_gpus = own_gpus
         if not self.remote:
             interpreter.adopt(self.session, here=self._is_here(made=made))
@@ -181,6 +182,7 @@ class Cluster:
                 noticed = now
                 logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
             time.sleep(0.1)
+            interrupts.check()
             if (found := self.slots()) != slots:
                 slots, since = found, now
 

@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from sparkdl import interrupts
 from sparkdl.reasons import with_own_lines
 
 logger = logging.getLogger(__name__)
@@ -144,16 +145,20 @@ class WorkerLostError(SparkDLError):
 def short(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function of the public interface raise errors of this package without the frames inside it.
 
-    The whole traceback is logged at DEBUG, to the logger "sparkdl.errors".
+    An interrupt is raised in the same way, once and after the cleanup (see ``interrupts``). The whole
+    traceback of an error is logged at DEBUG, to the logger "sparkdl.errors".
     """
 
     @functools.wraps(function)
     def shortened(*args: P.args, **kwargs: P.kwargs) -> R:
+        raised: BaseException
         try:
-            return function(*args, **kwargs)
+            return interrupts.call(function, *args, **kwargs)
         except SparkDLError as error:
             logger.debug("%s", error, exc_info=True)
             error.cause = error.cause or error.__cause__
+            raised = error.with_traceback(None)
+        except KeyboardInterrupt as error:
             raised = error.with_traceback(None)
         raise raised from None
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 
-from sparkdl import failures, launch, tls
+from sparkdl import failures, tls
 from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.exchange import Endpoint
-from sparkdl.hosted import HostedStore, Store
+from sparkdl.hosted import Store
 from sparkdl.launch import Job
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
@@ -186,42 +183,3 @@ class Gang:
         """Cancel the job."""
         if self.job is not None:
             self.job.cancel()
-
-
-@contextmanager
-def noted_interrupts() -> Iterator[list[BaseException]]:
-    """Note what the handler of SIGINT raises, for whoever looks after the run to raise it again.
-
-    Python drops it where it comes in the middle of a finalizer, and within the store, which other threads
-    share, it is kept back: it might come between a lock and the ``with`` block that frees it.
-    """
-    noted: list[BaseException] = []
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield noted
-        return
-
-    def noting(number: int, frame: FrameType | None) -> None:
-        try:
-            handler(number, frame)
-        except BaseException as raised:
-            noted.append(raised)
-            if not _has_locks(frame):
-                raise
-
-    signal.signal(signal.SIGINT, noting)
-    try:
-        yield noted
-    finally:
-        if signal.getsignal(signal.SIGINT) is noting:
-            signal.signal(signal.SIGINT, handler)
-
-
-def _has_locks(frame: FrameType | None) -> bool:
-    """Return whether a frame is of the store, or of a client's but for the jobs by which that one asks."""
-    modules = set()
-    while frame is not None:
-        modules.add(frame.f_globals.get("__name__"))
-        frame = frame.f_back
-    asks = launch.__name__ in modules
-    return ParameterStore.__module__ in modules or HostedStore.__module__ in modules and not asks

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 import uuid
@@ -24,7 +25,7 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, preflight, repeats, tasks
+from sparkdl import frames, interrupts, preflight, repeats, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.code import pickled
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
@@ -32,6 +33,7 @@ from sparkdl.exchange import Endpoint
 from sparkdl.failures import explain, lacks_package
 
 logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
 _used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
 
 
@@ -65,7 +67,8 @@ class Claims:
             self._waiting.append(turn)
             try:
                 while self._waiting[0] is not turn or (self._taken and self._taken + wanted > slots):
-                    self._changed.wait(1.0)
+                    self._changed.wait(POLL_SECONDS)
+                    interrupts.check()
                     if time.monotonic() - noticed > NOTICE_SECONDS:
                         noticed = time.monotonic()
                         logger.warning("Waiting for %d slots that another fit of this process has.", wanted)
@@ -158,14 +161,19 @@ class Job:
 
     def cancel(self) -> None:
         """Cancel the job and wait for its thread."""
-        deadline = time.monotonic() + 30
-        while self.running and time.monotonic() < deadline:
+        deadline = time.monotonic() + interrupts.limited(30)
+        while self.running:
             self._cluster.cancel(self._tag)  # again: it may not have been submitted yet
             self._thread.join(0.2)
+            if time.monotonic() > deadline:
+                return
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the job's end; return whether it has come."""
-        self._thread.join(timeout)
+        """Wait for the job's end, or for an interrupt; return whether the end has come."""
+        deadline = time.monotonic() + timeout
+        while self.running and (left := deadline - time.monotonic()) > 0:
+            self._thread.join(min(left, POLL_SECONDS))
+            interrupts.check()
         return not self.running
 
 
@@ -182,20 +190,25 @@ def run(action: Callable[[], Any], cluster: Cluster, *, of_rows: bool = True) ->
     """
     shipped, stale = False, 0
     while True:
+        job = Job(cluster, action)
         try:
-            with repeats.hidden(cluster.log_context):
-                return action()
-        except SparkDLError:
+            job.wait(math.inf)
+        except BaseException:
+            with interrupts.held():
+                job.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - raised again, as what it means
-            explained = explain(error, cluster, of_rows=of_rows)
-            if isinstance(explained, StaleWorkerError) and stale < cluster.slots() + 2:
-                stale += 1
-            elif lacks_package(explained) and not shipped:
-                cluster.ship_package()
-                shipped = True
-            else:
-                raise explained from None
+        if job.error is None:
+            return job.result
+        if isinstance(job.error, SparkDLError):
+            raise job.error
+        explained = explain(job.error, cluster, of_rows=of_rows)
+        if isinstance(explained, StaleWorkerError) and stale < cluster.slots() + 2:
+            stale += 1
+        elif lacks_package(explained) and not shipped:
+            cluster.ship_package()
+            shipped = True
+        else:
+            raise explained from None
 
 
 @contextmanager

@@ -13,7 +13,9 @@ LOGGERS = (
     "org.apache.spark.executor.Executor",  # "Exception in task", where the executor is the driver's JVM
     "org.apache.spark.api.python.PythonRunner",  # "This may have been caused by a prior exception"
 )
-SETTLE_SECONDS = 1.0  # the tasks of a failed job log that they were killed within this time
+# Spark ends the Python process of a task that was killed after 2 s (spark.python.task.killTimeout), and logs
+# that then.
+SETTLE_SECONDS = 2.5
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # how many jobs want them off

@@ -6,7 +6,6 @@ import inspect
 import secrets
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from sparkdl import launch, preflight
@@ -14,7 +13,8 @@ from sparkdl.cluster import cluster_of
 from sparkdl.collective import WorkerContext
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, short
-from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
+from sparkdl.gang import POLL_SECONDS, Gang, serving
+from sparkdl.interrupts import Cleanup
 from sparkdl.launch import Job, Stage
 from sparkdl.server import Traffic
 from sparkdl.sums import SumStore
@@ -64,8 +64,7 @@ def run(
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     launch.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)
-    with ExitStack() as stack:
-        interrupts = stack.enter_context(noted_interrupts())
+    with Cleanup() as stack:
         stack.enter_context(launch.claim(cluster, num_workers))
         endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))
         tasks = context.parallelize(range(num_workers), num_workers)
@@ -80,10 +79,10 @@ def run(
 
         gang = Gang(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
         stack.callback(gang.cancel)
-        return _results(gang, interrupts)
+        return _results(gang)
 
 
-def _results(gang: Gang, interrupts: list[BaseException]) -> list[Any]:
+def _results(gang: Gang) -> list[Any]:
     """Start a gang and return what its workers return."""
     gang.start()
     while True:
@@ -91,8 +90,6 @@ def _results(gang: Gang, interrupts: list[BaseException]) -> list[Any]:
         if job is not None and job.wait(POLL_SECONDS) and job.error is None:
             gang.finish()
             return list(job.result)
-        if interrupts:
-            raise interrupts[0]
         gang.check()
 
 

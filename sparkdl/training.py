@@ -13,12 +13,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import launch, models, optimizers, packing, preflight, tls
+from sparkdl import interrupts, launch, models, optimizers, packing, preflight, tls
 from sparkdl.backends import sliced_tables
 from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
@@ -31,8 +30,9 @@ from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.faults import Classes, judge, sentences_of
 from sparkdl.feed import TRAINING, VALIDATION
-from sparkdl.gang import POLL_SECONDS, Gang, noted_interrupts, serving
+from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
+from sparkdl.interrupts import Cleanup
 from sparkdl.launch import Job, Stage
 from sparkdl.lease import Lease
 from sparkdl.merging import Hybrid, Terms, make_merging
@@ -51,7 +51,8 @@ from sparkdl.worker import TrainJob
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open
 SILENCE = 3.0  # seconds without a word after which Spark's next attempt takes a worker's place
-STOP_SECONDS = 3.0  # what a run that is interrupted waits for its last merge
+STOP_SECONDS = 3.0  # what a run that ends early waits for its last merge,
+RESERVE_SECONDS = 1.0  # and what an interrupted run, which is to end within 3 s, needs after that
 
 
 @dataclass
@@ -164,7 +165,6 @@ class Run:
         self.before: Cut | None = None  # the newest cut when savers asked for one
         self.traffic = Traffic()
         self.carried: Carried | None = None
-        self.interrupts: list[BaseException] = []
         self.training: dict[str, Any] = {
             "workers": num_workers, "merge": None if self.joint else self.rule.name,
             "learning_rate_scale": 1.0, "rows": 0,
@@ -205,10 +205,9 @@ class Run:
         changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
         request.flags.require_kept()
         request.flags.trace()
-        with ExitStack() as stack:
+        with Cleanup() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
-            self.interrupts = stack.enter_context(noted_interrupts())
             stack.enter_context(launch.claim(self.cluster, self.num_workers + request.asks))
             store, gang, display = self._start(stack)
             if self.resumed and changed and not store.cut.place:
@@ -224,11 +223,12 @@ class Run:
                         break
                 store.stop()
                 gang.finish()
-                self._raise_interrupts()
+                interrupts.check()
             except BaseException:
-                cut = self._interrupted(store, gang)
-                self._record(store, gang)
-                self._load(cut, store)
+                with interrupts.held():
+                    cut = self._interrupted(store, gang)
+                    self._record(store, gang)
+                    self._load(cut, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         optimizers.finalize(request.model, self.driver.variables.trainable)
@@ -263,7 +263,7 @@ class Run:
         checkpoints.require_owned()
         self.training["checkpoints_failed"] = checkpoints.failed
 
-    def _start(self, stack: ExitStack) -> tuple[Store, Gang, Display]:
+    def _start(self, stack: Cleanup) -> tuple[Store, Gang, Display]:
         request, config = self.request, self.request.config
         with request.flags.applied():
             spec, objects = models.freeze(
@@ -284,8 +284,9 @@ class Run:
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
             store.hosted if isinstance(store, HostedStore) else None, request.classes,
         )  # fmt: skip
-        shared = self.cluster.share(job)
-        stack.callback(self.cluster.forget, shared)
+        with interrupts.held():
+            shared = self.cluster.share(job)
+            stack.callback(self.cluster.forget, shared)
         trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
         endpoint, restarts = None, 0  # a store in worker 0 is lost with it
         if isinstance(store, ParameterStore):
@@ -366,7 +367,7 @@ class Run:
         started = time.monotonic()
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
-            self._raise_interrupts()
+            interrupts.check()
             if self.checkpoints is not None:
                 self.checkpoints.require_owned()
             if result is not None:
@@ -469,11 +470,6 @@ class Run:
         size = fit.validation_batch_size or self.plan.batch_size
         rows = sum(member.validation_rows for member in store.members.values())
         return num_batches(min(rows, fit.validation_rows(size) or rows), size)
-
-    def _raise_interrupts(self) -> None:
-        """Raise what Ctrl-C raised where it did not come through."""
-        if self.interrupts:
-            raise self.interrupts[0]
 
     def _say_workers(self, store: Store) -> None:
         """Say once how the work is divided, and what may be wrong with it.
@@ -669,7 +665,7 @@ class Run:
         """Give the run a moment to say where it has got to, and return that."""
         if store.plans and store.failure is None and gang.job is not None and gang.job.running:
             store.stop()
-            deadline = time.monotonic() + STOP_SECONDS
+            deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
             while not store.reported and gang.job.running and time.monotonic() < deadline:
                 store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
         return store.stopped_cut()

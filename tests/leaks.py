@@ -1,7 +1,9 @@
 """What a test may not leave behind."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 
 def leaked_threads(before, seconds=5.0):
@@ -12,3 +14,30 @@ def leaked_threads(before, seconds=5.0):
             break
         new[0].join(0.1)
     return [thread.name for thread in new]
+
+
+def listening():
+    """Return the ports that this process listens on."""
+    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    table = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in table if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+
+
+def of_the_jvm(thread):
+    """Return whether a thread answers the JVM, which may call at any time once a stream has a function."""
+    return type(getattr(getattr(thread, "_target", None), "__self__", None)).__module__.startswith("py4j.")
+
+
+def on_the_driver(spark):
+    """Return what a fit could leave in this process and in its application."""
+    context = spark.sparkContext
+    tracker = context.statusTracker()
+    return {
+        "threads": {thread.name for thread in threading.enumerate() if not of_the_jvm(thread)},
+        "listening": listening(),
+        "jobs": tracker.getActiveJobsIds() + tracker.getActiveStageIds(),
+        "broadcasts and files": set(os.listdir(context._temp_dir)),
+        "temporary files": {
+            name for name in os.listdir(os.environ["TMPDIR"]) if not name.startswith("hsperf")
+        },
+    }

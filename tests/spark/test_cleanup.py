@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from bombs import Bomb, hang, kill, kill_executor
+from leaks import on_the_driver
 
 from sparkdl import SparkModel
 from sparkdl.cluster import cluster_of
@@ -19,33 +20,6 @@ MASTERS = ("local", "local-cluster")
 
 if not Path("/proc/self/net/tcp").exists():
     pytest.skip("finds sockets and processes in /proc, which only Linux has", allow_module_level=True)
-
-
-def listening():
-    """Return the ports that this process listens on."""
-    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
-    table = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].split(":")[1], 16) for row in table if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
-
-
-def of_the_jvm(thread):
-    """Return whether a thread answers the JVM, which may call at any time once a stream has a function."""
-    return type(getattr(getattr(thread, "_target", None), "__self__", None)).__module__.startswith("py4j.")
-
-
-def on_the_driver(spark):
-    """Return what a fit could leave in this process and in its application."""
-    context = spark.sparkContext
-    tracker = context.statusTracker()
-    return {
-        "threads": {thread.name for thread in threading.enumerate() if not of_the_jvm(thread)},
-        "listening": listening(),
-        "jobs": tracker.getActiveJobsIds() + tracker.getActiveStageIds(),
-        "broadcasts and files": set(os.listdir(context._temp_dir)),
-        "temporary files": {
-            name for name in os.listdir(os.environ["TMPDIR"]) if not name.startswith("hsperf")
-        },
-    }
 
 
 def blocks(spark):

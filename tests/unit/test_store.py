@@ -29,12 +29,11 @@ from stores import (
     vector,
 )
 
-from sparkdl import books
+from sparkdl import books, interrupts
 from sparkdl.batches import Plan
 from sparkdl.books import Held
 from sparkdl.errors import ClusterError, DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
 from sparkdl.exchange import awaiting
-from sparkdl.gang import noted_interrupts
 from sparkdl.hosted import HostedRun, HostedStore
 from sparkdl.merging import Hybrid
 from sparkdl.wire import Answer, Flag, Kind
@@ -1068,15 +1067,16 @@ def test_an_interrupt_leaves_no_lock_behind(make, python_handles_interrupts):
             pressed.append(function)
             signal.raise_signal(signal.SIGINT)
 
-    with noted_interrupts() as noted:
+    def work():
         sys.setprofile(press)
         try:
             store.wait_epoch(0, 0)
         finally:
             sys.setprofile(None)
-        assert [KeyboardInterrupt] == [type(each) for each in noted]
         assert ["free"] == together(lambda: store.stop() or "free")
+        interrupts.check()
+        pytest.fail("The interrupt was lost.")
 
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
     assert pressed

@@ -1,0 +1,248 @@
+"""Ctrl-C during a call of the public interface: it ends the call once, at a safe point.
+
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. There it breaks a lock of the
+store, a conversation with the JVM, or the cleanup of the interrupt before it. Therefore the handler of a
+call only notes the first interrupt, and ``check`` raises it. A call that comes to no ``check`` for a while,
+as in a long callback, is interrupted where it is. Further interrupts are ignored while the call cleans up.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+# Seconds after the interrupt.
+SOON = 0.3  # A call that has come to no check is interrupted where it is,
+LATE = 1.5  # also within a request to the JVM.
+CLEANED = 2.5  # The waits of a cleanup end.
+GRACE = 10.0  # The next interrupt breaks off a cleanup that hangs.
+NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
+# Modules whose locks other threads share, or that are about to own a socket, a thread or slots.
+LOCKED = {f"sparkdl.{name}" for name in ("store", "sums", "hosted", "server", "gang", "launch")}
+BUSY = {"py4j", "pyspark", "logging"}  # An exception within these leaves tracebacks, or half a message.
+OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"  # PySpark 3.5 to 4.3; cancels all jobs first
+OF_PY4J = {  # what py4j 0.10.9 logs with a traceback, and by which logger
+    None: "KeyboardInterrupt while sending command.",
+    "py4j.clientserver": "Exception occurred while shutting down connection",
+}
+
+_guard: _Guard | None = None  # that of the call which the main thread is in
+
+
+class _Guard:
+    """The handler of SIGINT during one call.
+
+    Args:
+        handler: the handler before.
+    """
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+        self.noted: BaseException | None = None
+        self.since = 0.0
+        self.raised = self.said = self._nudged = False
+        self.depth = 0  # of blocks that hold interrupts back
+        self._nudging = _thread.allocate_lock()  # held while the nudges go on
+        self._nudged_out = _thread.allocate_lock()  # held until they have ended
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self) -> None:
+        """Take the place of the handler that there is, unless it is this one."""
+        handler = signal.getsignal(signal.SIGINT)
+        if handler != self.on_signal and callable(handler):
+            self.handler = handler
+            signal.signal(signal.SIGINT, self.on_signal)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the first interrupt, and raise it where no check does."""
+        nudged, self._nudged = self._nudged, False
+        if self.noted is None:
+            self.noted = None if nudged else self._raised_by(number, frame)
+            if self.noted is not None:
+                self.since = time.monotonic()
+                self._nudging.acquire()
+                self._nudged_out.acquire()
+                # Not of threading, one of whose locks the main thread may hold right now.
+                _thread.start_new_thread(self._nudge, ())
+            return
+        waited = time.monotonic() - self.since
+        if self.raised or self.depth:
+            if waited > GRACE and not nudged:
+                raise self.noted
+        elif waited > SOON and not _is_busy(frame, late=waited > LATE):
+            self._quieten_py4j()
+            self.raised = True
+            raise self.noted
+
+    def _raised_by(self, number: int, frame: FrameType | None) -> BaseException | None:
+        """Return what the handler before raises."""
+        if self.handler is signal.default_int_handler or self._is_of_spark:
+            return KeyboardInterrupt()
+        try:
+            self.handler(number, frame)
+        except BaseException as raised:  # noqa: BLE001 - the user's handler may raise anything
+            return raised
+        return None
+
+    @property
+    def _is_of_spark(self) -> bool:
+        return getattr(self.handler, "__qualname__", "") == OF_SPARK
+
+    def _nudge(self) -> None:
+        """Send the interrupt again until it was raised: the handler looks where the main thread is."""
+        main = threading.main_thread().ident
+        while not self._nudging.acquire(timeout=NUDGE_SECONDS):
+            if not self.raised and main is not None:
+                self._nudged = True
+                signal.pthread_kill(main, signal.SIGINT)
+        self._nudged_out.release()
+
+    def _quieten_py4j(self) -> None:
+        """Keep py4j from logging a traceback, and from configuring the root logger for that."""
+        root = logging.getLogger()
+        if not root.handlers and logging.lastResort is not None:
+            last = logging.lastResort
+            root.addHandler(last)
+            self._undo.append(lambda: root.removeHandler(last))
+
+        def others(record: logging.LogRecord) -> bool:
+            return record.msg not in OF_PY4J.values()
+
+        for name in OF_PY4J:
+            logging.getLogger(name).addFilter(others)
+            self._undo.append(functools.partial(logging.getLogger(name).removeFilter, others))
+
+    def say(self) -> None:
+        """Log once that the call was interrupted."""
+        if self.noted is not None and not self.said:
+            self.said = True
+            logger.warning("Interrupted: the call is being ended, and its Spark job cancelled.")
+
+    def close(self) -> None:
+        """Put the handler before back, once no nudge is under way."""
+        self.depth += 1
+        self.say()
+        if self.noted is not None:
+            self._nudging.release()
+            self._nudged_out.acquire()
+            os.getppid()  # The kernel delivers a nudge that was sent at the end of any system call.
+            if self._is_of_spark:
+                try:
+                    self.handler(signal.SIGINT, None)  # which cancels the jobs of other threads
+                except BaseException as raised:  # noqa: BLE001 - the interrupt is raised anyway
+                    logger.debug("PySpark's handler raised %r.", raised)
+        while self._undo:
+            self._undo.pop()()
+        if signal.getsignal(signal.SIGINT) == self.on_signal:
+            signal.signal(signal.SIGINT, self.handler)
+
+
+def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """Return what a function returns; an interrupt meanwhile is raised once, after its cleanup.
+
+    Calls within this call, and those of other threads than the main one, are made as they are.
+    """
+    global _guard
+    handler = signal.getsignal(signal.SIGINT)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or _guard is not None or not callable(handler) or not hasattr(signal, "pthread_kill"):
+        return function(*args, **kwargs)
+    guard = _guard = _Guard(handler)
+    try:
+        guard.install()
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        if guard.noted is None:
+            raise
+        logger.debug("The interrupted call raised %r.", error)
+    finally:
+        guard.close()
+        _guard = None
+    if guard.noted is not None:
+        raise guard.noted.with_traceback(None) from None
+    return result
+
+
+def check() -> None:
+    """Raise the interrupt that was noted, unless a cleanup is under way."""
+    guard = _of_this_thread()
+    if guard is not None and guard.noted is not None and not guard.depth:
+        guard.raised = True
+        guard.say()
+        raise guard.noted
+
+
+def reinstall() -> None:
+    """Handle interrupts again after a SparkContext was made, which installs a handler of its own."""
+    guard = _of_this_thread()
+    if guard is not None:
+        guard.install()
+
+
+def limited(seconds: float, *, reserve: float = 0.0) -> float:
+    """Return how long a cleanup may wait for something, which an interrupt shortens.
+
+    Args:
+        seconds: the time without an interrupt.
+        reserve: seconds to leave for the rest of an interrupted call's cleanup.
+    """
+    guard = _of_this_thread()
+    if guard is None or guard.noted is None:
+        return seconds
+    return max(0.0, min(seconds, guard.since + CLEANED - reserve - time.monotonic()))
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold interrupts back in a ``with`` block that cleans up."""
+    guard = _of_this_thread()
+    if guard is None:
+        yield
+        return
+    guard.depth += 1
+    try:
+        guard.say()
+        yield
+    finally:
+        guard.depth -= 1
+
+
+class Cleanup(ExitStack):
+    """An ExitStack whose callbacks no interrupt breaks off."""
+
+    def __exit__(self, *details: Any) -> None:
+        """Call the callbacks."""
+        with held():
+            super().__exit__(*details)
+
+
+def _of_this_thread() -> _Guard | None:
+    return _guard if threading.current_thread() is threading.main_thread() else None
+
+
+def _is_busy(frame: FrameType | None, *, late: bool) -> bool:
+    """Return whether an exception must not come in a frame.
+
+    Args:
+        frame: where the main thread is.
+        late: whether it may come in a request to the JVM all the same.
+    """
+    if frame is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
+        return True
+    modules = set()
+    while frame is not None:
+        modules.add(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    roots = {name.partition(".")[0] for name in modules}
+    return bool(modules & LOCKED) or not late and bool(roots & BUSY)

@@ -1,0 +1,237 @@
+"""A script whose calls are interrupted: it does one call after the other, and reports what each left behind.
+
+``test_interrupts.py`` starts it as a script or in a notebook kernel, with a folder of cases. It presses
+Ctrl-C as soon as the file ``CASE.now`` is there.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+from leaks import on_the_driver
+from pyspark.sql import SparkSession, functions
+
+import sparkdl
+from sparkdl import SparkModel
+from sparkdl.ml import KerasTransformer
+
+ROWS, BATCH = 203, 16
+STEPS = -(-ROWS // BATCH)
+random = np.random.default_rng(7)
+x = random.normal(size=(ROWS, 6)).astype("float32")
+y = (x[:, :1] > 0).astype("float32")
+LONG = 60  # seconds, of what has to be interrupted
+
+
+def model_of(*, built=True):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(12, activation="tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers] if built else layers)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+def session_of():
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+
+
+class At(keras.callbacks.Callback):
+    """Says that a moment of a fit has come; then the driver is busy for some seconds."""
+
+    def __init__(self, hook, mark, *, epoch=1, busy=None):
+        super().__init__()
+        self.hook, self.mark, self.epoch, self.now = hook, mark, epoch, 0
+        self.busy = busy or (lambda: time.sleep(0.1))
+
+    def _reached(self, hook):
+        if hook == self.hook and self.now >= self.epoch:
+            self.hook = None
+            self.mark()
+            self.busy()
+
+    def on_train_begin(self, logs=None):
+        self._reached("on_train_begin")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+        self._reached("on_epoch_begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._reached("on_epoch_end")
+
+    def on_test_begin(self, logs=None):
+        self._reached("on_test_begin")
+
+
+class InBatch(At):
+    """The same in the middle of an epoch: such a hook is called for every batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            self._reached("on_train_batch_end")
+
+
+class Cases:
+    """The calls that are interrupted, each by its name, and what they leave behind."""
+
+    def __init__(self, folder):
+        self.folder, self.session = Path(folder), session_of()
+        self.context = self.session.sparkContext
+        handler = signal.getsignal(signal.SIGINT)
+        self.handler = handler if callable(handler) else signal.default_int_handler
+        self.fit(model_of(), epochs=1)
+        self.before = on_the_driver(self.session)
+
+    def fit(self, model, *, epochs=100_000, callbacks=(), data=(x, y), **settings):
+        spark_model = SparkModel(model, num_workers=2)
+        spark_model.fit(
+            *data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks),
+            **settings,
+        )  # fmt: skip
+
+    def once_a_job_runs(self, mark):
+        tracker = self.context.statusTracker()
+
+        def look():
+            while not tracker.getActiveJobsIds():
+                time.sleep(0.005)
+            mark()
+
+        threading.Thread(target=look, name="look", daemon=True).start()
+
+    def slow_rows(self, case):
+        mark = str(self.folder / f"{case}.now")
+
+        def slow(row):
+            Path(mark).touch()
+            time.sleep(1)
+            return row
+
+        return slow
+
+    def slow_frame(self, slow):
+        frame = self.session.range(ROWS).selectExpr("array(double(id)) as features")
+        return frame.withColumn("features", functions.udf(slow, "array<double>")("features"))
+
+    def slow_job(self):
+        self.context.parallelize(range(2), 2).foreach(lambda _: time.sleep(LONG))
+
+    def make(self, case, moment, model):
+        """Return the call of a case."""
+        now = str(self.folder / f"{case}.now")
+
+        def mark():
+            open(now, "w").close()
+
+        def fit(*arguments, kind=At, **options):
+            validation = {"validation_data": (x, y)} if "validation" in moment else {}
+            return lambda: self.fit(model, callbacks=[kind(*arguments, mark, **options)], **validation)
+
+        def looked():
+            self.once_a_job_runs(mark)
+            self.fit(model)
+
+        def ended():
+            self.fit(model, epochs=2, callbacks=[At("on_epoch_end", mark)])
+
+        def at_random():
+            mark()
+            self.fit(model)
+
+        def waits(worker):
+            open(now, "w").close()
+            time.sleep(LONG if worker.rank else 0)
+            return worker.all_reduce(worker.rank)
+
+        bare = self.context.parallelize(list(zip(x, y, strict=True)), 2)
+        slow, unbuilt = self.slow_rows(case), model_of(built=False)
+        calls = {
+            "before the job": fit("on_train_begin", epoch=0),
+            "while workers start": looked,
+            "in the feed": lambda: self.fit(model, data=(bare.map(slow),)),
+            "in an epoch": fit("on_train_batch_end", kind=InBatch),
+            "at an epoch's end": fit("on_epoch_end"),
+            "in validation": fit("on_test_begin"),
+            "in a callback": fit("on_epoch_begin", busy=lambda: time.sleep(LONG)),
+            "in a job of a callback": fit("on_epoch_begin", busy=self.slow_job),
+            "while the run finishes": ended,
+            "in evaluate": lambda: SparkModel(model).evaluate(bare.map(slow)),
+            "in predict": lambda: SparkModel(unbuilt).predict(bare.map(lambda row: slow(row)[0])),
+            "in transform": lambda: KerasTransformer(model=unbuilt).transform(self.slow_frame(slow)),
+            "in run": lambda: sparkdl.run(waits, num_workers=2),
+            "at random": at_random,
+        }
+        return calls[moment]
+
+    def begin(self, case, moment):
+        """Do the call of a case, which is to be interrupted."""
+        self.model = model_of()
+        call = self.make(case, moment, self.model)
+        try:
+            call()
+        finally:
+            self.over(case)
+
+    def run(self, case, moment):
+        """Do the call of a case, and report."""
+        signal.signal(signal.SIGINT, self.handler)
+        raised = "nothing"
+        try:
+            self.begin(case, moment)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
+            raised = type(error).__name__
+            traceback.print_exc()
+        sys.stdout.write(f"== {case}\n")
+        sys.stdout.flush()
+        self.report(case, raised=raised, came=self.came)
+
+    def over(self, case):
+        """Have no more interrupts sent, which would come in this script."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.came = time.time()
+        (self.folder / f"{case}.over").touch()
+
+    def report(self, case, **report):
+        """Write down what a call left behind, and whether the next fit works."""
+        report |= {"left": self.left(), "wrong": self.wrong(self.model)}
+        self.fit(model_of(), epochs=1)
+        part = self.folder / f"{case}.part"
+        part.write_text(json.dumps(report))
+        part.rename(self.folder / f"{case}.json")
+
+    def left(self):
+        """Return what was not there before, once it had some seconds to go."""
+        deadline = time.monotonic() + 3
+        while True:
+            now = on_the_driver(self.session)
+            new = {name: map(str, set(now[name]) - set(self.before[name])) for name in now}
+            left = {name: [value for value in new[name] if "IPython" not in value] for name in new}
+            left = {name: sorted(values) for name, values in left.items() if values}
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+    def wrong(self, model):
+        """Return how far a model is from one that took as many steps, in parts of what training moved."""
+        reference = model_of()
+        start = reference.get_weights()
+        steps = int(model.optimizer.iterations)
+        for step in range(steps):
+            rows = slice(step % STEPS * BATCH, step % STEPS * BATCH + BATCH)
+            reference.train_on_batch(x[rows], y[rows])
+        pairs = list(zip(model.get_weights(), reference.get_weights(), start, strict=True))
+        moved = max(np.abs(r - s).max() for _, r, s in pairs)
+        return float(max(np.abs(w - r).max() for w, r, _ in pairs) / (moved or 1))
+
+
+if __name__ == "__main__":
+    cases = Cases(sys.argv[1])
+    for case, moment in enumerate(sys.argv[2:]):
+        cases.run(case, moment)

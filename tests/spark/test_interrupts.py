@@ -1,0 +1,238 @@
+"""Ctrl-C once and many times, at every moment of a call: in a script, at a terminal and in a notebook."""
+
+import contextlib
+import json
+import logging
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from standalone import eventually
+
+logger = logging.getLogger(__name__)
+SCRIPT = Path(__file__).with_name("interrupted.py")
+SECONDS = 3.0  # that a call may take to end
+GAP = 0.05  # seconds between two of many
+LINE = "Interrupted: the call is being ended, and its Spark job cancelled."
+MOMENTS = [
+    "before the job", "while workers start", "in the feed", "in an epoch", "at an epoch's end",
+    "in validation", "in a callback", "in a job of a callback", "while the run finishes",
+    "in evaluate", "in predict", "in transform", "in run",
+]  # fmt: skip
+SOME = [("in an epoch", 2), ("in a callback", 20), ("in evaluate", 1), ("before the job", 20)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+
+class Script:
+    """The script in a process of its own, at a terminal or with its output in a pipe."""
+
+    def __init__(self, folder, moments, *, terminal):
+        (folder / "tmp").mkdir()
+        environment = environment_of(folder)
+        command = [sys.executable, str(SCRIPT), str(folder), *moments]
+        self.terminal, self.text = terminal, ""
+        if terminal:
+            self.pid, self._output = pty.fork()
+            if self.pid == 0:
+                os.execve(command[0], command, environment)
+        else:
+            self._output, end = os.pipe()
+            self._process = subprocess.Popen(
+                command, stdout=end, stderr=end, env=environment, start_new_session=True
+            )
+            os.close(end)
+            self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        with contextlib.suppress(OSError):  # as Linux says that a terminal has no process any more
+            while data := os.read(self._output, 1 << 16):
+                self.text += data.decode(errors="replace").replace("\r\n", "\n")
+
+    def press(self):
+        if self.terminal:
+            os.write(self._output, b"\x03")
+        else:
+            os.kill(self.pid, signal.SIGINT)
+
+    def shown(self, case):
+        """Return what it printed since Ctrl-C was pressed."""
+        assert eventually(lambda: f"== {case}\n" in self.text)
+        return self.text[self.pressed_at :].split(f"== {case}\n")[0].replace("^C", "")
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.terminal:
+            os.waitpid(self.pid, 0)
+        else:
+            self._process.wait()
+        self._reader.join(10)
+        os.close(self._output)
+
+
+def environment_of(folder):
+    return os.environ | {
+        "PYTHONPATH": f"{SCRIPT.parent}{os.pathsep}{SCRIPT.parent.parent}", "PYTHONWARNINGS": "ignore",
+        "TMPDIR": str(folder / "tmp"), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3",
+    }  # fmt: skip
+
+
+def interrupted(folder, cases, *, terminal):
+    """Yield what is reported of each case, and what it showed.
+
+    A case is a moment, how often Ctrl-C is pressed, and perhaps how many seconds after the moment.
+    """
+    script = Script(folder, [moment for moment, *_ in cases], terminal=terminal)
+    try:
+        for case, (moment, presses, *delay) in enumerate(cases):
+            assert eventually((folder / f"{case}.now").exists, 120), script.text
+            time.sleep(sum(delay))
+            begun, script.pressed_at = time.time(), len(script.text)
+            for _ in range(presses):
+                script.press()
+                time.sleep(GAP)
+                if (folder / f"{case}.over").exists():
+                    break
+            assert eventually((folder / f"{case}.json").exists, 120), script.text
+            report = json.loads((folder / f"{case}.json").read_text())
+            report["took"] = report.pop("came") - begun
+            yield moment, report, script.shown(case)
+    finally:
+        script.close()
+
+
+def faults_of(moment, report, shown):
+    """Return what is not as it should be after an interrupt."""
+    line, _, trace = shown.partition("Traceback (most recent call last):\n")
+    return [
+        fault
+        for fault, there in {
+            f"raised {report['raised']}": report["raised"] != "KeyboardInterrupt",
+            f"took {report['took']:.1f} s": report["took"] > SECONDS,
+            f"left {report['left']}": report["left"],
+            f"weights are wrong by {report['wrong']}": report["wrong"] > 1e-4,
+            f"said {line}": line.strip() != LINE,
+            f"showed {trace}": "Traceback" in trace or not trace.endswith("KeyboardInterrupt\n"),
+        }.items()
+        if there
+    ]
+
+
+def require_clean(folder, cases, *, terminal):
+    """Check every case; return how long each took."""
+    faults, seconds = {}, []
+    for (moment, presses, *delay), (_, report, shown) in zip(
+        cases, interrupted(folder, cases, terminal=terminal), strict=True
+    ):
+        seconds.append(report["took"])
+        if found := faults_of(moment, report, shown):
+            faults[moment, presses, *delay] = found
+    assert {} == faults
+    return seconds
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
+def test_a_call_ends_once_and_leaves_nothing(tmp_path, terminal):
+    """KeyboardInterrupt comes soon, with one line on the terminal; the model holds the last merge."""
+    require_clean(tmp_path, SOME[:2] if terminal else SOME[2:], terminal=terminal)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
+@pytest.mark.parametrize("presses", [1, 2, 20])
+def test_every_moment(tmp_path, terminal, presses):
+    """Whatever a call is doing, it is interrupted alike."""
+    require_clean(tmp_path, [(moment, presses) for moment in MOMENTS], terminal=terminal)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
+def test_random_moments(tmp_path, terminal):
+    """Fifty times at any moment of the first seconds of a fit."""
+    dice = random.Random(38)
+    cases = [("at random", dice.choice([1, 2, 20]), dice.uniform(0, 4)) for _ in range(50)]
+
+    seconds = sorted(require_clean(tmp_path, cases, terminal=terminal))
+
+    logger.info("Median %.2f s, longest %.2f s.", seconds[len(seconds) // 2], seconds[-1])
+
+
+class Notebook:
+    """A notebook kernel, and what its cells print."""
+
+    def __init__(self, folder):
+        from jupyter_client import KernelManager
+
+        (folder / "tmp").mkdir()
+        self.manager = KernelManager()
+        self.manager.start_kernel(env=environment_of(folder), cwd=str(folder))
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(60)
+
+    def run(self, code):
+        """Return what a cell printed, and the name of the exception that ended it."""
+        return self.end(self.client.execute(code))
+
+    def end(self, request):
+        """The same of a cell that was begun."""
+        printed, raised = "", None
+        while True:
+            message = self.client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                printed += content["text"]
+            elif message["msg_type"] == "error":
+                raised = content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return printed, raised
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+ALL = [pytest.param([(moment, n) for n in (1, 2, 20) for moment in MOMENTS], marks=pytest.mark.whole)]
+
+
+@pytest.mark.parametrize("cases", [[("in an epoch", 20), ("in evaluate", 1)], *ALL], ids=["some", "all"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_cell_of_a_notebook(tmp_path, cases):
+    """The cell ends with KeyboardInterrupt, and the next cell's fit works."""
+    pytest.importorskip("ipykernel")
+    notebook = Notebook(tmp_path)
+    try:
+        assert notebook.run(f"import interrupted; cases = interrupted.Cases({str(tmp_path)!r})")[1] is None
+        for case, (moment, presses) in enumerate(cases):
+            request = notebook.client.execute(f"cases.begin({case}, {moment!r})")
+            assert eventually((tmp_path / f"{case}.now").exists, 120)
+            begun = time.time()
+            for _ in range(presses):
+                notebook.manager.interrupt_kernel()
+                time.sleep(GAP)
+                if (tmp_path / f"{case}.over").exists():
+                    break
+            printed, raised = notebook.end(request)
+            took = time.time() - begun
+            assert "KeyboardInterrupt" == raised, moment
+            assert SECONDS > took, moment
+            assert 1 == printed.count(LINE), moment
+            assert "Traceback" not in printed, moment
+            assert notebook.run(f"cases.report({case})")[1] is None, moment
+            report = json.loads((tmp_path / f"{case}.json").read_text())
+            assert {} == report["left"], moment
+            assert 1e-4 > report["wrong"], moment
+    finally:
+        notebook.close()

@@ -1,0 +1,238 @@
+"""An interrupt ends a call once, at a point where nothing breaks."""
+
+import _thread
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from sparkdl import interrupts
+from sparkdl.errors import SparkDLError, short
+
+
+@pytest.fixture(autouse=True)
+def python_handles_interrupts():
+    """Also where pytest runs in the background of a shell, which ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def press(times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+
+
+def test_a_check_raises_what_was_noted(caplog):
+    """The interrupt waits for the next check; the log has one line of it."""
+    done = []
+
+    def work():
+        press(20)
+        done.append("after the interrupts")
+        interrupts.check()
+        done.append("never")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        interrupts.call(work)
+
+    assert ["after the interrupts"] == done
+    assert raised.value.__suppress_context__
+    assert ["Interrupted: the call is being ended, and its Spark job cancelled."] == caplog.messages
+
+
+@pytest.mark.parametrize("presses", [1, 20])
+def test_a_call_without_checks_is_interrupted_where_it_is(presses):
+    """A long callback does not have to end by itself."""
+    begun = time.monotonic()
+
+    def work():
+        press(presses)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert interrupts.SOON < time.monotonic() - begun < 5
+
+
+def test_a_cleanup_is_not_broken_off():
+    """Interrupts before and during a cleanup wait for its end."""
+    done = []
+
+    def work():
+        with interrupts.Cleanup() as stack:
+            stack.callback(done.append, "second")
+            stack.callback(press, 5)
+            stack.callback(done.append, "first")
+            press()
+            interrupts.check()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert ["first", "second"] == done
+
+
+def test_an_interrupt_in_the_cleanup_of_a_failure_comes_after_it():
+    """The interrupt takes the place of the failure, as it came later."""
+    done = []
+
+    def work():
+        with interrupts.Cleanup() as stack:
+            stack.callback(done.append, "cleaned up")
+            stack.callback(press)
+            raise SparkDLError("A worker failed.")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert ["cleaned up"] == done
+
+
+def test_a_call_that_is_done_meanwhile_is_interrupted_too():
+    """Nobody's Ctrl-C is lost."""
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(press)
+
+
+def test_a_cleanup_that_hangs_can_be_broken_off(monkeypatch):
+    """After some seconds another Ctrl-C interrupts it where it is."""
+    monkeypatch.setattr(interrupts, "GRACE", 0.2)
+    begun = time.monotonic()
+
+    def work():
+        with interrupts.held():
+            threading.Timer(0.5, press).start()
+            press()
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert time.monotonic() - begun < 10
+
+
+def test_a_handler_that_returns_lets_the_call_go_on():
+    """A user's own handler may ask for a stop in its own way."""
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        assert "done" == interrupts.call(lambda: press(3) or interrupts.check() or "done")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [signal.SIGINT] * 3 == pressed
+
+
+def test_what_a_handler_raises_ends_the_call():
+    """A user's own handler may raise its own exception."""
+
+    def handler(_number, _frame):
+        raise SystemExit(130)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(SystemExit):
+            interrupts.call(lambda: press(3) or interrupts.check())
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_comes_meanwhile_is_put_back():
+    """A SparkContext that a call makes installs a handler of its own, which counts after the call."""
+
+    def handler(_number, _frame):
+        raise LookupError
+
+    def work():
+        signal.signal(signal.SIGINT, handler)
+        interrupts.reinstall()
+        press()
+        interrupts.check()
+
+    with pytest.raises(LookupError):
+        interrupts.call(work)
+
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is handler
+
+
+def test_calls_of_other_threads_are_left_alone():
+    """Python runs handlers in the main thread only; a fit in another one is not interrupted."""
+    done = []
+    ended = threading.Event()
+
+    def elsewhere():
+        interrupts.call(lambda: ended.wait(5) and interrupts.check())
+        done.append("went on")
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(lambda: press() or ended.set() or thread.join() or interrupts.check())
+    thread.join()
+    assert ["went on"] == done
+
+
+def test_no_thread_stays():
+    """The thread that looks after a call that was interrupted ends with it."""
+    before = _thread._count()
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.call(press)
+    assert before == _thread._count()
+
+
+def test_the_traceback_is_short():
+    """It has the caller's line, and one line of the package."""
+
+    @short
+    def fit():
+        press()
+        interrupts.check()
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit()
+
+    assert ["test_the_traceback_is_short", "shortened"] == [frame.name for frame in raised.traceback]
+
+
+def test_py4j_shows_no_traceback(caplog):
+    """What py4j logs of an interrupt in the middle of a request is dropped, and its loggers are as before."""
+
+    def work():
+        press()
+        interrupts._guard._quieten_py4j()
+        logging.root.error("KeyboardInterrupt while sending command.")
+        logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
+        logging.getLogger("py4j.clientserver").error("something else")
+
+    filters = len(logging.getLogger().filters)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert "something else" == caplog.messages[0]
+    assert filters == len(logging.getLogger().filters)
+
+
+def test_waits_of_a_cleanup_are_shorter_once_interrupted():
+    """Without an interrupt a cleanup waits as long as it may."""
+    left = []
+
+    def work():
+        left.append(interrupts.limited(30))
+        press()
+        left.append(interrupts.limited(30))
+        left.append(interrupts.limited(30, reserve=1.0))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+
+    assert 30 == left[0]
+    assert 1 < left[1] <= interrupts.CLEANED
+    assert left[2] < left[1] - 0.9
