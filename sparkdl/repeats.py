@@ -16,6 +16,7 @@ LOGGERS = (
 # Spark ends the Python process of a task that was killed after 2 s (spark.python.task.killTimeout), and logs
 # that then.
 SETTLE_SECONDS = 2.5
+LOG_SECONDS = 0.2  # A task that does not run any more is logged by another thread within this time.
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # how many jobs want them off
@@ -78,3 +79,4 @@ def _settle(context: Any) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.05)
+        time.sleep(LOG_SECONDS)
