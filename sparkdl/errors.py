@@ -27,14 +27,13 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from sparkdl import interrupts
+from sparkdl import interrupts, memory
 from sparkdl.reasons import with_own_lines
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 ADVICE = "The same rows and code would fail again: correct the code at the lines below, or the rows."
-MEMORY = "Take a smaller batch_size or fewer workers per executor, or give executors more memory."
 
 
 class SparkDLError(Exception):
@@ -133,8 +132,7 @@ class WorkerError(SparkDLError):
     def of(cls, reason: str, *, host: str, worker: int, traceback: str = "") -> WorkerError:
         """Return the error for a reason: it says that first, then where it was, then what to do."""
         place = f" (worker {worker}{f' on {host}' if host else ''})" if worker >= 0 else ""
-        memory = re.search(r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|out of memory", reason)
-        message = f"{reason}{place}. {MEMORY if memory else ADVICE}"
+        message = f"{reason}{place}. {memory.advice(reason) or ADVICE}"
         return cls(message, host=host, worker=worker, traceback=traceback)
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pyspark import errors as of_spark
 
-from sparkdl import errors, preflight
+from sparkdl import errors, memory, preflight
 from sparkdl.cluster import Cluster
 from sparkdl.errors import (
     ClusterError,
@@ -71,7 +71,7 @@ def explain(error: Exception, cluster: Cluster, *, of_rows: bool = True) -> Spar
         return stopped
     text = _text(error)
     found = _of_ours(text) or _of_python(text, cluster) or _of_spark(text, cluster)
-    found = found or _raised(text, of_rows=of_rows) or _lost(text)
+    found = found or _raised(text, cluster, of_rows=of_rows) or _lost(text, cluster)
     found = found or _of_the_plan(error, text, of_rows=of_rows)
     found.cause = error
     return found
@@ -83,7 +83,8 @@ def _text(error: BaseException) -> str:
     while isinstance(cause, BaseException):
         text += f"\nCaused by: {type(cause).__name__}: {cause}"
         cause = getattr(cause, "_cause", None)
-    return text
+    # Spark 4.3 begins a traceback in the middle of a line.
+    return re.sub(r"(?<=\S) (?=Traceback \(most recent call last\):\n)", "\n", text)
 
 
 def _of_ours(text: str) -> SparkDLError | None:
@@ -151,7 +152,7 @@ def _of_spark(text: str, cluster: Cluster) -> SparkDLError | None:
     return None
 
 
-def _raised(text: str, *, of_rows: bool) -> SparkDLError | None:
+def _raised(text: str, cluster: Cluster, *, of_rows: bool) -> SparkDLError | None:
     """Return the Python exception that a task's message tells of, which no task of ours wrapped."""
     blocks = list(BLOCK.finditer(text))
     if not blocks or "RefusedError: " in text:
@@ -160,7 +161,7 @@ def _raised(text: str, *, of_rows: bool) -> SparkDLError | None:
     name = re.match(rf"({RAISED})(?:: |\n|$)", said)
     short = name[1].rpartition(".")[2] if name else "Exception"
     reason = first_reason(said[name.end() :] if name else said)
-    reason = f"{short}: {reason}" if reason else short
+    reason = memory.explained_by(f"{short}: {reason}" if reason else short, cluster.setting(memory.SETTING))
     if of_rows and "in task_main" not in text:
         return DataError(f"Spark could not compute the rows: {reason}", traceback=_tracebacks(text))
     task = re.search(r"[Tt]ask (\d+)\.\d+ in stage \S+ \(TID \d+\) \(([^ )]+)", text)
@@ -174,9 +175,18 @@ def _tracebacks(text: str) -> str:
     return re.split(r"\n\s+at [\w.$/]+\(|\nDriver stacktrace", text[max(start, 0) :])[0]
 
 
-def _lost(text: str) -> SparkDLError | None:
+def _lost(text: str, cluster: Cluster) -> SparkDLError | None:
     """Return the loss of an executor or a process, which a run may go on from."""
     lines = re.findall(LOST, text)
+    if lines and (died := re.search(r"Python worker exited unexpectedly[^\n.:]*", lines[-1])):
+        limit = cluster.setting(memory.SETTING)
+        limited = f"raise {memory.SETTING}={limit}, " if limit else ""
+        return WorkerLostError(
+            "A Python process of an executor was killed from outside, most often by the system because "
+            f"memory ran out, or it crashed. Set {memory.OVERHEAD} to {_more_overhead(cluster)} or more, "
+            f"{limited}take a smaller batch_size or fewer workers per executor. Spark says: "
+            f"{died[0].strip()}."
+        )
     return WorkerLostError(lines[-1].strip()[:1000]) if lines else None
 
 

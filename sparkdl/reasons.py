@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import traceback
 
+from sparkdl import memory
+
 LONGEST = 500  # characters of a reason
 FRAMES = 2  # of a traceback that a message shows; .traceback has all
 RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # the name of an exception, as the last line of a traceback has it
@@ -31,12 +33,16 @@ LIBRARIES = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the name of an exception and what it says, as one line."""
+    """Return the name of an exception and what it says, as one line; where memory ran out, that first."""
+    return memory.explained(_innermost(error), _reason_of(error))
+
+
+def _reason_of(error: BaseException) -> str:
     error = _innermost(error)
     said = _said(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if not said and cause is not None and cause is not error:
-        return reason_of(cause)
+        return _reason_of(cause)
     name = type(error).__name__
     if not said:
         place = _place(error)

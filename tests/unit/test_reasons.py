@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.errors import ADVICE, MEMORY, DataError, SparkDLError, WorkerError, short
+from sparkdl.errors import ADVICE, DataError, SparkDLError, WorkerError, short
+from sparkdl.memory import MEMORY
 from sparkdl.reasons import FRAMES, own_lines, reason_of
 
 GRAPH = """Graph execution error:
@@ -139,7 +140,7 @@ EXCEPTIONS = {
         lambda: raised(asserts),
         "AssertionError, without a message (raised by `raise AssertionError` in asserts",
     ),
-    "nothing at all": (lambda: MemoryError(), "MemoryError, without a message"),
+    "nothing at all": (lambda: EOFError(), "EOFError, without a message"),
     "a text that fails": (lambda: SilentError(), "SilentError, without a message"),
     "several arguments": (
         lambda: OSError(28, "No space left on device"),

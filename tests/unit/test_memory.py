@@ -1,0 +1,178 @@
+"""A failed allocation is called one, whichever library reports it."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sparkdl import memory
+from sparkdl.errors import ADVICE, WorkerError
+from sparkdl.failures import explain
+from sparkdl.reasons import reason_of
+
+LOADER = "libtensorflow_cc.so.2: failed to map segment from shared object"
+
+
+class ResourceExhaustedError(Exception):
+    """By the name that TensorFlow's has."""
+
+
+class XlaRuntimeError(RuntimeError):
+    """By the name that JAX's has."""
+
+
+class ArrowMemoryError(MemoryError):
+    """By the name that pyarrow's has."""
+
+
+def caused(cause):
+    error = RuntimeError("training failed")
+    error.__cause__ = cause
+    return error
+
+
+SHORTAGES = {
+    "Python's": (MemoryError(), ""),
+    "NumPy's": (MemoryError("Unable to allocate 7.45 GiB for an array with shape (1000000000,)"), "7.45 GiB"),
+    "the system's": (OSError(12, "Cannot allocate memory"), ""),
+    "the loader's": (ImportError(LOADER), ""),
+    "C++'s": (RuntimeError("std::bad_alloc"), ""),
+    "TensorFlow's": (ResourceExhaustedError("OOM when allocating tensor with shape[200,30]"), "(200,30)"),
+    "TensorFlow's without a word": (ResourceExhaustedError(), ""),
+    "JAX's": (XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes."), "4096 bytes"),
+    "torch's": (RuntimeError("can't allocate memory: you tried to allocate 64 bytes."), "64 bytes"),
+    "pyarrow's": (ArrowMemoryError("malloc of size 4096 failed"), "4096 bytes"),
+    "a cause's": (caused(MemoryError()), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_the_first_words_say_that_memory_ran_out(kind):
+    """What was asked for, what the process had, and what to do stand in the first line."""
+    error, asked = SHORTAGES[kind]
+
+    reason = reason_of(error)
+    first = str(WorkerError.of(reason, host="h", worker=1)).splitlines()[0]
+
+    assert reason.startswith("Memory ran out")
+    assert asked in reason
+    assert ("asked for" in reason) == bool(asked)
+    assert " GiB" in reason or " MiB" in reason
+    assert type(error).__name__ in reason or kind == "TensorFlow's without a word"
+    assert memory.advice(reason) in first
+    assert ADVICE not in first
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("memory"), SystemError("error return without exception set"), OSError(28, "full")]
+)
+def test_other_errors_are_left_alone(error):
+    """Without a limit, an error that does not speak of memory is not one of memory."""
+    assert not reason_of(error).startswith("Memory")
+    assert memory.advice(reason_of(error)) is None
+
+
+def test_the_full_memory_of_a_gpu_is_not_the_machines():
+    """Nothing is said about the process then."""
+    error = XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes on GPU 0.")
+    assert reason_of(error).startswith("Memory ran out (1 bytes asked for): the GPU is full: ")
+
+
+LIMITED = """
+import os, resource
+from sparkdl.reasons import reason_of
+limit = 3 << 29
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+if KIND == "allocation":
+    import numpy as np
+    try:
+        np.ones(1 << 30)
+    except MemoryError as error:
+        print(reason_of(error))
+else:
+    import mmap
+    held = [mmap.mmap(-1, 1 << 28) for _ in range(5)]
+    print(reason_of(SystemError("error return without exception set")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of an address space is Linux's")
+@pytest.mark.parametrize("kind", ["allocation", "system error"])
+@pytest.mark.parametrize("of_spark", [True, False])
+def test_the_limit_is_named(kind, of_spark):
+    """The limit in force, and the setting of Spark's that sets it, if that one does."""
+    environment = os.environ | ({"PYSPARK_EXECUTOR_MEMORY_MB": "1536"} if of_spark else {})
+    environment["OPENBLAS_NUM_THREADS"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.replace("KIND", repr(kind))],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.startswith("Memory ran out")
+    assert "of address space of 1.5 GiB" in done.stdout
+    assert ("spark.executor.pyspark.memory" in done.stdout) == of_spark
+    assert memory.advice(done.stdout) == (memory.RAISE if of_spark else memory.RAISE_LIMIT)
+
+
+class Cluster:
+    """An application with some settings."""
+
+    stopped, local = False, False
+
+    def __init__(self, **settings):
+        self._settings = settings
+
+    def setting(self, name, default=""):
+        return self._settings.get(name.replace(".", "_"), default)
+
+    def hosts(self):
+        return ["h"]
+
+
+IMPORT = f"""Job aborted due to stage failure: Task 0.0 in stage 1.0 (TID 1) (10.0.0.1 executor 0)
+PythonException: [PYTHON_EXCEPTION] The worker: Traceback (most recent call last):
+  File "/sparkdl/preflight.py", line 256, in task_main
+    tasks.import_keras()
+  File "/venv/lib/python3.11/site-packages/tensorflow/__init__.py", line 1, in <module>
+    from tensorflow.python import pywrap_tensorflow
+ImportError: {LOADER}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+"""
+DIED = (
+    "Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times\n"
+    "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting "
+    "'spark.python.worker.faulthandler.enabled' configuration to 'true' for the better Python traceback.\n"
+)
+
+
+def test_an_import_that_fails_for_want_of_memory():
+    """The driver, which has only the text, names the setting that limits Python."""
+    error = explain(Exception(IMPORT), Cluster(spark_executor_pyspark_memory="300m"))
+
+    first = str(error).splitlines()[0]
+    assert isinstance(error, WorkerError)
+    assert first.startswith(
+        "Memory ran out: spark.executor.pyspark.memory=300m limits the executor's Python: ImportError: lib"
+    )
+    assert "Raise spark.executor.pyspark.memory" in first
+
+
+def test_a_worker_that_was_killed():
+    """The first line says who kills a process, and what to set; Spark's advice is left out."""
+    error = explain(Exception(DIED), Cluster())
+
+    first = str(error).splitlines()[0]
+    assert "was killed from outside, most often by the system because memory ran out" in first
+    assert "spark.executor.memoryOverhead to 1024m or more" in first
+    assert first.endswith("Spark says: Python worker exited unexpectedly (crashed).")
+    assert "faulthandler" not in str(error)
+
+
+def test_numpy_says_what_it_asks_for():
+    """The text that is looked for is that of the NumPy that is installed."""
+    with pytest.raises(MemoryError) as raised:
+        np.ones(1 << 50)
+    assert "8.00 PiB asked for" in reason_of(raised.value)
