@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from sparkdl.weights import Array
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
 Decode = Callable[[Any], Any]  # a function of the user's own that makes an array of a value
-ArrowArray = pa.Array
+ArrowArray: TypeAlias = pa.Array
 ROWS_PER_BATCH = 10_000  # as Spark makes them
 PIECE = 8 << 20  # bytes in a row: of many more, Spark Connect's messages have no room
 ARROW_TYPES = {
