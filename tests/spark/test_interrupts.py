@@ -37,7 +37,7 @@ class Script:
         (folder / "tmp").mkdir()
         environment = environment_of(folder)
         command = [sys.executable, str(SCRIPT), str(folder), *moments]
-        self.terminal, self.text = terminal, ""
+        self.terminal, self._printed = terminal, b""
         if terminal:
             self.pid, self._output = pty.fork()
             if self.pid == 0:
@@ -55,7 +55,12 @@ class Script:
     def _read(self):
         with contextlib.suppress(OSError):  # as Linux says that a terminal has no process any more
             while data := os.read(self._output, 1 << 16):
-                self.text += data.decode(errors="replace").replace("\r\n", "\n")
+                self._printed += data
+
+    @property
+    def text(self):
+        """What it printed so far."""
+        return self._printed.decode(errors="replace").replace("\r\n", "\n")
 
     def press(self):
         if self.terminal:
