@@ -13,8 +13,8 @@ ROOT = Path(sparkdl.__file__).parent
 ORDER = [
     "interrupts", "memory", "reasons", "errors", "config", "weights", "structure", "batches", "wire",
     "rules", "slices", "merging", "divergence", "packing", "sparse", "fingerprint", "books", "store", "sums",
-    "exchange", "hosted", "heads", "arrays", "backends.base", "schema", "feed", "faults", "spool", "rebalance", "frames",
-    "code",
+    "exchange", "hosted", "heads", "arrays", "backends.base", "schema", "feed", "faults", "spool",
+    "rebalance", "frames", "code",
     "optimizers", "live", "models", "proof", "losses",
     "backends.common", "backends.stateful", "backends.tensorflow", "backends.torch", "backends.jax",
     "backends.outer", "backends", "devices",
