@@ -82,7 +82,7 @@ def _of_constraints(model: keras.Model, first: Sequence[Any]) -> Results:
     for place, variable in enumerate(model.weights):
         if variable.constraint is not None:
             constrained = keras.ops.convert_to_numpy(variable.constraint(variable.value))
-            yield f'the constraint of "{variable.name}", weight {place} of the model,', [constrained]
+            yield f"the constraint of model.weights[{place}]", [constrained]
 
 
 def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
@@ -112,8 +112,8 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     finally:
         model.optimizer = optimizer
         models.write(model.weights, before)
-    for place, (variable, start, end) in enumerate(zip(model.weights, before, after, strict=True)):
-        yield f'the training step of "{variable.name}", weight {place} of the model,', [end - start]
+    for place, (start, end) in enumerate(zip(before, after, strict=True)):
+        yield f"the training step of model.weights[{place}]", [end - start]
 
 
 def _equal(ours: Sequence[Array], theirs: Sequence[Array] | None) -> bool:

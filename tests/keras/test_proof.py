@@ -136,6 +136,16 @@ class Noise(keras.layers.Layer):
         return inputs + keras.random.normal(ops.shape(inputs))
 
 
+class Nameless(keras.layers.Layer):
+    """A layer whose weights Keras names by a counter of the process."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", constraint="non_neg")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
 class Broken(keras.Model):
     """A model whose step for tests cannot be computed outside of a fit."""
 
@@ -150,8 +160,8 @@ class Broken(keras.Model):
         raise RuntimeError("not here")
 
 
-@pytest.mark.parametrize("make", [lambda: net(Noise()), lambda: compiled(Broken())])
-def test_what_is_random_or_fails_here_too_is_taken(make):
+@pytest.mark.parametrize("make", [lambda: net(Noise()), lambda: net(Nameless()), lambda: compiled(Broken())])
+def test_what_is_random_or_nameless_or_fails_here_too_is_taken(make):
     """A difference that the live model has from itself is no reason to refuse it."""
     model = make()
     models.build_metrics(model, X, Y)
