@@ -99,7 +99,7 @@ test-backends: .venv-backends/.made ## what every backend has to do, on JAX and 
 	@for backend in jax torch; do \
 		echo "On $$backend"; \
 		$(call spark,.venv-backends) KERAS_BACKEND=$$backend .venv-backends/bin/python -m pytest \
-			tests/keras/test_contract.py tests/spark/test_backends.py tests/spark/test_string_inputs.py \
+			tests/keras/test_contract.py tests/keras/test_proof.py tests/spark/test_backends.py tests/spark/test_string_inputs.py \
 			$(call whole,$$backend) $(ARGS) || exit 1; \
 	done
 

@@ -170,7 +170,7 @@ def reduced(thing: Any, pickler: Any) -> Any:
         settings = {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
         value = keras.ops.convert_to_numpy(thing.value)
         dtype = keras.backend.standardize_dtype(thing.dtype)
-        return _variable, (value, dtype, thing.name), settings, None, None, _set_attributes
+        return _variable, (value, dtype, thing.name, thing.trainable), settings, None, None, _set_attributes
     if isinstance(thing, keras.optimizers.Optimizer):
         rate = thing._learning_rate
         rate = float(rate) if isinstance(rate, Variable) else rate
@@ -199,8 +199,8 @@ def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
         setattr(thing, name, value)
 
 
-def _variable(value: Any, dtype: str, name: str) -> Any:
-    return keras.Variable(value, dtype=dtype, name=name)
+def _variable(value: Any, dtype: str, name: str, trainable: bool) -> Any:
+    return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)  # on torch integers are not
 
 
 def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:

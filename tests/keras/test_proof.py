@@ -132,6 +132,9 @@ def test_what_comes_back_as_something_else_is_named(what):
 class Noise(keras.layers.Layer):
     """A layer that is random when it predicts."""
 
+    def compute_output_shape(self, shape):
+        return shape
+
     def call(self, inputs):
         return inputs + keras.random.normal(ops.shape(inputs))
 

@@ -1,0 +1,163 @@
+"""What many calls in one driver leave behind: memory, objects, threads, descriptors, JVM heap and files.
+
+Each kind of call is made again and again in a process of its own. Measures are taken every few calls, after
+garbage collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first tenth
+of the calls, per 100 calls, with its 95 % interval.
+
+    python benchmarks/many_calls.py --results benchmarks/RESULTS.md
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import harness
+from harness import table, verdict
+
+CALLS = {"fit": 300, "fit, 40 MB": 300, "predict": 300, "fit in foreachBatch": 100}
+MEASURES = "RSS, MB", "objects", "threads", "descriptors", "JVM heap, MB", "files"
+SMALL, LARGE = 64, 3200  # widths of two Dense layers; of the larger ones, 40 MB
+ROWS = 256
+BARS = dict(zip(MEASURES, (5.0, 500.0, 0.5, 0.5, 2.0, 1.0), strict=True))  # slopes per 100 calls
+
+
+def model_of(width: int):
+    """Return a compiled model of two Dense layers."""
+    import keras
+
+    layers = [keras.layers.Dense(width), keras.layers.Dense(width), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((16,)), *layers])
+    model.compile(keras.optimizers.SGD(1e-9), "mse")
+    return model
+
+
+def measures_of(spark) -> list[float]:
+    """Return the measures of this process and its application."""
+    gc.collect()
+    runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    folders = {spark.sparkContext._temp_dir, tempfile.gettempdir()}
+    return [
+        int(status_of("VmRSS")) / 1000,
+        len(gc.get_objects()),
+        threading.active_count(),
+        len(os.listdir("/proc/self/fd")),
+        (runtime.totalMemory() - runtime.freeMemory()) / 1e6,
+        sum(len(files) for folder in folders for _, _, files in os.walk(folder)),
+    ]
+
+
+def status_of(name: str) -> str:
+    """Return a line of /proc/self/status, in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(name))
+
+
+def measure(kind: str, calls: int) -> list[list[float]]:
+    """Make the calls; return the measures after some of them, each with the number of the call first."""
+    import keras
+    import numpy as np
+    from pyspark.sql import SparkSession
+
+    from sparkdl import SparkModel
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.retainedJobs", "10").config("spark.ui.retainedStages", "10")
+    builder = builder.config("spark.sql.ui.retainedExecutions", "2").config("spark.driver.memory", "2g")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    x = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
+    y = x.sum(1, keepdims=True)
+    spark_model = SparkModel(model_of(LARGE if "40" in kind else SMALL), num_workers=2)
+    every, found = max(1, calls // 30), []
+
+    def note(number: int) -> None:
+        if number % every == 0:
+            found.append([number, *measures_of(spark)])
+
+    if "foreachBatch" in kind:
+        folder = tempfile.mkdtemp()
+        rows = spark.createDataFrame([(row.tolist(), float(t[0])) for row, t in zip(x, y, strict=True)])
+        rows = rows.toDF("features", "label")
+        rows.coalesce(1).write.parquet(f"{folder}/first")
+
+        def train(batch, number: int) -> None:
+            spark_model.fit(batch, batch_size=64, verbose=0)
+            note(number + 1)
+
+        for number in range(calls):
+            os.link(next(Path(folder, "first").glob("*.parquet")), f"{folder}/{number:05d}.parquet")
+        stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(folder)
+        query = stream.writeStream.foreachBatch(train).trigger(availableNow=True).start()
+        query.awaitTermination()
+    else:
+        for number in range(1, calls + 1):
+            if kind == "predict":
+                spark_model.predict(x, verbose=0)
+            else:
+                spark_model.fit(x, y, batch_size=64, verbose=0)
+            note(number)
+    spark.stop()
+    keras.backend.clear_session()
+    return found
+
+
+def slope_of(found: list[list[float]], place: int) -> tuple[float, float]:
+    """Return the slope of a measure per 100 calls after the first tenth, and half of its 95 % interval."""
+    import numpy as np
+
+    rows = np.array(found)
+    rows = rows[rows[:, 0] > rows[-1, 0] / 10]
+    calls, values = rows[:, 0] / 100, rows[:, 1 + place]
+    centred = calls - calls.mean()
+    slope = centred @ values / (centred @ centred)
+    rest = values - values.mean() - slope * centred
+    error = np.sqrt(rest @ rest / max(1, len(rows) - 2) / (centred @ centred))
+    return float(slope), float(2 * error)
+
+
+def main() -> None:
+    """Run all kinds, or one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--share", type=float, default=1.0, help="of the calls, to make fewer")
+    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    calls = {kind: max(30, round(options.share * count)) for kind, count in CALLS.items()}
+    if options.one:
+        print(json.dumps(measure(options.one, calls[options.one])))
+        return
+    lines = []
+    for kind, count in calls.items():
+        found = alone(kind, options.share)
+        for place, name in enumerate(MEASURES):
+            slope, interval = slope_of(found, place)
+            level = slope - interval <= 0 or slope <= BARS[name]
+            ends = [f"{found[index][1 + place]:,.0f}" for index in (len(found) // 10, -1)]
+            bar = verdict(f"0 ± noise, or ≤ {BARS[name]:g}", level)
+            lines.append([f"{kind} × {count}", name, *ends, f"{slope:+,.1f} ± {interval:,.1f}", bar])
+        print(f"# {kind}: done", flush=True)
+    header = ["calls", "measure", "after a tenth", "at the end", "slope per 100 calls", "bar"]
+    words = f"Two workers, {ROWS} rows. {harness.machine({'sparkdl': sys.executable})}"
+    harness.report("Many calls in one driver", f"{words}\n\n{table(header, lines)}", options.results)
+
+
+def alone(kind: str, share: float) -> list[list[float]]:
+    """Return the measures of a kind of call, made in a process of its own with a folder of its own."""
+    command = [sys.executable, __file__, "--one", kind, "--share", str(share)]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = harness.environment(harness.Spec("sparkdl"), sys.executable) | {"TMPDIR": folder}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-4000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()
