@@ -1,8 +1,11 @@
 """What the user's own plan does wrong is a Config- or DataError in Spark's words, and is not tried again."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import functions
 
 from sparkdl import SparkModel
@@ -11,6 +14,14 @@ from sparkdl.ml import KerasEstimator
 
 MASTERS = ("local", "connect")
 ROWS, BAD = 40, 30  # of two partitions; the bad one is in the second
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions_by_value():
+    """Executors have no tests: Spark pickles the functions of this module whole."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def model():
