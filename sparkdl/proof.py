@@ -102,10 +102,11 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     own = type(model).train_step is not keras.Model.train_step
     if own or sum(array.nbytes for array in before) > STEP_BYTES:
         return
-    optimizer = model.optimizer
+    optimizer, decays = model.optimizer, optimizers.decays_weights(model)
     try:
         with models.undisturbed(model):
             model.optimizer = live.copied(optimizer)
+            optimizers.set_decays_weights(model, decays)  # which it knows by the ids of variables
             model.optimizer.build(model.trainable_variables)
             models.train_once(model, Batch(*first).to_data())
             after = models.read(model.weights)

@@ -172,6 +172,16 @@ def test_what_is_random_or_nameless_or_fails_here_too_is_taken(make):
     models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 
 
+@pytest.mark.parametrize("by", ["var_list", "var_names"])
+def test_weights_without_weight_decay_are_taken(by):
+    """Optimizers know them by the ids of variables, which are others in a model that is made again."""
+    model = net(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.5))
+    excluded = {"var_list": model.weights[:1], "var_names": ["kernel"]}[by]
+    model.optimizer.exclude_from_weight_decay(**{by: excluded})
+
+    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+
+
 @pytest.mark.parametrize("loss_scale", [False, True])
 def test_the_live_model_is_left_as_it_was(loss_scale):
     """A step that is tried out moves no weight, and changes no optimizer."""
