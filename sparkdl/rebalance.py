@@ -66,7 +66,7 @@ def rebalance(spooled: Spool, worker: int, exchange: Exchange) -> None:
         exchange: where rows are passed on.
     """
     reply = exchange(Update(kind=Kind.SHARE, rows=spooled.count(TRAINING)))
-    planned = moves(np.frombuffer(reply.state, "<i8").tolist())
+    planned = moves(np.frombuffer(reply.state, "<u8").tolist())
     row = sum(column.nbytes for column in spooled.schema.columns)
     if sum(move.rows for move in planned) * row > MOST_BYTES:
         return

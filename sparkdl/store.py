@@ -735,7 +735,7 @@ class ParameterStore:
                 self.shares[update.worker] = update.rows
                 self.changed.notify_all()
             known = self._await(update, lambda: len(self.shares) == self.shape.num_workers)
-            shares = np.array([rows for _, rows in sorted(self.shares.items())], "<i8")
+            shares = np.array([rows for _, rows in sorted(self.shares.items())], "<u8")
             return replace(self._control(), state=shares.tobytes()) if known else Reply(flags=Flag.AGAIN)
 
     def _give(self, update: Update, read: Read) -> Reply:

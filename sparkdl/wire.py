@@ -57,7 +57,7 @@ class Kind(IntEnum):
     CENTER = 7  # asks for the center of this moment
     ARRAYS = 8  # arrays of the user's own, to be added to those of the other workers
     CUT = 9  # what a worker is in the middle of an epoch: metric states, and state for a cut
-    SHARE = 10  # the number of training rows of this worker; asks for those of all workers, int64
+    SHARE = 10  # the number of training rows of this worker; asks for those of all workers, uint64
     GIVE = 11  # training rows for worker ``sequence``
     TAKE = 12  # asks for the training rows that worker ``sequence`` gives to this one
 
