@@ -18,7 +18,7 @@ import settings as table
 from gang import even_split, fit
 from keras import layers, ops
 
-from sparkdl import models
+from sparkdl import models, proof
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
@@ -338,6 +338,19 @@ def test_unusable_arguments_fail_in_keras(name):
     (setting,) = [each for each in SETTINGS["metrics"] if str(each) == name]
     with pytest.raises(Exception, match="dimension"):
         run(plain, "metrics", [setting])
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in TOGETHER else pytest.mark.whole) for name in FAMILIES]
+)
+def test_a_model_with_any_setting_is_proved_to_be_the_same(family):
+    """What the driver computes with the model that workers make is what the live model computes."""
+    for group in [USABLE[family]] if family in TOGETHER else [[each] for each in USABLE[family]]:
+        model, x, y = FAMILIES[family][0](group)
+        first = (*keras.tree.map_structure(lambda part: part[:1], (x, y)), None)
+        models.build_metrics(model, *first)
+
+        models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
 
 def objects_of(family, model):
