@@ -17,6 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from clock import Clock
 
 import sparkdl
 from sparkdl import SparkModel, files, lease
@@ -73,21 +74,6 @@ def test_a_file_at_a_uri_is_never_replaced(spark, tmp_path, monkeypatch, local):
 
     assert (tmp_path / "to" / "file").read_bytes() == b"one"
     assert [] == [path.name for path in (tmp_path / "to").iterdir() if "begun" in path.name]
-
-
-class Clock:
-    """Time that passes only while somebody sleeps, and what happens at each sleep."""
-
-    def __init__(self, *events):
-        self.now, self.events = 0.0, list(events)
-
-    def sleep(self, seconds):
-        self.now += seconds
-        if self.events:
-            self.events.pop(0)()
-
-    def __call__(self):
-        return self.now
 
 
 def test_a_lease_through_hadoop_is_refused_lost_and_released(spark, tmp_path, monkeypatch, through_hadoop):

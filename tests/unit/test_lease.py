@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,21 +21,6 @@ from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 
 # -- on a disk ------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Time that passes only while somebody sleeps, and what happens at each sleep."""
-
-    def __init__(self, *events):
-        self.now, self.events = 0.0, list(events)
-
-    def sleep(self, seconds):
-        self.now += seconds
-        if self.events:
-            self.events.pop(0)()
-
-    def __call__(self):
-        return self.now
 
 
 def new(folder, clock=None):
