@@ -1,4 +1,4 @@
-"""What many calls in one driver leave behind: memory, objects, threads, descriptors, JVM heap and files.
+"""Measure leaks in a driver over many calls: memory, objects, threads, descriptors, JVM heap and files.
 
 Each kind of call is made again and again in a process of its own. Measures are taken every few calls, after
 garbage collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first tenth

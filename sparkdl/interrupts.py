@@ -86,7 +86,7 @@ class _Guard:
             raise self.noted
 
     def _raised_by(self, number: int, frame: FrameType | None) -> BaseException | None:
-        """Return what the handler before raises."""
+        """Return the exception that the previous handler raises."""
         if self.handler is signal.default_int_handler or self._is_of_spark:
             return KeyboardInterrupt()
         try:
@@ -149,7 +149,7 @@ class _Guard:
 
 
 def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Return what a function returns; an interrupt meanwhile is raised once, after its cleanup.
+    """Call a function and return its result; raise an interrupt once, after the cleanup.
 
     Calls within this call, and those of other threads than the main one, are made as they are.
     """
@@ -191,7 +191,7 @@ def reinstall() -> None:
 
 
 def limited(seconds: float, *, reserve: float = 0.0) -> float:
-    """Return how long a cleanup may wait for something, which an interrupt shortens.
+    """Return how long a cleanup may wait; an interrupt shortens the wait.
 
     Args:
         seconds: the time without an interrupt.
