@@ -99,10 +99,10 @@ class SumStore(ParameterStore):
                 f"Worker {update.worker} calls all_reduce with other arrays than another worker does. Their "
                 "structure, shapes and dtypes, op and the order of calls have to be the same on all workers.",
             )
-        self.asked[update.worker] = update.sequence
+        self.asked[update.worker] = max(self.asked[update.worker], update.sequence)
         self._fail_if_left_alone()
 
-    def exchange(self, update: Update, read: Read) -> Reply:
+    def _answer(self, update: Update, read: Read) -> Reply:
         """Answer arrays with the sum over all workers, and take note of a worker that has returned."""
         if update.kind is Kind.ARRAYS:
             return self.rounds.push(update, lambda: _sound(read()), lambda counts: Reply())

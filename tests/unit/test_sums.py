@@ -1,6 +1,7 @@
 """Arrays that workers add: in worker order, alike on all of them, and by nobody who has returned."""
 
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sparkdl import merging
 from sparkdl.collective import WorkerContext
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
 from sparkdl.exchange import LocalExchange
+from sparkdl.rules.reduction import Total
 from sparkdl.sums import SumStore
 from sparkdl.wire import Flag, Kind, Update, lengths_of
 
@@ -55,6 +57,17 @@ def test_the_mean_of_a_structure_has_its_structure(gang):
         assert all((array == 1).all() for array in result["weights"])
         assert (1.0, (0.5,)) == (result["rows"], result["loss"])
     assert list(given[1]) == list(results[1])
+
+
+def test_a_sum_that_fails_ends_the_run_by_name(gang, monkeypatch):
+    """A worker that asks again would wait for ever for one that is counted and not added."""
+    store, workers = gang
+    monkeypatch.setattr(Total, "add", mock.Mock(side_effect=MemoryError("too much")))
+
+    outcomes = together(*(partial(worker.all_reduce, np.ones(3)) for worker in workers))
+
+    assert not any(isinstance(outcome, np.ndarray) for outcome in outcomes)
+    assert str(store.failure).startswith("The parameter endpoint failed: Memory ran out")
 
 
 def test_calls_follow_each_other(gang):
