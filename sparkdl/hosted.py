@@ -172,7 +172,8 @@ class HostedStore:
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take the weights that a callback set as the new center."""
         if self._endpoint is not None:
-            self.ask(self._endpoint, "/v1/replace", parameters.tobytes() + statistics.tobytes())
+            path = f"/v1/replace/{self._orders['released']}"
+            self.ask(self._endpoint, path, parameters.tobytes() + statistics.tobytes())
         self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
 
     def cut_short(self, epoch: int) -> None:

@@ -102,9 +102,22 @@ class Steward:
         """How many bytes ``replace`` takes."""
         return self.store.merging.parameters.nbytes + self.store.merging.statistics.nbytes
 
-    def replace(self, weights: bytes) -> None:
-        """Take weights that a callback set, parameters and then statistics, as the new center."""
-        self.store.replace(*self._parts(weights))
+    def replace(self, epoch: int, weights: bytes) -> None:
+        """Take weights that a callback set as the new center.
+
+        Args:
+            epoch: the last epoch that was released when it set them.
+            weights: parameters and then statistics.
+
+        Raises:
+            RefusedError: a later epoch was released since, as where a request comes twice.
+        """
+        with self.store.changed:
+            if self.store.released > epoch + 1:
+                raise RefusedError(
+                    409, f"The weights are those after epoch {epoch + 1}; a later one has begun."
+                )
+            self.store.replace(*self._parts(weights))
 
     def evaluate(self, epoch: int, weights: bytes) -> None:
         """Let workers evaluate an epoch: weights as ``replace`` takes them, or those at its end if empty."""

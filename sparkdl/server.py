@@ -13,7 +13,7 @@ Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer
 Where the endpoint is in worker 0 (``hosting``), for that run's client and its other workers:
 
 * ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, in ``hosting``'s bytes;
-* ``POST /v1/replace``    binary: weights that the client set;
+* ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
 Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 408 the rest of it did not come (it may
@@ -213,10 +213,10 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
         body = _json(epoch=int, released=int, learning_rate=float, stop=bool, short=int)
         return flask.Response(steward.drive(**body), mimetype=BINARY)
 
-    @app.post("/v1/replace")
-    def replace_weights() -> Any:
+    @app.post("/v1/replace/<int:epoch>")
+    def replace_weights(epoch: int) -> Any:
         weights = _weights(steward.weight_bytes)
-        steward.replace(weights)
+        steward.replace(epoch, weights)
         return {}
 
     @app.post("/v1/evaluate/<int:epoch>")
@@ -306,8 +306,10 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
     while header := _read(stream, wire.UPDATE.size):
         update, lengths = wire.decode_update(header)
         store.admit(update, lengths)
-        parts = _buffers(store.exchange(update, partial(_fill, update, lengths, stream)))
+        reply = store.exchange(update, partial(_fill, update, lengths, stream))
         try:
+            parts = _buffers(reply)
+            del reply
             traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
             yield parts
         finally:

@@ -233,7 +233,7 @@ class Http:
             _request("GET", "ping"), _request("GET", "status"), _request("GET", "ping", token=b"wrong"),
             *(_request("POST", name, json.dumps(body).encode()) for name, body in asked.items()),
             *(_request("POST", "exchange", message) for message in messages),
-            _request("POST", "replace", np.ones(7, np.float32).tobytes()),
+            _request("POST", "replace/0", np.ones(7, np.float32).tobytes()),
             _request("POST", "exchange", _chunks(messages[0], messages[2]), chunked=True),
             _request("POST", "exchange", messages[2]) + _request("POST", "exchange", messages[3]),
         ]  # fmt: skip
@@ -267,7 +267,7 @@ def _steward(store):
     """Return what stands for the driver's half of a run, without Keras."""
     return SimpleNamespace(
         weight_bytes=28, drive=lambda **body: store.release(body["released"], 0.5) or b"record",
-        replace=lambda weights: store.replace(*np.split(np.frombuffer(weights, np.float32), [5])),
+        replace=lambda epoch, weights: store.replace(*np.split(np.frombuffer(weights, np.float32), [5])),
         leave=lambda worker: None,
     )  # fmt: skip
 

@@ -20,3 +20,18 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
 
     assert 400 == leave(json={"worker": worker}).status_code
     assert 200 == leave(json={"worker": 1}).status_code
+
+
+def test_weights_that_come_late_are_refused():
+    """A request that comes again after the next epoch was released would undo what that one trained."""
+    store, traffic = store_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
+    app = make_app(store, "secret", traffic)
+    add_steward(app, Steward(store, traffic, None))
+    send = partial(app.test_client().post, headers={"Authorization": "Bearer secret"}, data=b"\1" * 8)
+    store.release(0, 0.1)
+
+    assert 200 == send("/v1/replace/0").status_code
+    version = store.merging.version
+    store.release(1, 0.1)
+    assert 409 == send("/v1/replace/0").status_code
+    assert version == store.merging.version

@@ -391,10 +391,10 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status"),
     [
-        ("drive", b"{}", {}, 401), ("replace", b"12345678", {}, 401), ("leave", b'{"worker": 1}', {}, 401),
+        ("drive", b"{}", {}, 401), ("replace/0", b"12345678", {}, 401), ("leave", b'{"worker": 1}', {}, 401),
         ("evaluate/0", b"12345678", {}, 401), ("evaluate/0", b"1234567", TOKEN, 413),
         ("drive", b'{"epoch": 1, "released": 0, "learning_rate": 1, "stop": false}', TOKEN, 400),
-        ("replace", b"1234567", TOKEN, 413), ("leave", b'{"worker": "1"}', TOKEN, 400),
+        ("replace/0", b"1234567", TOKEN, 413), ("leave", b'{"worker": "1"}', TOKEN, 400),
     ],
 )  # fmt: skip
 def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):
@@ -407,8 +407,8 @@ def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body,
 def test_weights_that_broke_off_are_not_taken(app, port):
     """Half of a center is none."""
     taken = []
-    add_steward(app, SimpleNamespace(weight_bytes=8, replace=taken.append))
-    lines = "POST /v1/replace HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 8"
+    add_steward(app, SimpleNamespace(weight_bytes=8, replace=lambda epoch, weights: taken.append(weights)))
+    lines = "POST /v1/replace/0 HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 8"
     with talk(port, *lines) as (sock, stream):
         sock.sendall(b"1234")
         sock.shutdown(socket.SHUT_WR)
