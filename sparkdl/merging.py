@@ -12,7 +12,8 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ class Merging(ABC):
         dropped: late updates that were not merged, by worker.
         slices: how many slices of gradients were merged.
         merged_late: late updates that were; ``late``: those that are to be, if their round closes.
+        attempts: the attempt of each worker that is at work; of one that is not named any may be.
+        broken: whether an update was merged in part, so that nothing more is merged until ``restore``.
         lock: guards all of it; the store that owns the center waits on it too.
     """
 
@@ -65,6 +68,8 @@ class Merging(ABC):
         self.losses: list[float] = []
         self.dropped: Counter[int] = Counter()
         self.merged_late = self.late = self.slices = 0
+        self.attempts: dict[int, int] = {}
+        self.broken = False
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
 
@@ -119,6 +124,17 @@ class Merging(ABC):
         """
         return [update.parameters]
 
+    @contextmanager
+    def _booking(self) -> Iterator[None]:
+        """Merge nothing more where a ``with`` block fails, which books an update."""
+        try:
+            yield
+        except BaseException:
+            with self.changed:
+                self.broken = True
+                self.changed.notify_all()
+            raise
+
     def wake(self) -> None:
         """Let every waiting request look again at why it waits."""
         with self.changed:
@@ -140,6 +156,7 @@ class Merging(ABC):
         with self.changed:
             self.replace(parameters, statistics)
             self.version, self.state = version, state
+            self.broken = False
 
 
 class Hybrid(NamedTuple):
@@ -221,7 +238,7 @@ class Rounds(Merging):
 
     def lose(self, worker: int) -> None:
         """Wait for a worker no longer; what it has in the open round counts."""
-        with self.changed:
+        with self.changed, self._booking():
             self.awaited.discard(worker)
             self.reading.discard(worker)
             self._add_early()
@@ -295,15 +312,16 @@ class Rounds(Merging):
             _check(self, update)
             if self.has_taken(update.worker, update.sequence):
                 return False
-            self.taken[update.worker] = update.sequence
-            if update.sequence < self.round:
-                self._accept_late(update)
-                return True
-            self.early[update.worker] = update
-            del update  # and with it its body, once that is added
-            self._add_early()
-            if self._may_close():
-                self._close(control)
+            with self._booking():
+                self.taken[update.worker] = update.sequence
+                if update.sequence < self.round:
+                    self._accept_late(update)
+                    return True
+                self.early[update.worker] = update
+                del update  # and with it its body, once that is added
+                self._add_early()
+                if self._may_close():
+                    self._close(control)
             self.changed.notify_all()
             return True
 
@@ -375,11 +393,12 @@ class Rounds(Merging):
         patience = self.clock() + PATIENCE
 
         def over() -> bool:
-            return self.round > update.sequence or self.generation != update.generation
+            return self.round > update.sequence or self.generation != update.generation or self.broken
 
         while not over():
             if self._may_close():
-                self._close(control)
+                with self._booking():
+                    self._close(control)
             elif self.clock() >= patience:
                 return False
             else:
@@ -585,14 +604,23 @@ class Locked(Merging):
         update = read()
         with self.changed:
             _check(self, update)
-            merge, flags = self._book(update)
-            body, update = [update.parameters], without_body(update)
+            merge, flags = self._meant(update)
+            body, update, step, state = (
+                [update.parameters],
+                replace(update, parameters=EMPTY),
+                EMPTY,
+                self.state,
+            )
             if merge is not None:
-                step, self.state = apply(self.rule, body.pop(), self.state, merge)
-                self.parameters += step
-                self.given = _nothing
-                del step
-            del body
+                step, state = apply(self.rule, body.pop(), self.state, merge)
+            with self._booking():
+                if not flags:
+                    self._book(update, merge)
+                if merge is not None:
+                    self.parameters += step
+                    self.given, self.state = _nothing, state
+            del body, step
+            update = without_body(update)
             reply = self._words(update, control, counts=merge is not None)
             if reply.flags & Flag.AGAIN:
                 return reply
@@ -628,6 +656,7 @@ class Locked(Merging):
             near = self.changed.wait_for(
                 lambda: (
                     self.generation != update.generation
+                    or self.broken
                     or self._ahead(update.worker) <= bound
                     and self._has_room()
                 ),
@@ -637,23 +666,26 @@ class Locked(Merging):
             _check(self, update)
             return control(False) if near else Reply(flags=Flag.AGAIN)
 
-    def _book(self, update: Update) -> tuple[Merge | None, Flag]:
-        """Count an update once; return how it is to be merged, if it is, and a word for the reply."""
+    def _meant(self, update: Update) -> tuple[Merge | None, Flag]:
+        """Return how an update is to be merged, if it is, and a word for the reply."""
         if self.counted(update.worker, update.sequence):
             return None, Flag.DUPLICATE
+        if not len(update.parameters):
+            return None, Flag.NONE
+        return Merge(self.version - update.base_version, self.working, update.steps), Flag.NONE
+
+    def _book(self, update: Update, merge: Merge | None) -> None:
+        """Count an update, and merge its statistics if it is to be merged."""
         self.last[update.worker] = update.sequence
         if update.worker in self.clocks:
             self.clocks[update.worker] += 1
-        return self._count(update) if len(update.parameters) else None, Flag.NONE
-
-    def _count(self, update: Update) -> Merge:
-        merge = Merge(self.version - update.base_version, self.working, update.steps)
+        if merge is None:
+            return
         self.losses.append(update.loss)
         if len(self.statistics):
             share = window_share(self.decays, update.steps, self.working)
             self.statistics = self.statistics + share * (update.statistics - self.statistics)
         self.version += 1
-        return merge
 
 
 class Striped(Locked):
@@ -678,11 +710,15 @@ class Striped(Locked):
         with self.changed:
             self.changed.wait_for(lambda: not self.settling)
             _check(self, update)
-            merge, flags = self._book(update)
+            merge, flags = self._meant(update)
+            with self._booking():
+                if not flags:
+                    self._book(update, merge)
             self.adding += merge is not None
         if merge is not None:
             try:
-                self._add(update, merge)
+                with self._booking():
+                    self._add(update, merge)
             finally:
                 self._added()
         update = without_body(update)
@@ -738,13 +774,22 @@ def without_body(update: Update) -> Update:
 
 
 def _check(merging: Merging, update: Update) -> None:
-    """Refuse an update whose generation has ended, or whose worker was lost, while it was on its way."""
+    """Refuse an update on its way: its generation has ended, its attempt was superseded, or nothing merges.
+
+    Raises:
+        RefusedError: it is refused.
+    """
     if merging.generation != update.generation:
         raise RefusedError(
             409, f"Generation {update.generation} is over; the run is at {merging.generation}."
         )
     if update.worker in merging.absent:
         raise RefusedError(409, f"The run goes on without worker {update.worker}.")
+    attempt = merging.attempts.get(update.worker, update.attempt)
+    if attempt != update.attempt:
+        raise RefusedError(409, f"Attempt {attempt} of worker {update.worker} superseded {update.attempt}.")
+    if merging.broken:
+        raise RefusedError(409, "An update could not be merged, and the run ends.")
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,7 @@ class ParameterStore:
                 self._leave_rounds(worker, known)
             if known is None or known.attempt < attempt:  # else it says so again
                 self.members[worker] = Member(attempt, host, pid, self.clock())
+                self.merging.attempts[worker] = attempt
             self._member(worker, generation, attempt)
             self.changed.notify_all()
             return True
@@ -453,9 +454,10 @@ class ParameterStore:
         self.fail(self.generation, failure)
 
     def fail(self, generation: int, error: SparkDLError) -> None:
-        """Note why the run cannot go on; the driver raises it."""
+        """Note why the run cannot go on; the driver raises it, or starts the gang anew for a lost worker."""
         with self.changed:
-            if generation == self.generation and self.failure is None:
+            lost = isinstance(self.failure, WorkerLostError) and not isinstance(error, WorkerLostError)
+            if generation == self.generation and (self.failure is None or lost):
                 self.failure = error
                 self.changed.notify_all()
 
@@ -497,6 +499,9 @@ class ParameterStore:
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
         sound = self.shape.scaled or finite
         with self.changed:
+            self._check_member(update.worker, update.generation, update.attempt)
+            if self.merging.has_taken(update.worker, update.sequence):
+                return update  # it came twice at once
             try:
                 strikes = self.watch.take(update, sound=sound)
             except DivergedError as error:
@@ -728,6 +733,7 @@ class ParameterStore:
     def _share(self, update: Update, read: Read) -> Reply:
         """Answer with the number of training rows of every worker, once all have reported theirs."""
         with self.changed:
+            self._check_member(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)
             if not update.flags & Flag.AWAIT and before != update.rows:
                 if before is not None and len(self.shares) == self.shape.num_workers:
@@ -813,8 +819,13 @@ class ParameterStore:
     # Requests of the driver.
 
     def release(self, epoch: int, learning_rate: float) -> None:
-        """Let the workers train up to and with this epoch, at this learning rate (nan: their own)."""
+        """Let the workers train up to and with this epoch, at this learning rate (nan: their own).
+
+        Nothing happens where a later epoch was released already.
+        """
         with self.changed:
+            if epoch + 1 < self.released:
+                return
             self.released = epoch + 1
             self.learning_rate = learning_rate
             self.changed.notify_all()
@@ -836,7 +847,7 @@ class ParameterStore:
                 ),
                 timeout,
             )  # fmt: skip
-            if not self._complete(epoch) or isinstance(self.failure, DivergedError):
+            if not self._complete(epoch) or isinstance(self.failure, DivergedError) or self.broken:
                 return None
             book = self.books[epoch]
             assert book.cut is not None  # noqa: S101 - _complete says so
@@ -899,6 +910,11 @@ class ParameterStore:
                     "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
                     f"one with py-spy dump --pid {member.pid}, and cancel the fit.",
                 )
+
+    @property
+    def broken(self) -> bool:
+        """Whether an update was merged in part: neither center nor ledger are to be kept."""
+        return self.merging.broken
 
     @property
     def absent(self) -> set[int]:
@@ -1053,10 +1069,11 @@ class ParameterStore:
             self.ending = self.short >= 0 and not isinstance(self.merging, Rounds)
             self.absent.clear()
             self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
-            self.failure = None
             self.merging.generation = self.generation
+            self.merging.attempts.clear()
             if isinstance(self.merging, Rounds):
                 self._roll_back(self.merging)
+            self.failure = self.failure if self.broken else None
             self.merging.wake()
             self.changed.notify_all()
             return self.generation
@@ -1086,7 +1103,7 @@ class ParameterStore:
         That is the last epoch's end where what came after it has thrown the center away.
         """
         with self.changed:
-            if self.watch.useless:
+            if self.watch.useless or self.broken:
                 return self.cut
             if not isinstance(self.merging, GradientRounds):
                 parameters, statistics, version = self.merging.snapshot()

@@ -633,7 +633,7 @@ class Run:
     def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
         """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
         checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans:
+        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans or store.broken:
             return
         if checkpoints.asks():
             store.note()

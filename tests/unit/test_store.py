@@ -29,14 +29,23 @@ from stores import (
     vector,
 )
 
-from sparkdl import books, interrupts
+from sparkdl import books, interrupts, merging
 from sparkdl.batches import Plan
 from sparkdl.books import Held
-from sparkdl.errors import ClusterError, DataError, DivergedError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.errors import (
+    ClusterError,
+    DataError,
+    DivergedError,
+    RefusedError,
+    RuleError,
+    SparkDLError,
+    WorkerLostError,
+)
 from sparkdl.exchange import awaiting
 from sparkdl.hosted import HostedRun, HostedStore
 from sparkdl.merging import Hybrid
-from sparkdl.wire import Answer, Flag, Kind
+from sparkdl.rules import Sum
+from sparkdl.wire import Answer, Flag, Kind, lengths_of
 
 
 def finish_epoch(store, epoch=0, **fields):
@@ -770,6 +779,123 @@ def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
 
     assert 0 not in store.books or not store.books[0].metrics
     assert isinstance(store.failure, ClusterError)
+
+
+class Fails(Sum):
+    """A rule that fails at its n-th update."""
+
+    def __init__(self, number):
+        self.number, self.seen = number, 0
+
+    def update(self, delta, state, merge):
+        self.seen += 1
+        if self.seen == self.number:
+            raise MemoryError("too much")
+        return delta, state
+
+
+class FailsInRounds(Fails):
+    """The same of the rounds' kind."""
+
+    alone, rounds = "it is for rounds", None
+
+
+def test_an_update_whose_rule_fails_is_not_counted():
+    """Center and ledger stay those of the updates before, also in what is noted for a checkpoint."""
+    store = begun(store_of("asynchronous", workers=2, size=1, merge=Fails(2)))
+    push(store, 0, [1.0])
+    before = state_of(store)
+    with pytest.raises(RuleError, match="too much"):
+        push(store, 0, [2.0], sequence=1)
+    failure = store.failure
+    store.failure = None
+    store.note()
+
+    assert isinstance(failure, RuleError)
+    assert before == state_of(store)
+    assert {0: 0} == store.noted.ledger
+    assert [1.0] == store.stopped_cut().parameters.tolist()
+
+
+def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
+    """Without one lock the rule sees parts; where a later one fails, the run goes back to its last cut."""
+    monkeypatch.setattr(merging, "STRIPE", 2)
+    store = begun(store_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
+    push(store, 0, [1.0] * 4)
+    finish_epoch(store)
+    with pytest.raises(RuleError):
+        push(store, 0, [2.0] * 4, sequence=1)
+
+    assert store.broken
+    assert [1.0] * 4 == store.stopped_cut().parameters.tolist()
+    assert 409 == status_of(lambda: push(store, 1, [1.0] * 4))
+    assert store.wait_epoch(1, 0) is None
+    store.restart()
+    assert isinstance(store.failure, RuleError)
+
+
+def test_a_round_that_fails_as_it_closes_is_not_closed_again():
+    """Who waits for it is refused, and the run ends with what there was before."""
+    store = begun(store_of(joint=False, workers=2, size=1, merge=FailsInRounds(2)))
+    round_of(store, 0)
+    outcomes = round_of(store, 1)
+
+    assert {RuleError, RefusedError} == {type(outcome) for outcome in outcomes}
+    assert store.broken
+    assert (0, [0.0]) == (store.stopped_cut().version, store.stopped_cut().parameters.tolist())
+    assert isinstance(store.failure, RuleError)
+
+
+def test_a_failure_that_stays_comes_before_a_lost_worker():
+    """The gang would be started again for that one, with what broke."""
+    store = begun(store_of())
+    failure = SparkDLError("broken")
+    store.fail(1, WorkerLostError("lost"))
+    store.fail(1, failure)
+    store.fail(1, WorkerLostError("lost"))
+
+    assert store.failure is failure
+
+
+STALE = {
+    "delta": ("asynchronous", {"parameters": np.ones(5, np.float32)}),
+    "delta of a part": ("hogwild", {"parameters": np.ones(5, np.float32)}),
+    "delta in a round": ("synchronous", {"parameters": np.ones(5, np.float32)}),
+    "delta with NaN": ("asynchronous", {"parameters": np.full(5, np.nan, np.float32)}),
+    "report": ("asynchronous", {"kind": Kind.REPORT}),
+    "share": ("asynchronous", {"kind": Kind.SHARE, "rows": 3}),
+    "rows": ("asynchronous", {"kind": Kind.GIVE, "sequence": 1, "state": b"rows"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("comes", ["attempt", "generation"])
+@pytest.mark.parametrize("name", STALE)
+def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, comes):
+    """It was admitted by its header; then another attempt joined, or the gang was started again."""
+    mode, fields = STALE[name]
+    store = begun(store_of(mode, joint=False, workers=2, goes_on=True))
+    update = update_of(store, 0, **fields)
+    store.admit(update, lengths_of(update))
+    if comes == "attempt":
+        store.join(0, 1, 2, "host", 2)
+    else:
+        store.restart()
+    before, shares = state_of(store), dict(store.shares)
+
+    with impatient():
+        assert 409 == status_of(lambda: store.exchange(update, lambda: update))
+
+    assert before == state_of(store)
+    assert (shares, {}) == (store.shares, store.passed)
+
+
+def test_an_epoch_is_not_released_at_an_older_rate():
+    """A request of the client of a hosted run may come late."""
+    store = begun(store_of("asynchronous", epochs=3))
+    store.release(1, 0.1)
+    store.release(0, 0.5)
+
+    assert (2, 0.1) == (store.released, store.learning_rate)
 
 
 def test_the_first_failure_of_a_generation_counts():
