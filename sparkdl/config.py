@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from numbers import Integral, Real
@@ -181,8 +181,8 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
     left = [name for name in names if is_set(values.get(name))]
     if left:
         logger.warning(
-            "%s: %s say where the endpoint is, and are not taken from a file. Set them here if they are "
-            "wanted.", file, ", ".join(left),
+            "%s: %s are of the place where a fit runs, and are not taken from a file. Set them here if they "
+            "are wanted.", file, ", ".join(left),
         )  # fmt: skip
     return {name: value for name, value in values.items() if name not in names}
 
@@ -382,17 +382,8 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, given: Any) -> CheckpointConfig:
-        """Return one of a folder, of what ``settings`` gave, or of one."""
-        if isinstance(given, CheckpointConfig):
-            return given
-        fields = dict(given) if isinstance(given, dict) else {"uri": given}
-        if isinstance(every := fields.get("every"), dict):
-            fields["every"] = timedelta(**every)
-        return cls(**fields)
-
-    def settings(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
-        return {**asdict(self), "every": {"seconds": self.seconds} if self.seconds else self.every}
+        """Return one of a folder, or of one."""
+        return given if isinstance(given, CheckpointConfig) else cls(given)
 
     @property
     def seconds(self) -> float | None:

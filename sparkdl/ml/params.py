@@ -300,7 +300,15 @@ FIT = (
     "validationSteps", "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight",
     "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume", "nan",
 )  # fmt: skip
-OF_PLACE = "bindAddress", "advertisedHost", "port", "tls", "placement"  # see ``config.OF_PLACE``
+OF_PLACE = (
+    "bindAddress",
+    "advertisedHost",
+    "port",
+    "tls",
+    "placement",
+    "checkpoint",
+    "resume",
+)  # see ``config``
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
 
 

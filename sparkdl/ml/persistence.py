@@ -76,8 +76,6 @@ class KerasWriter(MLWriter):
                 if "merge" not in stage.unsaved:
                     raise
                 del set_here["merge"]
-        if "checkpoint" in set_here:
-            set_here["checkpoint"] = set_here["checkpoint"].settings()
         if left:
             logger.warning(
                 "%s of %s are code, which is not saved. Set them again.", ", ".join(left), stage.uid

@@ -610,21 +610,22 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
         estimator.setThresholds([0.5, 0.5]).fit(table)
 
 
-def test_where_the_endpoint_is_is_no_part_of_a_saved_stage(spark, problem, tmp_path, caplog):
-    """Who wrote a stage has no say in where the token and the weights of a later fit go."""
+@pytest.mark.parametrize("of", ["paramMap", "defaultParamMap"])
+def test_where_a_fit_runs_is_no_part_of_a_saved_stage(spark, problem, tmp_path, caplog, of):
+    """Who wrote a stage has no say in where the token, the weights and checkpoints of a later fit go."""
     place = {"bindAddress": "127.0.0.1", "advertisedHost": "127.0.0.2", "port": 40001, "tls": False,
-             "placement": "worker"}  # fmt: skip
+             "placement": "worker", "checkpoint": str(tmp_path / "theirs"), "resume": True}  # fmt: skip
     KerasEstimator(model=problem.model(), epochs=3, **place).save(str(tmp_path / "stage"))
     (path,) = (tmp_path / "stage" / "metadata").glob("part-*")
     saved = json.loads(path.read_text())
-    path.write_text(json.dumps(saved | {"paramMap": saved["paramMap"] | place}))
+    path.write_text(json.dumps(saved | {of: saved[of] | place}))
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     loaded = KerasEstimator.load(str(tmp_path / "stage"))
 
     assert not saved["paramMap"].keys() & place.keys()
-    assert not any(loaded.isSet(name) for name in place)
+    assert not any(loaded.isDefined(name) for name in place)
     assert loaded.getEpochs() == 3
-    assert f"{', '.join(place)} say where the endpoint is" in "\n".join(caplog.messages)
+    assert f"{', '.join(place)} are of the place where a fit runs" in "\n".join(caplog.messages)
 
 
 def twice(x):
