@@ -38,12 +38,13 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import cheroot.server
+import cheroot.workers.threadpool
 import cheroot.wsgi
 import flask
 
@@ -521,13 +522,31 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
     return _Reader(_Raw(sock), size) if "r" in mode else _Writer(sock)
 
 
+class _Threads(cheroot.workers.threadpool.ThreadPool):
+    """cheroot's pool of threads, which also ends those of a start that failed."""
+
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """End the threads.
+
+        Args:
+            timeout: seconds that requests under way may take together.
+        """
+        # Not self._threads, where cheroot 10 and 11 list threads only once all of them have started.
+        self._threads: list[Any] = [
+            each for each in threading.enumerate()
+            if isinstance(each, cheroot.workers.threadpool.WorkerThread) and each.server is self.server
+        ]  # fmt: skip
+        super().stop(timeout)  # type: ignore[arg-type]  # seconds of any kind
+
+
 class _Server(cheroot.wsgi.Server):
-    """cheroot's server, which leaves no socket behind where it cannot listen, and no thread to strangers."""
+    """cheroot's server, which leaves nothing behind where it cannot start, and no thread to strangers."""
 
     ConnectionClass = _Connection
     tls: ssl.SSLContext | None = None
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
+    unbound: OSError | None = None  # why it could not bind its socket
     _connections: Connections
 
     def clear_stats(self) -> None:
@@ -537,9 +556,25 @@ class _Server(cheroot.wsgi.Server):
 
     def prepare(self) -> None:
         """Listen, and start the threads."""
-        super().prepare()
-        self._connections.close()
-        self._connections = Connections(self)
+        try:
+            super().prepare()
+            self._connections.close()
+            self._connections = Connections(self)
+        except BaseException:
+            self.requests.stop()
+            with suppress(AttributeError):  # there are none yet
+                self._connections.close()
+            if self.socket:
+                self.socket.close()
+            raise
+
+    def serve(self) -> None:
+        """Take up connections until the server stops; cheroot would start a thread that has nothing to do."""
+        while self.ready and not self.interrupt:
+            try:
+                self._connections.run(self.expiration_interval)
+            except Exception:  # noqa: BLE001 - of one connection; the others go on
+                self.error_log("The endpoint's loop failed.", traceback=True)
 
     def process_conn(self, conn: Any) -> None:
         """Let a thread take up a connection once the head of its request is there."""
@@ -550,12 +585,12 @@ class _Server(cheroot.wsgi.Server):
         """Note what went wrong with a connection; whoever it was may do so as often as they like."""
         logger.debug("%s", msg, exc_info=traceback)
 
-    @staticmethod
-    def bind_socket(sock: socket.socket, address: Any) -> socket.socket:
+    def bind_socket(self, sock: socket.socket, address: Any) -> socket.socket:  # type: ignore[override]
         """Bind a socket, or close it."""
         try:
             sock.bind(address)
-        except OSError:
+        except OSError as error:
+            self.unbound = error
             sock.close()
             raise
         return sock
@@ -576,36 +611,53 @@ def serve(
         context: key and certificate, with TLS.
 
     Raises:
-        ClusterError: no port is free, or the address is not one of this machine.
+        ClusterError: no port is free, the address is not one of this machine, or the process may have no
+            more threads or open files.
     """
     server = _listen(app, bind_address, port, num_workers)
     server.tls = context
     thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
-    thread.start()
     try:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise _cannot_start(bind_address, error) from error
         yield server.bind_addr[1]
     finally:
         server.stop()
-        thread.join()
+        if thread.is_alive():
+            thread.join()
 
 
 def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) -> Any:
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
         server = _Server(
-            (address, number), app, numthreads=2 * num_workers + 4, timeout=IDLE_SECONDS,
-            request_queue_size=max(128, 2 * num_workers), server_name="sparkdl",
+            (address, number), app, timeout=IDLE_SECONDS, request_queue_size=max(128, 2 * num_workers),
+            server_name="sparkdl",
         )  # fmt: skip
         server.gateway = _Gateway
+        server.requests = _Threads(server, min=2 * num_workers + 4)
         server.shutdown_timeout = STOP_SECONDS
         server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
         try:
             server.prepare()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # Two sockets may be bound to one port, of which only one can listen.
+            busy = server.unbound or getattr(error, "errno", None) == errno.EADDRINUSE
+            if not busy:
+                raise _cannot_start(address, error) from error
             errors.append(f"{number}: {error}")
             continue
         return server
     raise ClusterError(
         f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a "
         "free range, bind_address= to an address of this machine."
+    )
+
+
+def _cannot_start(address: str, error: Exception) -> ClusterError:
+    return ClusterError(
+        f"The endpoint cannot start on {address}: {reason_of(error)}. Check the limits of threads and of "
+        "open files of this process (ulimit -u and ulimit -n)."
     )

@@ -7,7 +7,10 @@ import http.client
 import io
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 import tracemalloc
 import weakref
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -17,9 +20,11 @@ from unittest import mock
 
 import cheroot.connections
 import cheroot.server
+import cheroot.workers.threadpool
 import cheroot.wsgi
 import numpy as np
 import pytest
+from leaks import listening
 from relay import RESET
 from stores import LAYOUT, begun, state_of, store_of, update_of
 
@@ -701,6 +706,76 @@ def test_a_server_that_stops_leaves_its_port_free(app):
         assert port == again
 
 
+FAILING_STARTS = """
+import itertools
+import threading
+from unittest import mock
+
+from leaks import leaked_threads, listening
+
+from sparkdl.errors import ClusterError
+from sparkdl.server import serve
+
+before, start = threading.enumerate(), threading.Thread.start
+
+
+def attempt(number):
+    calls = itertools.count(1)
+
+    def failing(thread):
+        if next(calls) == number:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with mock.patch("threading.Thread.start", failing):
+        with serve(None, "127.0.0.1", range(20000, 30000), 1):
+            return "started"
+
+
+for number in itertools.count(1):
+    try:
+        result = attempt(number)
+    except ClusterError as error:
+        result = str(error)
+    print(leaked_threads(before, 0.5), listening(), result, flush=True)
+    if result == "started":
+        break
+"""
+
+
+def test_a_start_that_runs_out_of_threads_leaves_nothing_behind():
+    """Whichever thread cannot start: an error says so, no thread and no port stays, the process exits."""
+    run = subprocess.run(
+        [sys.executable, "-c", FAILING_STARTS], check=False, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", "."])},
+    )  # fmt: skip
+    assert "" == run.stderr
+    *failed, started = run.stdout.splitlines()
+
+    assert started == "[] set() started"
+    assert 7 == len(failed)  # six threads for requests, one for connections
+    for line in failed:
+        assert line.startswith("[] set() The endpoint cannot start on 127.0.0.1: ")
+        assert "can't start new thread" in line
+
+
+@pytest.mark.parametrize("where", ["Connections", "socket.socket"])
+def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch):
+    """The error names the cause; the other ports are not tried, and no thread and no port stays."""
+    full = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    ports = listening()
+    monkeypatch.setattr(f"sparkdl.server.{where}", full)
+    with (
+        pytest.raises(ClusterError, match="cannot start on 127.0.0.1: .*Too many open files"),
+        serve(app, "127.0.0.1", range(20000, 30000), 1),
+    ):
+        pass
+    monkeypatch.undo()
+
+    assert 1 == full.call_count
+    assert ports == listening()
+
+
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """A worker that waits for its round takes no memory of the driver's."""
     update = Update(Kind.DELTA)
@@ -717,12 +792,15 @@ INTERNALS = {
     ),
     cheroot.server.HTTPConnection: ("RequestHandlerClass", "communicate", "close"),
     cheroot.server.HTTPServer: (
-        "ConnectionClass", "bind_socket", "clear_stats", "keep_alive_conn_limit", "max_request_header_size",
-        "prepare", "process_conn", "expiration_interval", "shutdown_timeout",
+        "ConnectionClass", "bind_socket", "clear_stats", "interrupt", "keep_alive_conn_limit",
+        "max_request_header_size", "prepare", "process_conn", "serve", "expiration_interval",
+        "shutdown_timeout",
     ),
+    cheroot.workers.threadpool.ThreadPool: ("stop",),
+    cheroot.workers.threadpool.WorkerThread: ("conn", "server"),
     cheroot.wsgi.Gateway_10: ("respond", "start_response"),
     cheroot.connections.ConnectionManager: (
-        "_expire", "_from_server_socket", "_remove_invalid_sockets", "_run", "close", "put",
+        "_expire", "_from_server_socket", "_remove_invalid_sockets", "_run", "close", "put", "run",
     ),
 }  # fmt: skip
 
@@ -735,8 +813,11 @@ def test_cheroot_has_what_we_replace_of_it():
     ]  # fmt: skip
     made = cheroot.wsgi.Server(("127.0.0.1", 0), None)
     made.prepare()
+    threads = list(made.requests._threads)
     made.stop()
 
     assert [] == missing
+    assert (10, {made}) == (len(threads), {thread.server for thread in threads})
+    assert not any(thread.is_alive() for thread in threads)
     assert {"_selector", "_stop_requested"} <= vars(made._connections).keys()
     assert logging.statistics.pop(f"Cheroot HTTPServer {id(made)}", None)
