@@ -627,6 +627,8 @@ def serve(
         server.stop()
         if thread.is_alive():
             thread.join()
+        # cheroot's parts refer to each other, and through the app to the store.
+        server.wsgi_app = None
 
 
 def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) -> Any:

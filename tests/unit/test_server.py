@@ -292,6 +292,22 @@ def test_a_server_that_has_ended_is_kept_by_nobody(store):
     assert gone() is None
 
 
+def test_a_server_that_has_ended_lets_go_of_its_store_at_once():
+    """The store has weights and updates; the collector of cycles may be long in coming."""
+    store = begun(store_of("asynchronous", workers=2))
+    gone = weakref.ref(store)
+    gc.disable()
+    try:
+        with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+            endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run, b"")
+            with closing(HttpExchange(endpoint, 0, 1, 1, LAYOUT)) as exchange:
+                exchange(update_of(store, 0, np.ones(5)))
+        del store
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_the_counters_can_be_read(endpoint, store):
     """Generation, version, workers, exchanges and bytes."""
     update = message(update_of(store, 0, np.ones(5)))
