@@ -37,6 +37,7 @@ import ssl
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -523,20 +524,33 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
 
 
 class _Threads(cheroot.workers.threadpool.ThreadPool):
-    """cheroot's pool of threads, which also ends those of a start that failed."""
+    """cheroot's pool of threads, of which none outlives a start that failed, or waits for a silent client."""
+
+    _queue: Any
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """End the threads.
 
         Args:
-            timeout: seconds that requests under way may take together.
+            timeout: seconds that requests under way may take together. Then their connections are closed in
+                both directions; cheroot 10 and 11 leave a thread that sends to wait for its client.
         """
         # Not self._threads, where cheroot 10 and 11 list threads only once all of them have started.
-        self._threads: list[Any] = [
+        threads = [
             each for each in threading.enumerate()
             if isinstance(each, cheroot.workers.threadpool.WorkerThread) and each.server is self.server
+            and each is not threading.current_thread()
         ]  # fmt: skip
-        super().stop(timeout)  # type: ignore[arg-type]  # seconds of any kind
+        for _ in threads:
+            self._queue.put(cheroot.workers.threadpool._SHUTDOWNREQUEST)  # type: ignore[attr-defined]
+        end = time.monotonic() + timeout
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            while thread.is_alive():  # which may have taken another connection from the queue
+                with suppress(OSError):  # closed already
+                    if (connection := thread.conn) is not None:
+                        connection.socket.shutdown(socket.SHUT_RDWR)
+                thread.join(0.1)
 
 
 class _Server(cheroot.wsgi.Server):

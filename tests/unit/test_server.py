@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import tracemalloc
 import weakref
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -792,6 +793,36 @@ def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch)
     assert ports == listening()
 
 
+@pytest.mark.parametrize("tls_too", [False, True])
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypatch):
+    """A host that vanished in the middle of a reply is given up with the server, not a minute later."""
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
+    context, certificate = tls.server_context() if tls_too else (None, b"")
+    sending, leave = threading.Event(), threading.Event()
+
+    def app(environ, start_response):
+        start_response("200 OK", [("Content-Length", str(1 << 28))])
+        sending.set()
+        return [bytes(1 << 28)]  # more than the sockets' buffers hold
+
+    def run():
+        with serve(app, "127.0.0.1", 0, 1, context) as ports[0]:
+            ready.set()
+            leave.wait()
+
+    ports, ready = [0], threading.Event()
+    serving = threading.Thread(target=run)
+    serving.start()
+    ready.wait()
+    client = tls.connection_to("127.0.0.1", ports[0], certificate, 20)
+    with closing(client):
+        client.request("GET", "/", headers=TOKEN)
+        sending.wait()
+        leave.set()
+        serving.join(20)
+        assert not serving.is_alive()
+
+
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """A worker that waits for its round takes no memory of the driver's."""
     update = Update(Kind.DELTA)
@@ -833,6 +864,8 @@ def test_cheroot_has_what_we_replace_of_it():
     made.stop()
 
     assert [] == missing
+    assert hasattr(cheroot.workers.threadpool, "_SHUTDOWNREQUEST")
+    assert hasattr(made.requests, "_queue")
     assert (10, {made}) == (len(threads), {thread.server for thread in threads})
     assert not any(thread.is_alive() for thread in threads)
     assert {"_selector", "_stop_requested"} <= vars(made._connections).keys()
