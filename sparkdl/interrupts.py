@@ -51,15 +51,17 @@ class _Guard:
         self.handler = handler
         self.noted: BaseException | None = None
         self.since = 0.0
-        self.raised = self.said = self._nudged = False
+        self.raised = self.said = self._nudged = self._closed = False
         self.depth = 0  # of blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
         self._nudged_out = _thread.allocate_lock()  # held until they have ended
         self._undo: list[Callable[[], Any]] = []
 
     def install(self) -> None:
-        """Take the place of the handler that there is, unless it is this one."""
+        """Take the place of the handler that there is, unless it is this one or the call has ended."""
         handler = signal.getsignal(signal.SIGINT)
+        if self._closed:
+            return
         if handler != self.on_signal and callable(handler):
             self.handler = handler
             signal.signal(signal.SIGINT, self.on_signal)
@@ -67,6 +69,9 @@ class _Guard:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note the first interrupt, and raise it where no check does."""
         nudged, self._nudged = self._nudged, False
+        if self._closed:  # An interrupt kept close from putting the handler before back.
+            self.handler(number, frame)
+            return
         if self.noted is None:
             self.noted = None if nudged else self._raised_by(number, frame)
             if self.noted is not None:
@@ -130,20 +135,39 @@ class _Guard:
             logger.warning("Interrupted: the call is being ended, and its Spark job cancelled.")
 
     def close(self) -> None:
-        """Put the handler before back, once no nudge is under way."""
+        """Put the handler before back, once no nudge is under way.
+
+        An interrupt in between, as of a handler of PySpark's that hangs, leaves out none of the other steps.
+        """
         self.depth += 1
-        self.say()
-        if self.noted is not None:
-            self._nudging.release()
-            self._nudged_out.acquire()
-            os.getppid()  # The kernel delivers a nudge that was sent at the end of any system call.
-            if self._is_of_spark:
-                try:
-                    self.handler(signal.SIGINT, None)  # which cancels the jobs of other threads
-                except BaseException as raised:  # noqa: BLE001 - the interrupt is raised anyway
-                    logger.debug("PySpark's handler raised %r.", raised)
-        while self._undo:
-            self._undo.pop()()
+        with ExitStack() as steps:
+            steps.callback(self._restore)
+            steps.callback(self._end_nudges)
+            self.say()
+
+    def _end_nudges(self) -> None:
+        """End the thread that nudges, and cancel Spark's jobs as PySpark does after an interrupt."""
+        if self.noted is None:
+            return
+        self._nudging.release()
+        self._nudged_out.acquire()
+        os.getppid()  # The kernel delivers a nudge that was sent at the end of any system call.
+        if self._is_of_spark:
+            try:
+                self.handler(signal.SIGINT, None)  # which cancels the jobs of other threads
+            except BaseException as raised:  # noqa: BLE001 - the interrupt is raised anyway
+                logger.debug("PySpark's handler raised %r.", raised)
+
+    def _restore(self) -> None:
+        """Put back the handler before and what py4j logs."""
+        with ExitStack() as steps:
+            steps.callback(self._restore_handler)
+            for undo in self._undo:
+                steps.callback(undo)
+            self._undo = []
+
+    def _restore_handler(self) -> None:
+        self._closed = True
         if signal.getsignal(signal.SIGINT) == self.on_signal:
             signal.signal(signal.SIGINT, self.handler)
 
@@ -158,8 +182,9 @@ def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or _guard is not None or not callable(handler) or not hasattr(signal, "pthread_kill"):
         return function(*args, **kwargs)
-    guard = _guard = _Guard(handler)
+    guard = _Guard(handler)
     try:
+        _guard = guard
         guard.install()
         result = function(*args, **kwargs)
     except BaseException as error:
@@ -167,8 +192,10 @@ def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
             raise
         logger.debug("The interrupted call raised %r.", error)
     finally:
-        guard.close()
-        _guard = None
+        try:
+            guard.close()
+        finally:
+            _guard = None
     if guard.noted is not None:
         raise guard.noted.with_traceback(None) from None
     return result

@@ -1,6 +1,7 @@
 """An interrupt ends a call once, at a point where nothing breaks."""
 
 import _thread
+import itertools
 import logging
 import os
 import signal
@@ -185,6 +186,54 @@ def test_no_thread_stays():
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             interrupts.call(press)
+    assert before == _thread._count()
+
+
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+PLACES = ["say", "undo", "before the handler", "after the handler"]
+ENDS = [*itertools.product(PLACES, [0, 1]), ("getppid", 1)]  # where only a call that was interrupted comes
+
+
+@pytest.mark.parametrize(("place", "pressed"), ENDS)
+def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_behind(place, pressed, monkeypatch):
+    """Wherever the end of a call is broken off, the next Ctrl-C interrupts, and no thread sends others."""
+    real, before, guards, undone = signal.signal, _thread._count(), [], []
+
+    def restore(number, handler):
+        if place == "after the handler":
+            real(number, handler)
+        raise KeyboardInterrupt
+
+    def work():
+        guard = interrupts._guard
+        guards.append(guard)
+        guard._undo.append(lambda: undone.append("first"))
+        if place == "say":
+            monkeypatch.setattr(guard, "say", raise_interrupt)
+        elif place == "getppid":
+            monkeypatch.setattr(os, "getppid", raise_interrupt)
+        elif place == "undo":
+            guard._undo.append(raise_interrupt)
+        else:
+            monkeypatch.setattr(signal, "signal", restore)
+        press(pressed)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+    monkeypatch.undo()
+
+    assert interrupts._guard is None
+    assert ["first"] == undone
+    guards[0].install()  # as a SparkContext of a later call would have it
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    deadline = time.monotonic() + 5
+    while _thread._count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert before == _thread._count()
 
 
