@@ -69,7 +69,7 @@ def hold(
         _held = ()
         for name, value in kept.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 

@@ -77,6 +77,16 @@ def test_the_environment_is_as_it_was_afterwards(visible):
     assert devices.held() == ()
 
 
+def test_a_variable_that_the_task_has_removed_stays_away(visible):
+    """Code of the user's may do so, and a task that succeeded does not fail for it."""
+    visible(None)
+    before = dict(os.environ)
+    with devices.hold("no_such_backend", 3, []):
+        del os.environ["NPROC"], os.environ["KERAS_BACKEND"]
+
+    assert before == dict(os.environ)
+
+
 def test_a_process_is_bound_to_the_gpus_that_its_backend_saw(visible, monkeypatch):
     """The same GPUs again are fine; others need a fresh process."""
     visible("4,5")
