@@ -35,6 +35,8 @@ RETRIES = 6
 OUTAGE_SECONDS = 60.0  # how long a worker waits while its host knows no way to the endpoint
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
+# Log records of one heartbeat, as JSON. With metric states it stays below what the endpoint reads (1 MiB).
+LOG_BYTES = 256 << 10
 
 T = TypeVar("T")
 
@@ -281,8 +283,27 @@ class LogBuffer(logging.Handler):
             last.handle(record)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return and forget what was kept."""
-        return [self.records.popleft() for _ in range(len(self.records))]
+        """Return and forget the oldest records, as many as one heartbeat takes."""
+        taken: list[dict[str, Any]] = []
+        left = LOG_BYTES
+        self.acquire()
+        try:
+            while self.records:
+                left -= len(json.dumps(self.records[0]))
+                if left < 0 and taken:
+                    break
+                taken.append(self.records.popleft())
+        finally:
+            self.release()
+        return taken
+
+    def put_back(self, taken: list[dict[str, Any]]) -> None:
+        """Keep records again that were taken last; where there is no room for all, the oldest are lost."""
+        self.acquire()
+        try:
+            self.records = deque([*taken, *self.records], self.records.maxlen)
+        finally:
+            self.release()
 
 
 def _plain(running: Running | None) -> list[Any]:
@@ -327,6 +348,8 @@ class Heartbeat:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            self._connection.retries = 1  # for the last heartbeats, which no other one follows
         self._done.set()
         self._thread.join()
         self._connection.close()
@@ -335,20 +358,31 @@ class Heartbeat:
         while not self._done.wait(BEAT_SECONDS):
             if not self._beat():
                 return
-        self._beat()
+        left = len(self._log.records) + 1
+        while len(self._log.records) < left:
+            left = len(self._log.records)
+            if not self._beat() or not self._log.records:
+                return
 
     def _beat(self) -> bool:
+        """Send a heartbeat; return whether others may follow.
+
+        Log records arrive at least once: those of a heartbeat that got no answer are sent again.
+        """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
+        log = self._log.take()
         try:
             _, answer = self._connection.call(
                 "/v1/heartbeat", **self._exchange.identity, epoch=epoch, rows=rows,
-                retries=self._exchange.retried, log=self._log.take(), running=_plain(running),
+                retries=self._exchange.retried, log=log, running=_plain(running),
             )  # fmt: skip
         except TransportError:
+            self._log.put_back(log)
             return True  # The exchange's own retries say so if it lasts.
-        except RefusedError:
-            return False  # The loop learns of it at its next exchange.
+        except RefusedError as error:
+            # Of an old attempt, or a run that is over: the loop learns of it at its next exchange.
+            return error.status not in (409, 410)
         if answer["stop"] and self._loop:
             self._loop.stop()
         return True

@@ -1,0 +1,126 @@
+"""What a heartbeat brings of a worker's log to the driver, also where one does not get through."""
+
+import logging
+from contextlib import closing
+from unittest import mock
+
+import pytest
+from stores import LAYOUT, begun, store_of
+
+from sparkdl import client
+from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.errors import RefusedError, TransportError
+from sparkdl.exchange import Endpoint
+from sparkdl.server import Traffic, make_app, serve
+
+LONG = [f"{number} {'漢' * 4000}"[:4000] for number in range(60)]  # 24 KB each as JSON
+
+
+@pytest.fixture
+def store():
+    return begun(store_of("asynchronous", workers=2))
+
+
+@pytest.fixture
+def log():
+    return LogBuffer()
+
+
+@pytest.fixture
+def heartbeat(store, log):
+    """The heartbeat of worker 0, whose endpoint is served; its thread is not started."""
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+        heartbeat = Heartbeat(exchange, log)
+        with closing(exchange), closing(heartbeat._connection):
+            yield heartbeat
+
+
+def note(log, *messages):
+    for message in messages:
+        log.handle(logging.makeLogRecord({"name": "n", "levelno": logging.WARNING, "msg": message}))
+
+
+def arrived(store):
+    return [record["message"] for record in store.log]
+
+
+def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
+    """No heartbeat is longer than the endpoint reads, and records keep their order."""
+    note(log, *LONG)
+    beats = 0
+    while log.records:
+        assert heartbeat._beat()
+        beats += 1
+
+    assert LONG == arrived(store)
+    assert 60 * 24_000 / client.LOG_BYTES < beats < 12
+
+
+def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
+    """A worker that ends has logged something until then."""
+    with heartbeat:
+        note(log, *LONG)
+
+    assert LONG == arrived(store)
+
+
+def failing(heartbeat, *, sent):
+    """Return a call of a heartbeat's connection whose first answer is lost, or whose first request."""
+    call, failures = heartbeat._connection.call, [TransportError("no answer")]
+
+    def once(path, **fields):
+        if not failures or sent:
+            answer = call(path, **fields)
+        if failures:
+            raise failures.pop()
+        return answer
+
+    return once
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_records_of_a_heartbeat_without_an_answer_are_sent_again(store, log, heartbeat, monkeypatch, sent):
+    """They arrive at least once: twice where the request arrived, and only its answer was lost."""
+    monkeypatch.setattr(heartbeat._connection, "call", failing(heartbeat, sent=sent))
+    note(log, "first", "second")
+    assert heartbeat._beat()
+    note(log, "third")
+    assert heartbeat._beat()
+
+    assert ["first", "second"] * sent + ["first", "second", "third"] == arrived(store)
+
+
+def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heartbeat, monkeypatch):
+    """No other one would follow."""
+    request, failures = heartbeat._connection._http.request, [ConnectionResetError()]
+
+    def broken_once(*arguments):
+        if failures:
+            raise failures.pop()
+        request(*arguments)
+
+    monkeypatch.setattr(heartbeat._connection._http, "request", broken_once)
+    with heartbeat:
+        note(log, "last")
+
+    assert ([], ["last"]) == (failures, arrived(store))
+
+
+def test_records_that_find_no_room_again_are_the_oldest(log):
+    """Newer ones were logged while a heartbeat waited for its answer."""
+    note(log, *map(str, range(200)))
+    taken = log.take()
+    note(log, *map(str, range(200, 250)))
+    log.put_back(taken)
+
+    assert list(map(str, range(50, 250))) == [record["message"] for record in log.records]
+
+
+@pytest.mark.parametrize("status", [400, 401, 409, 410, 413, 500])
+def test_only_the_end_of_an_attempt_or_a_run_ends_its_heartbeats(status, heartbeat, monkeypatch):
+    """A healthy worker that sends none would be taken for lost."""
+    refusing = mock.Mock(side_effect=RefusedError(status, "no"))
+    monkeypatch.setattr(heartbeat._connection, "call", refusing)
+
+    assert (status not in (409, 410)) is heartbeat._beat()
