@@ -24,6 +24,8 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -150,14 +152,38 @@ def short(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def shortened(*args: P.args, **kwargs: P.kwargs) -> R:
         raised: BaseException
+        handled = sys.exception()
         try:
             return interrupts.call(function, *args, **kwargs)
         except SparkDLError as error:
             logger.debug("%s", error, exc_info=True)
             error.cause = error.cause or error.__cause__
+            _clear_frames(error, handled)
             raised = error.with_traceback(None)
         except KeyboardInterrupt as error:
+            _clear_frames(error, handled)
             raised = error.with_traceback(None)
         raise raised from None
 
     return shortened
+
+
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Clear the local variables of the frames that an error, and those which it stands for, came through.
+
+    An error that is kept would keep the data and the model of its fit with them. The lines of a traceback
+    stay readable.
+
+    Args:
+        error: the error.
+        handled: the exception that the caller was handling before; it is left alone.
+    """
+    seen, left = {id(handled)}, [error]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        of_ours = one.cause if isinstance(one, SparkDLError) else None
+        left += [each for each in (of_ours, one.__cause__, one.__context__) if each is not None]
