@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import batch_hooks, live, models, optimizers
+from sparkdl import batch_hooks, interrupts, live, models, optimizers
 from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
 from sparkdl.batches import Integers
@@ -137,7 +137,8 @@ class Metrics:
         except TypeError:  # a model's own computes with it
             results = ()
         finally:
-            del metric.result
+            with interrupts.held():
+                del metric.result
         return next((str(name) for name, value in results if value is mark), str(metric.name))
 
     def _merged(self, metric: Any, given: Sequence[Sequence[Array]]) -> Any:

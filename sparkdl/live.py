@@ -24,7 +24,7 @@ import numpy as np
 from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from sparkdl import code, optimizers
+from sparkdl import code, interrupts, optimizers
 from sparkdl.errors import ModelError
 
 # The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
@@ -275,13 +275,14 @@ def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
 
     Yields what they stand in for, by name; ``with_stand_ins`` completes the configuration.
     """
-    _serializing.taken = {}
-    serialization_lib._get_class_or_fn_config = _config_or_stand_in
     try:
+        _serializing.taken = {}
+        serialization_lib._get_class_or_fn_config = _config_or_stand_in
         yield _serializing.taken
     finally:
-        _serializing.taken = None
-        serialization_lib._get_class_or_fn_config = _config_of
+        with interrupts.held():
+            _serializing.taken = None
+            serialization_lib._get_class_or_fn_config = _config_of
 
 
 def with_stand_ins(config: Any) -> Any:

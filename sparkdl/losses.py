@@ -19,7 +19,7 @@ import numpy as np
 from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
-from sparkdl import models
+from sparkdl import interrupts, models
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.faults import Classes
@@ -101,7 +101,7 @@ def watched(scale: Any = None) -> Iterator[Watch]:
     try:
         yield watch
     finally:
-        with _installing:
+        with interrupts.held(), _installing:
             del _watches[thread]
             if not _watches:
                 reductions.reduce_weighted_values, reductions.Loss.__call__ = _reduce, _call

@@ -33,7 +33,7 @@ import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
 
-from sparkdl import live, optimizers
+from sparkdl import interrupts, live, optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.reasons import reason_of, text_of
@@ -350,11 +350,12 @@ class Trainability:
     def applied(self) -> Iterator[None]:
         """Have the model as it was in a ``with`` block."""
         now = [layer._trainable for layer, _ in self.layers], [one.trainable for one, _ in self.weights]
-        self._set([was for _, was in self.layers], [was for _, was in self.weights])
         try:
+            self._set([was for _, was in self.layers], [was for _, was in self.weights])
             yield
         finally:
-            self._set(*now)
+            with interrupts.held():
+                self._set(*now)
 
     def _set(self, layers: Sequence[bool], weights: Sequence[bool]) -> None:
         for (layer, _), value in zip(self.layers, layers, strict=True):
@@ -586,8 +587,9 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
             "SparkModel a function that builds and compiles the model."
         ) from error
     finally:
-        for _, function in lambdas:
-            function.__name__ = "<lambda>"
+        with interrupts.held():
+            for _, function in lambdas:
+                function.__name__ = "<lambda>"
     objects: Objects = dict(values)
     for name, thing in found:
         if json.dumps(name) in config and objects.setdefault(name, thing) is not thing:
@@ -655,11 +657,12 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
 def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None) -> keras.Model:
     """Return the built model that a configuration, or a function, makes."""
     kept = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
-    _set_defaults(spec.floatx, spec.policy, spec.data_format)
     try:
+        _set_defaults(spec.floatx, spec.policy, spec.data_format)
         model = _deserialize(spec.config or "", objects) if builder is None else builder()
     finally:
-        _set_defaults(*kept)
+        with interrupts.held():
+            _set_defaults(*kept)
     if spec.trains and builder is None and getattr(model, "optimizer", None) is None:
         raise ModelError(
             f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
@@ -1151,12 +1154,13 @@ def undisturbed(model: keras.Model) -> Iterator[None]:
     try:
         yield
     finally:
-        write(kept, values)
-        for variable in generators(model):
-            if id(variable) not in known and variable.name == SEED:  # of a model that was not built
-                seed, _ = keras.ops.convert_to_numpy(variable.value)
-                variable.assign(np.array([seed, 0]))
-        model.reset_metrics()
+        with interrupts.held():
+            write(kept, values)
+            for variable in generators(model):
+                if id(variable) not in known and variable.name == SEED:  # of a model that was not built
+                    seed, _ = keras.ops.convert_to_numpy(variable.value)
+                    variable.assign(np.array([seed, 0]))
+            model.reset_metrics()
 
 
 SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
@@ -1302,7 +1306,8 @@ def adds_up(metric: Any, samples: Samples) -> bool:
     try:
         start, first, second, both = states(), states(predicted), states(other), states(predicted, other)
     finally:
-        metric.reset_state()
+        with interrupts.held():
+            metric.reset_state()
     return all(
         np.allclose(b + c - a, d, rtol=1e-4) for a, b, c, d in zip(start, first, second, both, strict=True)
     )

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import live, models, optimizers
+from sparkdl import interrupts, live, models, optimizers
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ModelError
 from sparkdl.reasons import reason_of
@@ -111,8 +111,9 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
             models.train_once(model, Batch(*first).to_data())
             after = models.read(model.weights)
     finally:
-        model.optimizer = optimizer
-        models.write(model.weights, before)
+        with interrupts.held():
+            model.optimizer = optimizer
+            models.write(model.weights, before)
     for place, (start, end) in enumerate(zip(before, after, strict=True)):
         yield f"the training step of model.weights[{place}]", [end - start]
 

@@ -16,7 +16,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns, files, launch, losses, models, optimizers, proof
+from sparkdl import columns, files, interrupts, launch, losses, models, optimizers, proof
 from sparkdl.arrays import array_of
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
@@ -84,9 +84,10 @@ def _with_lease(fit: Callable[P, R]) -> Callable[P, R]:
         try:
             return fit(*args, **kwargs)
         finally:
-            if spark_model._lease is not None:
-                spark_model._lease.release()
-                spark_model._lease = None
+            with interrupts.held():
+                if spark_model._lease is not None:
+                    spark_model._lease.release()
+                    spark_model._lease = None
 
     return with_lease
 

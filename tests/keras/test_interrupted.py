@@ -1,0 +1,107 @@
+"""An interrupt comes only once what a fit tries out on the user's model is undone."""
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import interrupts, models, proof, spark_model
+
+X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def python_handles_interrupts(monkeypatch):
+    """Also where pytest runs in the background of a shell, which ignores interrupts."""
+    monkeypatch.setattr(interrupts, "SOON", 0.05)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def press():
+    """Press Ctrl-C, and stay here for longer than the interrupt waits."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.4)
+
+
+@pytest.fixture
+def model():
+    """A model that is random while it trains."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dropout(0.5), keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("what", ["generators", "weights"])
+def test_a_step_that_is_tried_out_is_undone(model, what, monkeypatch):
+    """Weights, random generators and the optimizer are those of before."""
+    again, optimizer = models.copy_of(model), model.optimizer
+    variables = [*model.weights, *models.generators(model)]
+    before = models.read(variables)
+    moved = model.weights if what == "weights" else models.generators(model)
+    write, places, pressed = models.write, set(map(id, moved)), []
+
+    def interrupted(variables, values):
+        for variable, value in zip(variables, values, strict=True):
+            moves = not np.array_equal(models.read([variable])[0], value)
+            if moves and id(variable) in places and not pressed:
+                pressed.append(variable.path)
+                press()
+            write([variable], [value])
+
+    monkeypatch.setattr(models, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(proof.require_same, model, again, (X, Y, None))
+
+    assert pressed
+    assert model.optimizer is optimizer
+    for one, other in zip(before, models.read(variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_trainable_is_put_back(model, number, monkeypatch):
+    """Wherever the interrupt comes: on the way in, or on the way out."""
+    flags = models.Trainability(model)
+    model.layers[1].trainable = False
+    set_flags, calls = models.Trainability._set, []
+
+    def interrupted(self, *values):
+        calls.append(values)
+        if len(calls) == number:
+            press()
+        set_flags(self, *values)
+
+    def apply():
+        with flags.applied():
+            pass
+
+    monkeypatch.setattr(models.Trainability, "_set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(apply)
+
+    assert [True, False, True] == [layer.trainable for layer in model.layers]
+    assert not model.layers[1].kernel.trainable
+
+
+def test_a_lease_is_released():
+    """The next fit need not wait until it expires."""
+    released = []
+
+    def release():
+        press()
+        released.append(True)
+
+    fitted = SimpleNamespace(_lease=SimpleNamespace(release=release))
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(spark_model._with_lease(lambda self: None), fitted)
+
+    assert ([True], None) == (released, fitted._lease)
