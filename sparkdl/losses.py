@@ -238,9 +238,10 @@ def logged(
         if not is_own(model, step):
             continue
         try:
-            copy = models.copy_of(model, objects) if builder is None else builder()
-            models.build_metrics(copy, *first, step=step)
-            places = models.logged_metrics(copy, step, Batch(*first).to_data())
+            with models.alone():
+                copy = models.copy_of(model, objects) if builder is None else builder()
+                models.build_metrics(copy, *first, step=step)
+                places = models.logged_metrics(copy, step, Batch(*first).to_data())
         except Exception:  # whatever a step of the user's own does on a single row
             logger.debug("%s could not be tried out.", step, exc_info=True)
             continue

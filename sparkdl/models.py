@@ -18,6 +18,7 @@ import gc
 import hashlib
 import itertools
 import json
+import random
 import threading
 import warnings
 from collections import Counter
@@ -447,9 +448,18 @@ _alone = threading.RLock()  # for fits of several threads: Keras's float type an
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one thread at a time make values of a model, or a model of values."""
+    """Let one thread at a time make values of a model, or a model of values.
+
+    Python's and NumPy's global generators are left as they are: initializers without a seed draw one.
+    """
     with _alone:
-        yield
+        states = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            with interrupts.held():
+                random.setstate(states[0])
+                np.random.set_state(states[1])
 
 
 @alone()

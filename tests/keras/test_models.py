@@ -1,6 +1,7 @@
 """What is refused of a model, and what comes back of it."""
 
 import importlib
+import random
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import models, optimizers
+from sparkdl import losses, models, optimizers
 from sparkdl.books import Cut
 from sparkdl.epochs import DriverModel
 from sparkdl.errors import ModelError
@@ -382,3 +383,29 @@ def test_a_moving_average_that_hardly_moves_has_no_decay_to_divide_by(momentum, 
     np.testing.assert_array_equal(
         [momentum if known else np.nan] * 4, models.decays(model).astype(float).round(4)
     )
+
+
+@pytest.mark.parametrize("builds", [False, True])
+def test_making_a_model_again_draws_nothing_from_the_global_generators(builds):
+    """Models that are built after a fit begin with the weights that they have after plain Keras's fit."""
+
+    def build():
+        np.random.uniform()
+        return compiled()
+
+    def drawn():
+        return random.random(), np.random.uniform(), compiled().get_weights()[0].tolist()
+
+    model = compiled()
+    builder = build if builds else None
+    checked = []
+    keras.utils.set_random_seed(1)
+    expected = drawn()
+    keras.utils.set_random_seed(1)
+    spec, objects = models.freeze(model, builder, check=checked.append)
+    models.thaw(spec, objects, builder)
+    models.copy_of(model)
+    losses.check(model, np.ones((4, 3)), np.ones((4, 2)), None, np.ones((4, 2)))
+
+    assert checked
+    assert expected == drawn()
