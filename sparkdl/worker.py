@@ -6,6 +6,7 @@ the replica is a Stepper. Nothing here knows Spark or HTTP.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from sparkdl.rules import Rule
 from sparkdl.schema import Schema
 from sparkdl.spool import Rows
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
+from sparkdl.weights import LARGE, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 logger = logging.getLogger(__name__)
@@ -476,8 +478,12 @@ def _take(spec: models.ModelSpec, joint: bool | None, make: Callable[[], Any]) -
         models.restore(made if joint is None else made.model, spec)
     else:
         nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
+        evicted = 0
         while len(_kept) >= KEPT or _kept and nbytes + sum(each for _, each in _kept.values()) > KEPT_BYTES:
-            del _kept[next(iter(_kept))]
+            evicted += _kept.pop(next(iter(_kept)))[1]
+        if evicted > LARGE:
+            gc.collect()  # A model and what is compiled of it know each other, so that they would stay.
+            trim(evicted)
         made = make()
     _kept[key] = made, nbytes
     return made

@@ -1,10 +1,14 @@
 """Models that a process keeps for later tasks."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
 
 from sparkdl import models, worker
+from sparkdl.backends.base import Batch
 
 
 def spec_of(units, number=0.0):
@@ -40,3 +44,31 @@ def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
     assert replica.model is worker.take_model(spec_of(1, 3.0), {}, None)
     assert 3.0 == replica.model.get_weights()[0][0, 0]
     assert worker.take_model(spec_of(2, 4.0), {}, None) is worker.take_model(spec_of(2, 4.0), {}, None)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_large_model_is_freed_before_the_next_is_made(monkeypatch, joint):
+    """A process would have two of them otherwise, until the collector of cycles comes by."""
+    monkeypatch.setattr(worker, "_kept", {})
+    monkeypatch.setattr(worker, "KEPT_BYTES", 0)
+    monkeypatch.setattr(worker, "LARGE", 0)
+    rows, made, alive = Batch(np.ones((2, 3)), np.ones((2, 1))), [], []
+    specs = [spec_of(1, 1.0), spec_of(2, 1.0)]
+    make_replica = worker.make_replica
+
+    def making(*arguments, **options):
+        alive.extend(one() is not None for one in made)
+        return make_replica(*arguments, **options)
+
+    monkeypatch.setattr(worker, "make_replica", making)
+    gc.disable()
+    try:
+        replica = worker.take_replica(specs[0], {}, None, joint=joint)
+        (replica.gradient if joint else replica.step)(rows)
+        made += [weakref.ref(replica), weakref.ref(replica.model)]
+        del replica
+        worker.take_replica(specs[1], {}, None, joint=joint)
+    finally:
+        gc.enable()
+
+    assert [False, False] == alive
