@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import logging
 import os
 import secrets
 import shutil
@@ -20,8 +21,10 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from sparkdl import interrupts
 from sparkdl.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 # What os.link raises on file systems without hard links, such as FAT and some that run in user space.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, also in a race
@@ -384,6 +387,61 @@ def move(source: str, target: str, *, context: Any) -> None:
         system.mkdirs(_path(target, context).getParent())
         if not system.rename(path, _path(target, context)):
             raise OSError(f"{source} cannot be moved to {target}.")
+
+
+def replace_folder(source: str, target: str, *, context: Any) -> None:
+    """Move a folder of Spark's to a path, and remove the folder that was there.
+
+    After a failure the old folder is back and the new one is removed. If the old one cannot be moved back,
+    both are kept under the names that the error gives.
+
+    Args:
+        source: the new folder.
+        target: the path.
+        context: the SparkContext.
+
+    Raises:
+        OSError: a folder cannot be moved.
+    """
+    old = f"{source}.old"
+    with interrupts.held():
+        try:
+            if exists(target, context=context, of_spark=True):
+                move(target, old, context=context)
+            move(source, target, context=context)
+        except BaseException as error:
+            _move_back(source, target, old, error, context)
+            raise
+        with _only_logged(f"{old} could not be removed"):
+            remove(old, context=context)
+
+
+def _move_back(source: str, target: str, old: str, error: BaseException, context: Any) -> None:
+    """Undo what ``replace_folder`` has done before an error.
+
+    Raises:
+        OSError: the old folder cannot be moved back.
+    """
+    if exists(old, context=context, of_spark=True):
+        try:
+            if exists(target, context=context, of_spark=True):  # perhaps a part of the new one
+                raise OSError(f"{target} exists.")
+            move(old, target, context=context)
+        except OSError as problem:
+            raise OSError(
+                f"{target} could not be replaced ({error}), and its old content could not be moved back "
+                f"({problem}). The old content is in {old}, the new content in {source} or {target}."
+            ) from error
+    remove(source, context=context)
+
+
+@contextmanager
+def _only_logged(what: str) -> Iterator[None]:
+    """Log an OSError of a ``with`` block as a warning."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("%s: %s", what, error)
 
 
 def discard(target: str, *, context: Any) -> None:

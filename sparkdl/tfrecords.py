@@ -19,9 +19,9 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import files, frames, launch, records
+from sparkdl import files, frames, interrupts, launch, records
 from sparkdl.cluster import Cluster, cluster_of
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.prediction import ship
 from sparkdl.records import Record
 
@@ -33,6 +33,7 @@ ORDER = {"int64": 0, "float": 1, "bytes": 2}  # each holds what the one before i
 INFERRED = {"int64": types.LongType(), "float": types.FloatType(), "bytes": types.BinaryType()}
 
 
+@short
 def read_tfrecords(
     path: str | list[str], schema: Any = None, *, sequences: bool = False, spark: SparkSession | None = None
 ) -> DataFrame:
@@ -195,6 +196,7 @@ def _inferred(name: str, kinds: set[str], depth: int) -> types.StructField:
     return types.StructField(name, kind)
 
 
+@short
 def write_tfrecords(
     frame: DataFrame, path: str, *, sequences: bool = False, overwrite: bool = False, compression: str = ""
 ) -> int:
@@ -206,7 +208,8 @@ def write_tfrecords(
         path: the folder; a plain path is one of Spark's default file system.
         sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all else
             their context.
-        overwrite: whether a folder that is there is replaced, once all is written.
+        overwrite: whether a folder that is there is replaced, once all is written. If that fails, the old
+            folder is back, or its content is in a folder that the error names.
         compression: "" or "gzip".
 
     Returns:
@@ -237,10 +240,11 @@ def write_tfrecords(
         for name, _ in written:
             files.move(f"{made}/_temporary/{name}", f"{made}/{name}", context=context)
         files.remove(f"{made}/_temporary", context=context)
-        files.remove(path, context=context)
-        files.move(made, path, context=context)
-    finally:
-        files.remove(made, context=context)
+    except BaseException:
+        with interrupts.held():
+            files.remove(made, context=context)
+        raise
+    files.replace_folder(made, path, context=context)
     return sum(count for _, count in written)
 
 

@@ -1,10 +1,13 @@
 """Files get their names whole, and only once."""
 
 import os
+import shutil
+import signal
+import time
 
 import pytest
 
-from sparkdl import files
+from sparkdl import files, interrupts
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -23,3 +26,117 @@ def test_a_file_is_never_replaced(tmp_path, monkeypatch, links):
         files.publish(tmp_path / "local", str(target), context=None)
 
     assert target.read_bytes() == b"one"
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """The calls of ``files.move`` by number, with local files instead of Hadoop's."""
+    made = []
+
+    def move(source, target, *, context):
+        made.append((source, target))
+        os.rename(source, target)
+
+    monkeypatch.setattr(files, "move", move)
+    monkeypatch.setattr(files, "exists", lambda path, **_: os.path.exists(path))
+    monkeypatch.setattr(files, "remove", lambda path, **_: shutil.rmtree(path, ignore_errors=True))
+    return made
+
+
+def folder_of(path, content):
+    path.mkdir()
+    (path / "file").write_text(content)
+
+
+def contents(folder):
+    return {path.name: (path / "file").read_text() for path in folder.iterdir()}
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path, moves):
+    """The new folder has the name afterwards, and nothing is left of the old one."""
+    folder_of(tmp_path / "made", "new")
+    files.replace_folder(str(tmp_path / "made"), str(tmp_path / "path"), context=None)
+    assert contents(tmp_path) == {"path": "new"}
+
+    folder_of(tmp_path / "made", "newer")
+    files.replace_folder(str(tmp_path / "made"), str(tmp_path / "path"), context=None)
+    assert contents(tmp_path) == {"path": "newer"}
+
+
+@pytest.mark.parametrize("error", [OSError("no rename"), KeyboardInterrupt()])
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize(
+    ("failing", "left"),
+    [
+        ({1}, {"path": "old"}),
+        ({2}, {"path": "old"}),
+        ({2, 3}, {"made.old": "old", "made": "new"}),
+    ],
+)
+def test_a_folder_that_cannot_be_moved_costs_no_data(
+    tmp_path, moves, monkeypatch, failing, left, moved, error
+):
+    """The old folder is back after a failure. If it cannot come back, both folders are kept.
+
+    A move may also report a failure after it has happened.
+    """
+    folder_of(tmp_path / "path", "old")
+    folder_of(tmp_path / "made", "new")
+    move = files.move
+
+    def fails(source, target, *, context):
+        fail = len(moves) + 1 in failing
+        if not fail or moved:
+            move(source, target, context=context)
+        else:
+            moves.append((source, target))
+        if fail:
+            raise error
+
+    monkeypatch.setattr(files, "move", fails)
+
+    with pytest.raises((OSError, KeyboardInterrupt)):
+        files.replace_folder(str(tmp_path / "made"), str(tmp_path / "path"), context=None)
+
+    found = contents(tmp_path)
+    if not moved:
+        assert left == found
+    else:
+        assert found["path"] in ("old", "new")
+        assert "old" in found.values()
+
+
+def test_an_old_folder_that_cannot_be_removed_is_named(tmp_path, moves, monkeypatch, caplog):
+    """The new data are in their place, so that the call succeeds."""
+    folder_of(tmp_path / "path", "old")
+    folder_of(tmp_path / "made", "new")
+
+    def fails(path, *, context):
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(files, "remove", fails)
+
+    files.replace_folder(str(tmp_path / "made"), str(tmp_path / "path"), context=None)
+
+    assert contents(tmp_path) == {"path": "new", "made.old": "old"}
+    assert caplog.messages == [f"{tmp_path}/made.old could not be removed: the network is down"]
+
+
+def test_an_interrupt_does_not_break_a_replacement(tmp_path, moves, monkeypatch):
+    """Ctrl-C while the old folder is away is raised once the new one has the name."""
+    folder_of(tmp_path / "path", "old")
+    folder_of(tmp_path / "made", "new")
+    move = files.move
+
+    def slow(source, target, *, context):
+        if not moves:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(2 * interrupts.SOON)
+        move(source, target, context=context)
+
+    monkeypatch.setattr(files, "move", slow)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(files.replace_folder, str(tmp_path / "made"), str(tmp_path / "path"), context=None)
+
+    assert contents(tmp_path) == {"path": "new"}
