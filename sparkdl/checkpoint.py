@@ -198,6 +198,7 @@ class Checkpoints:
             self._look()
         except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
+        self._number = max(self._names, default=0)  # of the last attempt; a failed one may have left a file
         if fresh and self._names:
             raise ConfigError(
                 f"{config.uri} has checkpoints of an earlier run. Go on with it by resume=True, or name "
@@ -334,9 +335,9 @@ class Checkpoints:
                 self._fail(error)
 
     def _write(self, parts: list[Any], value: float | None) -> None:
-        number = max(self._names, default=0) + 1
+        self._number += 1
         ranked = f"_{value!r}" if value is not None and self.config.keep_best else ""
-        name = f"checkpoint-{number:08d}{ranked}.sparkdl"
+        name = f"checkpoint-{self._number:08d}{ranked}.sparkdl"
         folder = None if files.is_uri(self.config.uri) else self.config.uri
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             local = Path(file.name)
@@ -345,16 +346,29 @@ class Checkpoints:
                 file.close()
                 self._publish(local, name)
             finally:
-                local.unlink(missing_ok=True)
-        self._names[number] = name
+                files.remove_temporary(local)
+        self._names[self._number] = name
         if ranked:
-            self._values[number] = float(ranked[1:])
-        retired = self._retired()
-        if retired and self.lease is not None:
-            self.lease.check()
-        for old in retired:
-            files.discard(self._path(self._names.pop(old)), context=self.context)
-            self._values.pop(old, None)
+            self._values[self._number] = float(ranked[1:])
+        for old in self._retired():
+            self._remove(old)
+
+    def _remove(self, number: int) -> None:
+        """Remove a checkpoint; one that cannot be removed is logged, and removed after the next one.
+
+        Raises:
+            CheckpointError: another run owns the folder.
+        """
+        path = self._path(self._names[number])
+        try:
+            if self.lease is not None:
+                self.lease.check()
+            files.discard(path, context=self.context)
+        except OSError as error:
+            logger.warning("An old checkpoint could not be removed: %s: %s", path, error)
+            return
+        del self._names[number]
+        self._values.pop(number, None)
 
     def _publish(self, local: Path, name: str) -> None:
         """Give a file that is whole its name in the folder.

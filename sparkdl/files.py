@@ -94,7 +94,8 @@ def names(folder: str, *, context: Any) -> list[str]:
 def publish(local: Path, target: str, *, context: Any, check: Callable[[], None] = lambda: None) -> None:
     """Move a local file to a path or URI, whole or not at all, and never replace a file.
 
-    Nothing happens where a file of the same content is there already.
+    Nothing happens where a file of the same content is there already. A failure after the file has its name,
+    as in the removal of temporary files, is logged as a warning.
 
     Args:
         local: the file; where ``target`` is a path it has to be in the same file system.
@@ -116,8 +117,8 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
                 shutil.copyfile(local, mine)
                 _publish_local(mine, folder / path.getName(), check)
             finally:
-                mine.unlink(missing_ok=True)
-            local.unlink()
+                remove_temporary(mine)
+            remove_temporary(local)
             return
         temporary = _path(begun, context)
         try:
@@ -127,12 +128,13 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
             if there or not system.rename(temporary, path):
                 _require_equal(local, target, context)
         finally:
-            system.delete(temporary, False)
-    local.unlink()
+            with _only_logged(f"{begun} could not be removed"), _as_os_errors(begun):
+                system.delete(temporary, False)
+    remove_temporary(local)
 
 
 def _publish_local(local: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Give a local file another name in its file system.
+    """Give a local file another name in its file system; what fails after that is only logged.
 
     Raises:
         FileExistsError: a file of other content has that name.
@@ -145,12 +147,13 @@ def _publish_local(local: Path, target: Path, check: Callable[[], None] = lambda
     except FileExistsError as error:
         if not filecmp.cmp(local, target, shallow=False):
             raise FileExistsError(f"{target} exists already, with other content.") from error
-    local.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # or the new name could be lost with the machine's power
-    finally:
-        os.close(folder)
+    remove_temporary(local)
+    with _only_logged(f"The name of {target} could not be synchronized with the disk"):
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or the new name could be lost with the machine's power
+        finally:
+            os.close(folder)
 
 
 def _link(local: Path, target: Path) -> None:
@@ -255,7 +258,7 @@ class LocalFolder:
         except FileExistsError:
             return False
         finally:
-            begun.unlink(missing_ok=True)
+            remove_temporary(begun)
         return True
 
     def rewrite(self, name: str, data: bytes) -> None:
@@ -435,15 +438,6 @@ def _move_back(source: str, target: str, old: str, error: BaseException, context
     remove(source, context=context)
 
 
-@contextmanager
-def _only_logged(what: str) -> Iterator[None]:
-    """Log an OSError of a ``with`` block as a warning."""
-    try:
-        yield
-    except OSError as error:
-        logger.warning("%s: %s", what, error)
-
-
 def discard(target: str, *, context: Any) -> None:
     """Remove a file at a path or URI, if it is there."""
     if not is_uri(target):
@@ -452,10 +446,25 @@ def discard(target: str, *, context: Any) -> None:
     remove(target, context=context)
 
 
+def remove_temporary(path: Path) -> None:
+    """Remove a local file, if it is there; a failure is logged as a warning."""
+    with _only_logged(f"{path} could not be removed"):
+        path.unlink(missing_ok=True)
+
+
 def remove(path: str, *, context: Any) -> None:
     """Remove a file of Spark's, or a folder and all in it, if it is there."""
     with _hadoop(path, context) as (system, found):
         system.delete(found, True)
+
+
+@contextmanager
+def _only_logged(what: str) -> Iterator[None]:
+    """Log an OSError of a ``with`` block as a warning."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("%s: %s", what, error)
 
 
 @contextmanager

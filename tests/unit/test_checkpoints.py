@@ -1,7 +1,10 @@
 """Which checkpoints are kept, and which are used: without Spark or Keras."""
 
+import errno
 import logging
+import os
 import re
+import stat
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from sparkdl import files
 from sparkdl.books import Book, Cut, Held
 from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
@@ -230,6 +234,79 @@ def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
     save(checkpoints, 2)
     assert ["checkpoint-00000001.sparkdl"] == [path.name for path in tmp_path.iterdir()]
     assert (tmp_path / "checkpoint-00000001.sparkdl").read_bytes() == b"another run's"
+
+
+def fails_unlink(path, *_, unlink=os.unlink, **__):
+    if Path(path).name.startswith(".checkpoint-"):
+        raise OSError(errno.EIO, "I/O error")
+    unlink(path)
+
+
+def fails_fsync(file, fsync=os.fsync):
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        raise OSError(errno.EIO, "I/O error")
+    fsync(file)
+
+
+def fails_open(path, *args, open_=os.open, **kwargs):
+    if os.path.isdir(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+    return open_(path, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "fails"), [("unlink", fails_unlink), ("fsync", fails_fsync), ("open", fails_open)]
+)
+def test_what_fails_after_a_checkpoint_is_published_is_a_warning(tmp_path, monkeypatch, caplog, name, fails):
+    """The checkpoint has its name, so that it counts, and the next one gets another number."""
+    checkpoints = open_(tmp_path, fresh=True, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fails)
+        save(checkpoints, 1)
+    save(checkpoints, 2)
+
+    checkpoints.require_owned()
+    assert checkpoints.failed == 0
+    assert caplog.records
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert ["checkpoint-00000002.sparkdl"] == [path.name for path in tmp_path.glob("checkpoint-*")]
+    assert newest(tmp_path).cut.version == 2
+
+
+def test_no_number_is_used_twice(tmp_path):
+    """A file system may report a failure after the file has its name."""
+    checkpoints = open_(tmp_path, fresh=True)
+    publish = files.publish
+
+    def fails(*args, **kwargs):
+        publish(*args, **kwargs)
+        raise OSError("the connection was lost")
+
+    with mock.patch.object(files, "publish", fails):
+        save(checkpoints, 1)
+    save(checkpoints, 2)
+
+    checkpoints.require_owned()
+    assert checkpoints.failed == 1
+    assert ["checkpoint-00000001.sparkdl", "checkpoint-00000002.sparkdl"] == sorted(
+        path.name for path in tmp_path.iterdir()
+    )
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path, caplog):
+    """The log names the old checkpoint, and the new one does not count as failed."""
+    checkpoints = open_(tmp_path, fresh=True, keep=1)
+    save(checkpoints, 1)
+    with mock.patch.object(files, "discard", side_effect=OSError("the network is down")):
+        save(checkpoints, 2)
+    assert checkpoints.failed == 0
+    assert caplog.messages == [
+        f"An old checkpoint could not be removed: {tmp_path}/checkpoint-00000001.sparkdl: the network is down"
+    ]
+
+    save(checkpoints, 3)
+
+    assert ["checkpoint-00000003.sparkdl"] == [path.name for path in tmp_path.iterdir()]
 
 
 def test_a_run_without_its_lease_writes_no_checkpoint(tmp_path, caplog):

@@ -4,8 +4,10 @@ import os
 import shutil
 import signal
 import time
+from unittest import mock
 
 import pytest
+from py4j.protocol import Py4JError
 
 from sparkdl import files, interrupts
 
@@ -26,6 +28,23 @@ def test_a_file_is_never_replaced(tmp_path, monkeypatch, links):
         files.publish(tmp_path / "local", str(target), context=None)
 
     assert target.read_bytes() == b"one"
+
+
+def test_a_file_of_hadoop_that_has_its_name_is_published(tmp_path, monkeypatch, caplog):
+    """The removal of the temporary name may fail, and what fails before that is still raised."""
+    (tmp_path / "local").write_bytes(b"one")
+    system = mock.Mock(**{"exists.return_value": False, "rename.return_value": True})
+    system.delete.side_effect = Py4JError("the network is down")
+    monkeypatch.setattr(files, "_path", lambda name, _: mock.Mock(**{"getFileSystem.return_value": system}))
+
+    files.publish(tmp_path / "local", "hdfs://host/folder/target", context=mock.Mock())
+
+    assert [] == list(tmp_path.iterdir())
+    assert "could not be removed" in caplog.text
+    (tmp_path / "local").write_bytes(b"two")
+    system.rename.side_effect = Py4JError("the disk is full")
+    with pytest.raises(OSError, match="the disk is full"):
+        files.publish(tmp_path / "local", "hdfs://host/folder/target", context=mock.Mock())
 
 
 @pytest.fixture
