@@ -292,7 +292,7 @@ class Checkpoints:
         ranked = isinstance(value, int | float) and isfinite(value)
         try:
             self._queue.put((packing.parts(saved.values()), float(value) if ranked else None))
-        except TypeError as error:  # what a callback put into the results
+        except (TypeError, ValueError, RecursionError) as error:  # what a callback put into the results
             self._fail(error)
         self.start_from(saved.cut)
 
@@ -338,7 +338,8 @@ class Checkpoints:
         self._number += 1
         ranked = f"_{value!r}" if value is not None and self.config.keep_best else ""
         name = f"checkpoint-{self._number:08d}{ranked}.sparkdl"
-        folder = None if files.is_uri(self.config.uri) else self.config.uri
+        # SparkContext._temp_dir (checked in PySpark 4.3): the JVM removes it, even if this process is killed.
+        folder = self.context._temp_dir if files.is_uri(self.config.uri) else self.config.uri
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             local = Path(file.name)
             try:

@@ -256,10 +256,14 @@ class Run:
         self.callbacks.end(logs)
         if checkpoints is None or not isinstance(store, ParameterStore):
             return
-        if model.stop_training or before != models.digests(model.weights):
-            cut = replace(store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics())
-            self._save(checkpoints, store, cut, logs)
-        checkpoints.close()
+        try:
+            if model.stop_training or before != models.digests(model.weights):
+                cut = replace(
+                    store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
+                )
+                self._save(checkpoints, store, cut, logs)
+        finally:
+            checkpoints.close()
         checkpoints.require_owned()
         self.training["checkpoints_failed"] = checkpoints.failed
 

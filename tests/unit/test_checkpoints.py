@@ -212,12 +212,43 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
     Path(tmp_path / "folder").rmdir()
 
     save(checkpoints, 1)
-    checkpoints.save(replace(saved(cut_at(2)), history={"loss": [1j]}), wait=True)  # by some callback
+
+    assert checkpoints.failed == 1
+    assert ["could not be written" in line for line in caplog.messages] == [True]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.parametrize("kind", ["complex", "circular", "deep"])
+def test_results_that_no_checkpoint_holds_end_no_training(tmp_path, caplog, kind):
+    """A callback may put any value into the results of an epoch."""
+    value = [0.5]
+    if kind == "circular":
+        value.append(value)
+    for _ in range(10_000 * (kind == "deep")):
+        value = [value]
+    checkpoints = open_(tmp_path)
+
+    checkpoints.save(
+        replace(saved(cut_at(1)), history={"loss": 1j if kind == "complex" else value}), wait=True
+    )
     checkpoints.close()
 
-    assert checkpoints.failed == 2
-    assert ["could not be written" in line for line in caplog.messages] == [True, True]
-    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert checkpoints.failed == 1
+    assert "could not be written" in caplog.text
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_for_a_uri_is_written_where_spark_cleans_up(tmp_path, monkeypatch):
+    """A driver that is killed meanwhile leaves no file in /tmp, for Spark removes its temporary folder."""
+    folders = []
+    monkeypatch.setattr(files, "make_folder", lambda *_, **__: None)
+    monkeypatch.setattr(files, "names", lambda *_, **__: [])
+    monkeypatch.setattr(files, "publish", lambda local, *_, **__: folders.append(local.parent))
+    context = mock.Mock(_temp_dir=str(tmp_path))
+
+    save(Checkpoints(CheckpointConfig("hdfs://host/run"), context, fresh=True), 1)
+
+    assert folders == [tmp_path]
 
 
 def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
