@@ -37,7 +37,7 @@ def is_uri(path: str) -> bool:
 
 
 def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bool = False) -> None:
-    """Copy a local file to a path or URI.
+    """Copy a local file to a path or URI. A failure leaves what is at a local path as it was.
 
     Args:
         local: the file.
@@ -52,11 +52,23 @@ def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bo
     if exists(target, context=context, of_spark=of_spark) and not overwrite:
         raise FileExistsError(f"{target} exists; pass overwrite=True to replace it.")
     if not (of_spark or is_uri(target)):
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(local, target)
+        _put_local(local, Path(os.path.realpath(target)))
         return
     with _hadoop(target, context) as (system, path):
         system.copyFromLocalFile(False, True, _local(local, context), path)
+
+
+def _put_local(local: Path, target: Path) -> None:
+    """Copy a local file to another one, whole or not at all; what is there keeps its mode."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    begun = target.with_name(f".sparkdl-{secrets.token_hex(8)}")
+    try:
+        shutil.copyfile(local, begun)
+        if target.exists():
+            shutil.copymode(target, begun)
+        begun.replace(target)
+    finally:
+        remove_temporary(begun)
 
 
 def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> None:

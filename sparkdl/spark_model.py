@@ -7,6 +7,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -688,7 +689,13 @@ class SparkModel:
             models.save(self.model, local)
             settings.write_text(json.dumps(values, indent=2))
             files.put(local, path, overwrite=overwrite, context=context)
-            files.put(settings, _settings_path(path), overwrite=True, context=context)
+            try:
+                files.put(settings, _settings_path(path), overwrite=True, context=context)
+            except BaseException:
+                # The settings of an older model may not fit this one, which can be loaded without any.
+                with suppress(OSError):
+                    files.discard(_settings_path(path), context=context)
+                raise
 
     @classmethod
     @short

@@ -1,6 +1,7 @@
 """What `model.fit` does around training is done here too: callbacks, History, progress, files."""
 
 import contextlib
+import errno
 import json
 import logging
 import re
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, load_spark_model
+from sparkdl import SparkModel, files, load_spark_model
 from sparkdl.config import Mode
 from sparkdl.errors import ModelError
 
@@ -354,6 +355,30 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
         )
     with pytest.raises(FileNotFoundError):
         SparkModel.load(target.replace("m.keras", "n.keras"))
+
+
+@pytest.mark.parametrize("failing", ["m.keras", "m.json"])
+def test_a_model_that_cannot_be_saved_leaves_one_that_can_be_loaded(problem, tmp_path, monkeypatch, failing):
+    """It is the old model with its settings, or the new model without settings, but never a mixture."""
+    target, put = str(tmp_path / "m.keras"), files.put
+    old, new = (SparkModel(problem.model(), stall_timeout=seconds) for seconds in (7, 9))
+    new.model.set_weights([weight + 1 for weight in new.model.get_weights()])
+    old.save(target)
+
+    def full(local, path, **options):
+        if path.endswith(failing):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(local, path, **options)
+
+    monkeypatch.setattr(files, "put", full)
+    with pytest.raises(OSError, match="No space left"):
+        new.save(target, overwrite=True)
+    loaded = load_spark_model(target)
+
+    model, config = (old, old.config) if failing == "m.keras" else (new, SparkModel(problem.model()).config)
+    assert config == loaded.config
+    for expected, found in zip(model.model.get_weights(), loaded.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(expected, found)
 
 
 def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, caplog):

@@ -1,9 +1,11 @@
 """Files get their names whole, and only once."""
 
+import errno
 import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -45,6 +47,44 @@ def test_a_file_of_hadoop_that_has_its_name_is_published(tmp_path, monkeypatch, 
     system.rename.side_effect = Py4JError("the disk is full")
     with pytest.raises(OSError, match="the disk is full"):
         files.publish(tmp_path / "local", "hdfs://host/folder/target", context=mock.Mock())
+
+
+def put(folder, content):
+    (folder / "local").write_bytes(content)
+    try:
+        files.put(folder / "local", str(folder / "there" / "target"), overwrite=True, context=None)
+    finally:
+        (folder / "local").unlink()
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
+    """The old content is whole, and nothing is left of the new one."""
+    put(tmp_path, b"old")
+
+    def full(source, target):
+        Path(target).write_bytes(b"ne")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(shutil, "copyfile", full), pytest.raises(OSError, match="No space left"):
+        put(tmp_path, b"new")
+    assert {"target": b"old"} == {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+
+    put(tmp_path, b"new")
+    assert {"target": b"new"} == {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_its_link(tmp_path):
+    """A link leads to the new content, which nobody else may read if nobody else could read the old one."""
+    put(tmp_path, b"old")
+    (tmp_path / "there" / "target").rename(tmp_path / "real")
+    (tmp_path / "real").chmod(0o600)
+    (tmp_path / "there" / "target").symlink_to(tmp_path / "real")
+
+    put(tmp_path, b"new")
+
+    assert (tmp_path / "there" / "target").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.fixture
