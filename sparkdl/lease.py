@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import threading
@@ -40,6 +41,8 @@ SILENCE_SECONDS = 20.0  # without a heartbeat, after which another run takes ove
 POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
 LOOKS = 20  # at a folder whose files are removed meanwhile
 JOIN_SECONDS = 10.0  # for the last heartbeat to end, where a file system hangs
+ID = re.compile("[0-9a-f]{32}")  # a part of file names
+MOST_PROCESSES = 1 << 31  # what os.kill takes
 _held: set[str] = set()  # the ids of this process's leases
 
 
@@ -48,7 +51,7 @@ class Owner:
     """A run that has a lease, or had one.
 
     Attributes:
-        id: a name that no other has.
+        id: a name that no other has, 32 hexadecimal digits.
         host: the machine's host name.
         process: the driver's process id.
         started: when that process started, as its machine counts; None if it does not tell.
@@ -72,13 +75,23 @@ class Owner:
         """Return the one whose record this is.
 
         Raises:
-            ValueError: it is no record.
+            ValueError: it is no record, or has values that no run writes.
         """
         try:
             values = json.loads(data)
-            return cls(values["id"], *(values.get(name) for name in list(cls.__dataclass_fields__)[1:]))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            owner = cls(*(values.get(name) for name in cls.__dataclass_fields__))
+            known = (
+                ID.fullmatch(owner.id)
+                and isinstance(owner.host, str)
+                and type(owner.process) is int
+                and 0 < owner.process < MOST_PROCESSES
+                and all(isinstance(each, str | None) for each in (owner.started, owner.machine))
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("it is not the record of a run") from error
+        if not known:
+            raise ValueError("it is not the record of a run")
+        return owner
 
     def record(self) -> bytes:
         """Return it as ``of`` takes it."""
@@ -202,10 +215,13 @@ class Lease:
 
         Raises:
             OSError: a file that is in the folder cannot be read.
+            ValueError: a file is not a record, or has the record of an earlier run of the chain.
         """
         for _ in range(LOOKS):
             names, chain, name = self.folder.names(), list[Owner](), NAME
             while name in names and (owner := self._read(name)):
+                if owner in chain:
+                    raise _no_lease(name)
                 chain.append(owner)
                 name = _next_of(owner)
             if name not in names:
@@ -225,9 +241,7 @@ class Lease:
         try:
             return None if data is None else Owner.of(data)
         except ValueError as error:
-            raise ValueError(
-                f"the file {name} there is no lease of sparkdl; remove it if no other run uses the folder"
-            ) from error
+            raise _no_lease(name) from error
 
     def _require_stale(self, owner: Owner) -> None:
         """Watch another run, and return once it is over or silent for ``SILENCE_SECONDS``.
@@ -380,6 +394,12 @@ class Lease:
             for owner in chain[:-1]:
                 self.folder.discard(_next_of(owner))
         self.folder.discard(_beat_of(self.me))
+
+
+def _no_lease(name: str) -> ValueError:
+    return ValueError(
+        f"the file {name} there is no lease of sparkdl; remove it if no other run uses the folder"
+    )
 
 
 def _next_of(owner: Owner) -> str:

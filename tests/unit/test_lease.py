@@ -1,6 +1,7 @@
 """One run at a time writes to a checkpoint folder."""
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,50 @@ def test_a_file_that_is_no_lease_is_named(tmp_path):
         acquired(tmp_path)
     (tmp_path / "lease").write_text("")
     with pytest.raises(ConfigError, match="the file lease there is no lease"):
+        acquired(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "a/../../x"}, {"id": "ab" * 15}, {"id": "AB" * 16}, {"id": "ab" * 16 + "\n"}, {"id": 7},
+        {"host": None}, {"host": ["node"]}, {"process": "7"}, {"process": None}, {"process": True},
+        {"process": 0}, {"process": -1}, {"process": 1 << 64}, {"started": 3}, {"machine": {}},
+    ],
+)  # fmt: skip
+def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
+    """An id is a part of file names, so that any other text could lead out of the folder."""
+    folder = tmp_path / "folder"
+    (folder / ".lease-a").mkdir(parents=True)
+    record = json.dumps(asdict(Owner.here()) | fields)
+    (folder / "lease").write_text(record)
+
+    with pytest.raises(ConfigError, match="the file lease there is no lease of sparkdl; remove it"):
+        acquired(folder)
+
+    assert names(tmp_path) == ["folder"]
+    assert names(folder) == [".lease-a", "lease"]
+    assert (folder / "lease").read_text() == record
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{}", "7", "\udcff"], ids=["deep", "dict", "number", "bytes"]
+)
+def test_a_text_that_is_no_record_is_no_lease(tmp_path, text):
+    """Whatever is in the file, the error is the same."""
+    (tmp_path / "lease").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match="the file lease there is no lease of sparkdl; remove it"):
+        acquired(tmp_path)
+
+
+def test_a_chain_that_leads_to_its_beginning_is_no_lease(tmp_path):
+    """The error names the file that has the id of an earlier one."""
+    first, second = Owner.here(), Owner.here()
+    (tmp_path / "lease").write_bytes(first.record())
+    (tmp_path / f"lease-{first.id}.next").write_bytes(second.record())
+    (tmp_path / f"lease-{second.id}.next").write_bytes(first.record())
+
+    with pytest.raises(ConfigError, match=f"the file lease-{second.id}.next there is no lease of sparkdl"):
         acquired(tmp_path)
 
 
