@@ -20,7 +20,7 @@ from pathlib import Path
 import harness
 from harness import table, verdict
 
-CALLS = {"fit": 300, "fit, 40 MB": 300, "predict": 300, "fit in foreachBatch": 100}
+CALLS = {"fit": 300, "fit, 40 MB": 300, "predict": 300, "transform": 300, "fit in foreachBatch": 100}
 MEASURES = "RSS, MB", "objects", "threads", "descriptors", "JVM heap, MB", "files"
 SMALL, LARGE = 64, 3200  # widths of two Dense layers; of the larger ones, 40 MB
 ROWS = 256
@@ -66,6 +66,7 @@ def measure(kind: str, calls: int) -> list[list[float]]:
     from pyspark.sql import SparkSession
 
     from sparkdl import SparkModel
+    from sparkdl.ml import KerasTransformer
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.retainedJobs", "10").config("spark.ui.retainedStages", "10")
@@ -75,6 +76,8 @@ def measure(kind: str, calls: int) -> list[list[float]]:
     x = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
     y = x.sum(1, keepdims=True)
     spark_model = SparkModel(model_of(LARGE if "40" in kind else SMALL), num_workers=2)
+    transformer = KerasTransformer(model=spark_model.model)
+    frame = spark.createDataFrame([(row.tolist(),) for row in x], ["features"])
     every, found = max(1, calls // 30), []
 
     def note(number: int) -> None:
@@ -100,6 +103,8 @@ def measure(kind: str, calls: int) -> list[list[float]]:
         for number in range(1, calls + 1):
             if kind == "predict":
                 spark_model.predict(x, verbose=0)
+            elif kind == "transform":
+                transformer.transform(frame).collect()
             else:
                 spark_model.fit(x, y, batch_size=64, verbose=0)
             note(number)

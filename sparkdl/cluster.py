@@ -18,6 +18,7 @@ import socket
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +41,8 @@ LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
 STOP_SECONDS = 10.0  # how long PySpark may take to stop an application
 SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
+# By application, the file of each broadcast and the JVM's weak reference to that.
+_files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Cluster:
@@ -53,6 +56,7 @@ class Cluster:
 
     remote = False  # whether its driver is another process
     places_rows = hasattr(DataFrame, "repartitionById")  # whether a number says where a row goes
+    _has_package: WeakSet[Any] = WeakSet()  # applications and sessions that sparkdl was sent along with
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         made = session is None and not self.remote and SparkContext._active_spark_context is None
@@ -187,8 +191,9 @@ class Cluster:
                 slots, since = found, now
 
     def _age(self) -> float:
-        """Return for how many seconds the application has been running."""
-        return float(time.time() - self.context.startTime / 1000)
+        """Return for how many seconds the application has run, also where the clock was set forward."""
+        machine = self.context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+        return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
     def _asked_slots(self) -> int:
         """Return the slots that the application has asked for; 0 if it takes what there is."""
@@ -284,12 +289,24 @@ class Cluster:
             value: what can be pickled.
             streams: whether the jobs are those of a streaming query.
         """
-        return self.context.broadcast(value)
+        self._remove_files()
+        shared = self.context.broadcast(value)
+        reference = self.context._jvm.java.lang.ref.WeakReference(shared._jbroadcast)
+        _files_of.setdefault(self.context, {})[shared._path] = reference
+        return shared
 
     def forget(self, shared: Any) -> None:
-        """Free what ``share`` returned."""
+        """Free what ``share`` returned; elsewhere that happens once no plan of the JVM's has it any more."""
         with self._unless_stopped():
             shared.destroy()
+            _files_of.get(self.context, {}).pop(shared._path, None)
+
+    def _remove_files(self) -> None:
+        """Remove the files of broadcasts that are gone, which PySpark keeps until the application ends."""
+        for path, reference in tuple(_files_of.get(self.context, {}).items()):
+            if reference.get() is None:
+                _files_of[self.context].pop(path, None)
+                Path(path).unlink(missing_ok=True)
 
     @property
     def stopped(self) -> bool:
@@ -345,7 +362,9 @@ class Cluster:
             self.context.cancelJobsWithTag(tag)
 
     def ship_package(self) -> None:
-        """Send sparkdl itself to the executors, for the Python workers that start from now on."""
+        """Send sparkdl itself to the executors once, for the Python workers that start from now on."""
+        if self.context in self._has_package:
+            return
         # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
         archive = Path(SparkFiles.getRootDirectory(), "sparkdl-shipped", "sparkdl-shipped.zip")
         if not archive.exists():
@@ -353,6 +372,7 @@ class Cluster:
             with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
                 _pack(folder).replace(archive)  # at once, for another fit may be sending it too
         self.context.addPyFile(str(archive))
+        self._has_package.add(self.context)
 
 
 class ConnectCluster(Cluster):
@@ -366,7 +386,6 @@ class ConnectCluster(Cluster):
     """
 
     remote = True
-    _has_package: WeakSet[Any] = WeakSet()  # sessions that sparkdl was sent along with
 
     def __init__(self, session: Any) -> None:
         if int(pyspark.__version__.split(".")[0]) < 4:
@@ -510,7 +529,11 @@ def _pack(folder: str) -> Path:
     package = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, Path(folder, "root", "sparkdl"), ignore=ignored)
-    return Path(shutil.make_archive(str(Path(folder, "sparkdl-shipped")), "zip", Path(folder, "root")))
+    archive = Path(folder, "sparkdl-shipped.zip")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as written:
+        for path in sorted(Path(folder, "root").rglob("*")):
+            written.write(path, path.relative_to(Path(folder, "root")))
+    return archive
 
 
 def _address_towards(host: str) -> str:

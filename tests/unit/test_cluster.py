@@ -1,0 +1,64 @@
+"""What is known of a Spark application without asking it, and what is sent to it."""
+
+import os
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+import sparkdl
+from sparkdl import cluster
+from sparkdl.cluster import Cluster
+
+
+@pytest.mark.parametrize("jump", [-3600, 0, 3600])
+def test_an_application_is_as_old_as_its_jvm_at_most(monkeypatch, jump):
+    """A clock that is set while executors register does not make it older."""
+    now = time.time()
+    jvm = mock.MagicMock()
+    jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getUptime.return_value = 12_000
+    context = SimpleNamespace(startTime=1000 * (now - 10), _jvm=jvm)
+    monkeypatch.setattr(time, "time", lambda: now + jump)
+
+    assert 0 <= Cluster._age(SimpleNamespace(context=context)) <= 12
+
+
+def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
+    """Some packagers give every file the first second of 1970, before which a ZIP file's times begin."""
+    package = tmp_path / "sparkdl"
+    package.mkdir()
+    for name in ("__init__.py", "store.py"):
+        (package / name).write_text(name)
+        os.utime(package / name, (0, 0))
+    found = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: found)
+    (tmp_path / "made").mkdir()
+
+    with zipfile.ZipFile(cluster._pack(str(tmp_path / "made"))) as archive:
+        assert b"store.py" == archive.read("sparkdl/store.py")
+
+
+def test_the_package_is_sent_whole(tmp_path):
+    """With every module, and nothing that was compiled."""
+    with zipfile.ZipFile(cluster._pack(str(tmp_path))) as archive:
+        names = {name for name in archive.namelist() if name.endswith(".py")}
+        assert not any("__pycache__" in name for name in archive.namelist())
+
+    folder = Path(sparkdl.__file__).parent
+    assert {f"sparkdl/{path.relative_to(folder)}" for path in folder.rglob("*.py")} == names
+
+
+def test_sparkdl_is_sent_along_once(monkeypatch, tmp_path):
+    """Every later task of the application brings along the list of what was sent."""
+    context = mock.MagicMock()
+    monkeypatch.setattr(cluster.SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    of_session = Cluster.__new__(Cluster)
+    of_session.session = SimpleNamespace(sparkContext=context)
+
+    of_session.ship_package()
+    of_session.ship_package()
+
+    context.addPyFile.assert_called_once()
