@@ -1,0 +1,52 @@
+"""The layer in which a call fails does let it fail, once and where it was told to."""
+
+import threading
+
+import pytest
+from failing import FAILURES, Failing
+
+from sparkdl import books
+
+SITE = "sparkdl/books.py _mapped: "
+CALLS = {"ENOSPC": "file.write", "EIO": "file.flush", "EMFILE": "mmap.new", "MemoryError": "mmap.new"}
+
+
+def spool():
+    return bytes(books.spooled(b"x" * (books.IN_MEMORY + 1)))
+
+
+def test_sites_are_found():
+    """With how often each was met."""
+    with Failing() as watched:
+        spool()
+        spool()
+
+    assert {2} == {watched.sites[SITE + call] for call in CALLS.values()}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_call_that_is_meant_fails(kind):
+    """The first one succeeds, the second does not, and the third does."""
+    outcomes = []
+
+    def work():
+        for _ in range(3):
+            try:
+                outcomes.append(len(spool()))
+            except (OSError, MemoryError) as error:
+                outcomes.append(repr(error))
+
+    with Failing(SITE + CALLS[kind], kind, 1) as watched:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    whole = books.IN_MEMORY + 1
+    assert [whole, repr(FAILURES[kind][0]()), whole] == outcomes
+    assert watched.failed
+
+
+def test_an_interrupt_comes_to_the_main_thread():
+    """As Ctrl-C does."""
+    with pytest.raises(KeyboardInterrupt), Failing(SITE + "file.write", "SIGINT"):
+        spool()
