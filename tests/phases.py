@@ -1,0 +1,150 @@
+"""What befalls a process in a phase of a call, and the calls.
+
+As a program it is a driver: its arguments are those of ``act``, the folder, and a setting. It trains, from
+the newest checkpoint if there is one, or predicts, and prints the numbers.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+from pyspark import TaskContext
+
+from sparkdl import CheckpointConfig, SparkModel
+
+PHASES = {  # the function that begins a phase in a worker, and its how manieth call is meant
+    "preflight": ("preflight.py", "check", 1), "feed": ("spool.py", "add", 1),
+    "trace": ("trainer.py", "compute_loss", 1), "exchange": ("client.py", "send", 6),
+    "epoch's end": ("worker.py", "_settle", 1), "evaluation": ("worker.py", "_evaluate", 1),
+    "checkpoint": ("worker.py", "_standing", 1), "predict": ("inference.py", "_predict", 1),
+}  # fmt: skip
+SETTINGS = {
+    "synchronous": ("synchronous", "batch", None, {"recovery_every": 3}),
+    "synchronous-2": ("synchronous", 2, "average", {"recovery_every": 2}),
+    "asynchronous-2": ("asynchronous", 2, "sum", {}), "hogwild": ("hogwild", "batch", "sum", {}),
+}  # fmt: skip
+WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3
+FAULTS = "kill", "stop 5", "stop 30", "stop 90"
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def befall(fault, processes):
+    """Kill processes, or let them stand still for some seconds."""
+    if fault == "kill":
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        return
+    all_ = " ".join(map(str, processes))
+    script = f"kill -STOP {all_}; sleep {fault.split()[1]}; kill -CONT {all_}"
+    subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    time.sleep(1)  # of which this process sees little
+
+
+class Act:
+    """What befalls a worker, its executor or the driver in a phase of a worker, once.
+
+    Args:
+        folder: where it is noted that it was done.
+        phase: one of PHASES.
+        victim: "worker", "executor" or "driver".
+        fault: one of FAULTS.
+    """
+
+    def __init__(self, folder, phase, victim, fault):
+        self.folder, self.victim, self.fault = str(folder), victim, fault
+        self.file, self.name, self.number = PHASES[phase]
+        self.seen = 0
+
+    def __call__(self, rows):
+        """Watch this process, if it has worker 0's rows; return the rows."""
+        sys.setprofile(None)
+        if TaskContext.get().partitionId() == 0 and not Path(self.folder, "done").exists():
+            sys.setprofile(self._see)
+        return rows
+
+    def _see(self, frame, event, _):
+        code = frame.f_code
+        if event != "call" or code.co_name != self.name or not code.co_filename.endswith("/" + self.file):
+            return
+        self.seen += 1
+        if self.seen < self.number:
+            return
+        sys.setprofile(None)
+        Path(self.folder, "done").touch()
+        if self.victim == "driver":
+            time.sleep(1)
+        elif self.victim == "worker":
+            befall(self.fault, [os.getpid()])
+        else:
+            befall(self.fault, [parent_of(os.getppid()), os.getpid()])
+
+
+def loss(y_true, y_pred):
+    """Have a gradient that is minus the mean of the inputs, whatever the weights are."""
+    return -keras.ops.mean(y_pred)
+
+
+def model_of():
+    kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), kernel])
+    model.compile(keras.optimizers.SGD(2.0**-6), loss)
+    return model
+
+
+def call(context, setting, folder, act=None, *, phase):
+    """Train, or predict; return the weight, or the predictions."""
+    x = np.arange(1, ROWS + 1, dtype=np.float32)[:, None]
+    rows = context.parallelize(list(zip(x, x, strict=True)), WORKERS)
+    rows = rows if act is None else rows.mapPartitions(act)
+    mode, frequency, merge, more = SETTINGS[setting]
+    model = model_of()
+    spark_model = SparkModel(
+        model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS,
+        custom_objects={"loss": loss}, **more,
+    )  # fmt: skip
+    if phase == "predict":
+        model.set_weights([np.full((1, 1), 0.5, np.float32)])
+        return np.concatenate(spark_model.predict(rows.map(lambda row: row[0])).collect()).tolist()
+    checkpoint = CheckpointConfig(str(folder), every=5 if phase == "checkpoint" else "epoch")
+    spark_model.fit(
+        rows, batch_size=BATCH, epochs=EPOCHS, seed=3, verbose=0, preserve_partitions=True,
+        validation_split=0.25, checkpoint=checkpoint, resume=True,
+    )  # fmt: skip
+    return model.get_weights()[0].ravel().tolist()
+
+
+def main():
+    from pyspark.sql import SparkSession
+
+    folder, phase, fault, setting = sys.argv[1:]
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    act = Act(folder, phase, "driver", fault)
+    gateway = spark.sparkContext._gateway.proc.pid
+
+    def look():
+        while not Path(folder, "done").exists():
+            time.sleep(0.01)
+        befall(fault, [os.getpid(), gateway])
+
+    if not Path(folder, "done").exists():
+        threading.Thread(target=look, daemon=True).start()
+    if phase == "checkpoint":
+        act.file, act.name, act.number = "checkpoint.py", "_write", 2
+        act, watching = None, act
+        threading.setprofile(watching._see)
+    result = call(spark.sparkContext, setting, Path(folder, "checkpoints"), act, phase=phase)
+    Path(folder, "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
