@@ -111,14 +111,13 @@ class Connection:
         if answer.length is None and not answer.chunked:
             answer.close()
             raise ConnectionError("the head of the answer broke off")
-        if answer.status == 408:
-            answer.close()
-            raise ConnectionError("the request did not get through in time")
-        if answer.status >= 400:
-            message = _message(answer.read())
-            self.close()
-            raise RefusedError(answer.status, message)
-        return answer
+        if answer.status < 400:
+            return answer
+        message = _message(answer.read())
+        self.close()
+        if answer.status == 408 or answer.status >= 500 and message is None:
+            raise ConnectionError(f"the request did not get through: status {answer.status}")
+        raise RefusedError(answer.status, message or f"status {answer.status}")
 
     def _read(self, body: memoryview) -> memoryview:
         """Fill a buffer with what comes next of the answer; return it."""
@@ -176,11 +175,12 @@ class Connection:
         self._http.close()
 
 
-def _message(body: bytes) -> str:
+def _message(body: bytes) -> str | None:
+    """Return what the endpoint says of a refusal; None if it is not the endpoint's app that answers."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        return repr(body[:200])
+        return None
 
 
 class HttpExchange(Exchange):

@@ -72,6 +72,7 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     import platform
     import socket
     import sys
+    import time
 
     host = socket.gethostname()
 
@@ -114,23 +115,31 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
 
     from sparkdl.tls import TlsError, connection_to
 
-    connection = connection_to(address, port, certificate, 10)
-    try:
-        connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
-        status = connection.getresponse().status
-    except (HTTPException, TlsError) as error:
-        fail(
-            f"Executor {host} does not understand {address}:{port} ({error}); another program answers there."
-        )
-    except OSError as error:
-        fail(
-            f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "
-            "spark.driver.host or advertised_host= to an address of the driver that executors reach, "
-            "and port= to a port or range that is open to them; or, over Spark Connect, take "
-            'placement="worker".'
-        )
-    finally:
-        connection.close()
+    for tries_left in (2, 1, 0):
+        connection = connection_to(address, port, certificate, 10)
+        try:
+            connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
+            status = connection.getresponse().status
+        except (HTTPException, TlsError, OSError) as error:
+            if tries_left and isinstance(error, (HTTPException, ConnectionError)):
+                time.sleep(0.5)
+                continue
+            if isinstance(error, (HTTPException, TlsError)):
+                fail(
+                    f"Executor {host} does not understand {address}:{port} ({error}); another program "
+                    "answers there."
+                )
+            fail(
+                f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "
+                "spark.driver.host or advertised_host= to an address of the driver that executors reach, "
+                "and port= to a port or range that is open to them; or, over Spark Connect, take "
+                'placement="worker".'
+            )
+        finally:
+            connection.close()
+        if status < 500 or status == 503:
+            break
+        time.sleep(0.5)
     if status not in (204, 503):
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
 

@@ -130,12 +130,9 @@ def make_app(store: ParameterStore, token: str, traffic: Traffic) -> flask.Flask
         return refusal(400, str(error))
 
     @app.errorhandler(TimeoutError)
-    def stalled(error: TimeoutError) -> Any:
-        return refusal(408, "The rest of the request did not come.")
-
     @app.errorhandler(ConnectionError)
-    def broken_off(error: ConnectionError) -> Any:
-        return refusal(400, "The request broke off.")  # which nobody reads
+    def stalled(error: OSError) -> Any:
+        return refusal(408, "The rest of the request did not come.")
 
     @app.errorhandler(404)
     @app.errorhandler(405)

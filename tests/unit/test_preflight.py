@@ -60,9 +60,10 @@ def test_another_program_is_named(identity, certificate):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet():
-            with listener.accept()[0] as sock:
-                sock.sendall(b"SSH-2.0-OpenSSH\r\n")
-                sock.recv(1 << 16)
+            for _ in range(3):
+                with listener.accept()[0] as sock:
+                    sock.sendall(b"SSH-2.0-OpenSSH\r\n")
+                    sock.recv(1 << 16)
 
         _, error = together(greet, lambda: check(listener.getsockname()[1], identity[1] * certificate))
 
@@ -104,3 +105,18 @@ def test_nobody_there_is_named():
         port = listener.getsockname()[1]
     with pytest.raises(RuntimeError, match=f"cannot reach .* 127.0.0.1:{port} .* spark.driver.host or adv"):
         check(port)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"])
+def test_a_connection_that_fails_is_tried_again(answer):
+    """The endpoint may have been short of memory or of open files for a moment."""
+    good = b"HTTP/1.1 204 No Content\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve_thrice():
+            for sent in (answer, answer, good):
+                with listener.accept()[0] as sock:
+                    sock.recv(1 << 16)
+                    sock.sendall(sent)
+
+        assert [None, None] == together(serve_thrice, lambda: check(listener.getsockname()[1]))

@@ -5,6 +5,7 @@ import gc
 import gzip
 import http.client
 import io
+import itertools
 import json
 import logging
 import os
@@ -694,6 +695,25 @@ def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypa
         answer = stream.read()
 
     assert b"HTTP/1.1 500" == answer[:12]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypatch, times):
+    """Cheroot answers 500 without a word of ours, and the run goes on."""
+    failing, read = itertools.count(), server._Request.read_request_headers
+
+    def read_headers(request):
+        if next(failing) < times:
+            raise MemoryError("too much")
+        return read(request)
+
+    monkeypatch.setattr(server._Request, "read_request_headers", read_headers)
+    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    with closing(exchange):
+        assert [1.0] * 5 == exchange(update_of(store, 0, np.ones(5))).parameters.tolist()
+
+    assert times == exchange.retried
+    assert store.failure is None
 
 
 def test_a_port_is_searched_in_a_range(app):
