@@ -161,8 +161,11 @@ class Failing:
             raise failure()
 
     def _comes(self, site):
-        """Count a call; return whether it is the one that fails."""
+        """Count a call; return whether it is the one that fails, which none is once one has."""
         with self._lock:
+            if self._log is not None and Path(f"{self._log}.failed").exists():
+                self._watches = False
+                return False
             self.sites[site] += 1
             if self._log is not None and self.sites[site] == 1:
                 with open(self._log, "a") as file:

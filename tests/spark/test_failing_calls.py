@@ -169,6 +169,7 @@ def faults_of(case, spark, before, folder, eventually):
         except BaseException as raised:  # noqa: BLE001 - which is judged below
             error = raised
     failed = Path(f"{log}.failed").exists() if watch else on_driver.failed
+    Path(f"{log}.failed").touch()  # a worker's process that Spark keeps lets nothing fail any more
     says = f"raised {type(error).__name__}: {str(error).splitlines()[:1]}" if error else "goes on"
     logger.info("%s: %s, %s", case, "failed" if failed else "not met", says)
     if watchdog.barked:
@@ -202,6 +203,7 @@ def sites_of(spark, folder, place, setting):
     """Return how often each site is met where nothing fails."""
     if place == "worker":
         fit(spark, SETTINGS[setting], watch=armed(folder / "sites"))
+        (folder / "sites.failed").touch()
         return dict.fromkeys(sorted((folder / "sites").read_text().splitlines()), 3)
     with Failing() as watched:
         fit(spark, SETTINGS[setting], folder=folder / "checkpoints")
