@@ -204,6 +204,7 @@ class Driver:
     def __init__(self, log, folder, end, *through):
         paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+        environment.pop("SPARK_CONNECT_MODE_ENABLED", None)  # of a session that a test before has left open
         arguments = folder, "synchronous", "1", end, str(EPOCHS), *through
         self.log = log
         with log.open("w") as file:
