@@ -5,7 +5,7 @@ import gzip
 import pytest
 from pyspark.sql import types
 
-from sparkdl import SparkModel, records
+from sparkdl import SparkModel, files, records
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.records import Record
 from sparkdl.tfrecords import _from_record, read_tfrecords, write_tfrecords
@@ -161,6 +161,28 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
 
     assert 5 == read_tfrecords(path, "id bigint").count()
     assert ["t"] == [each.name for each in tmp_path.iterdir()]
+
+
+@writes
+@pytest.mark.parametrize("error", [OSError("no rename"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_that_cannot_be_replaced_stays(spark, tmp_path, monkeypatch, number, error):
+    """Whichever move fails, the old rows can be read, and nothing else is left."""
+    path, move, moves = str(tmp_path / "rows"), files.move, []
+    write_tfrecords(spark.range(3), path)
+
+    def failing_move(source, target, *, context):
+        moves.append(target)
+        if len(moves) == number:
+            raise error
+        move(source, target, context=context)
+
+    monkeypatch.setattr(files, "move", failing_move)
+    with pytest.raises(type(error)):
+        write_tfrecords(spark.range(5), path, overwrite=True)
+
+    assert 3 == read_tfrecords(path, spark=spark).count()
+    assert [tmp_path / "rows"] == list(tmp_path.iterdir())
 
 
 FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
