@@ -1,7 +1,7 @@
-"""What befalls a process in a phase of a call, and the calls.
+"""Kills or stops a process in a given phase of a fit or a prediction.
 
-As a program it is a driver: its arguments are those of ``act``, the folder, and a setting. It trains, from
-the newest checkpoint if there is one, or predicts, and prints the numbers.
+Run as a program, this is a driver. Its arguments are a folder, a phase, a fault and a setting. It trains,
+from the newest checkpoint if there is one, or predicts, and writes the result to ``FOLDER/result.json``.
 """
 
 import json
@@ -19,7 +19,7 @@ from pyspark import TaskContext
 
 from sparkdl import CheckpointConfig, SparkModel
 
-PHASES = {  # the function that begins a phase in a worker, and its how manieth call is meant
+PHASES = {  # the function of a worker that begins a phase, and which of its calls is meant
     "preflight": ("preflight.py", "check", 1), "feed": ("spool.py", "add", 1),
     "trace": ("trainer.py", "compute_loss", 1), "exchange": ("client.py", "send", 6),
     "epoch's end": ("worker.py", "_settle", 1), "evaluation": ("worker.py", "_evaluate", 1),
@@ -38,8 +38,8 @@ def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def befall(fault, processes):
-    """Kill processes, or let them stand still for some seconds."""
+def strike(fault, processes):
+    """Kill processes, or stop them for some seconds."""
     if fault == "kill":
         for process in processes:
             os.kill(process, signal.SIGKILL)
@@ -47,14 +47,14 @@ def befall(fault, processes):
     all_ = " ".join(map(str, processes))
     script = f"kill -STOP {all_}; sleep {fault.split()[1]}; kill -CONT {all_}"
     subprocess.Popen(["sh", "-c", script], start_new_session=True)
-    time.sleep(1)  # of which this process sees little
+    time.sleep(1)  # until the signal has come
 
 
 class Act:
-    """What befalls a worker, its executor or the driver in a phase of a worker, once.
+    """A fault that strikes a worker, its executor or the driver once, in a phase of worker 0.
 
     Args:
-        folder: where it is noted that it was done.
+        folder: has a file ``done`` afterwards.
         phase: one of PHASES.
         victim: "worker", "executor" or "driver".
         fault: one of FAULTS.
@@ -84,9 +84,9 @@ class Act:
         if self.victim == "driver":
             time.sleep(1)
         elif self.victim == "worker":
-            befall(self.fault, [os.getpid()])
+            strike(self.fault, [os.getpid()])
         else:
-            befall(self.fault, [parent_of(os.getppid()), os.getpid()])
+            strike(self.fault, [parent_of(os.getppid()), os.getpid()])
 
 
 def loss(y_true, y_pred):
@@ -134,7 +134,7 @@ def main():
     def look():
         while not Path(folder, "done").exists():
             time.sleep(0.01)
-        befall(fault, [os.getpid(), gateway])
+        strike(fault, [os.getpid(), gateway])
 
     if not Path(folder, "done").exists():
         threading.Thread(target=look, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Workers, executors and drivers that are killed, or stand still, in every phase of a call.
+"""Workers, executors and drivers that are killed or stopped in every phase of a call.
 
 What is trained is counted exactly: every row adds an amount of its own to the only weight.
 """
@@ -17,12 +17,21 @@ from turns import by_turns
 
 MASTERS = ("local-cluster",)
 PROGRAM = Path(phases.__file__)
-CASES = list(itertools.product(PHASES, FAULTS, SETTINGS))
+SHORT, LONG = FAULTS[:2], FAULTS[2:]
 pytestmark = [pytest.mark.classic, pytest.mark.timeout(900)]
 
 
 def name_of(case):
     return "-".join(case).replace(" ", "_")
+
+
+CASES = [
+    *by_turns(list(itertools.product(PHASES, SHORT, SETTINGS)), name_of),
+    *(
+        pytest.param(case, id=name_of(case), marks=pytest.mark.whole)
+        for case in itertools.product(PHASES, LONG, SETTINGS)
+    ),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,8 +58,8 @@ def undisturbed(spark, tmp_path_factory):
 
 
 @pytest.mark.parametrize("victim", ["worker", "executor"])
-@pytest.mark.parametrize("case", by_turns(CASES, name_of))
-def test_a_worker_or_an_executor_is_killed_or_stands_still(spark, undisturbed, tmp_path, case, victim):
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_path, case, victim):
     """The run goes on, and counts each update once."""
     phase, fault, setting = case
     expected = undisturbed(setting, phase)
@@ -62,8 +71,8 @@ def test_a_worker_or_an_executor_is_killed_or_stands_still(spark, undisturbed, t
     assert Path(tmp_path, "done").exists()
 
 
-@pytest.mark.parametrize("case", by_turns(CASES, name_of))
-def test_a_driver_is_killed_or_stands_still(undisturbed, tmp_path, case):
+@pytest.mark.parametrize("case", CASES)
+def test_a_driver_is_killed_or_stopped(undisturbed, tmp_path, case):
     """It goes on, or the next one does from the last checkpoint."""
     phase, fault, setting = case
     command = [sys.executable, str(PROGRAM), str(tmp_path), phase, fault, setting]
