@@ -1,8 +1,8 @@
-"""Time fits while strangers without a token attack the endpoint.
+"""Time fits while clients without the token attack the endpoint.
 
-Fits of one driver take turns: one that nobody attacks, and one for each attack, which begins with the fit or
-in its second epoch and lasts until the fit ends. The attackers are a process of the lowest priority on the
-same machine. The final weights of all fits have to be the same, bit by bit.
+The fits take turns in one driver: an undisturbed one, and one for each attack. An attack begins with the fit
+or with its second epoch, and lasts until the fit ends. It comes from a process of the lowest priority on the
+same machine. The final weights of all fits have to be the same, bit for bit.
 
     python benchmarks/attacks.py --results benchmarks/RESULTS.md
 """
@@ -86,7 +86,7 @@ def _ended(sock: socket.socket) -> bool:
 
 
 class Attack:
-    """An attack from a moment of a fit to its end."""
+    """An attack by another process."""
 
     def __init__(self, kind: str, encrypted: bool) -> None:
         self.command = [sys.executable, __file__, "--attack", kind, *["--encrypted"] * encrypted]
@@ -104,7 +104,7 @@ class Attack:
 
 
 class Lines(logging.Handler):
-    """Counts what is logged."""
+    """Counts log records."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -116,7 +116,7 @@ class Lines(logging.Handler):
 
 
 def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes, int]:
-    """Train; return the seconds from the second epoch on, or of all, the weights, and lines logged."""
+    """Train; return the seconds, the bytes of the final weights, and the number of log lines."""
     import keras
     import numpy as np
 
@@ -172,8 +172,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     rows, same = [], True
     for encrypted in (False, True):
-        quiet = None, ""
-        cases = [quiet, *itertools.product(ATTACKS.values(), ("from the start", "in the middle"))]
+        undisturbed = None, ""
+        cases = [undisturbed, *itertools.product(ATTACKS.values(), ("from the start", "in the middle"))]
         found = {case: {} for case in cases}
         logged = dict.fromkeys(cases, 0)
         weights = set()
@@ -187,17 +187,17 @@ def main() -> None:
         same = same and len(weights) == 1
         names = {kind: name for name, kind in ATTACKS.items()}
         for case in cases:
-            ratio = statistics.median(ratios(found[case], found[quiet]))
+            ratio = statistics.median(ratios(found[case], found[undisturbed]))
             met = ratio <= SLOWER and logged[case] <= LINES
-            bar = "" if case == quiet else verdict(f"≤ {SLOWER:.2f}, ≤ {LINES} lines", met)
-            title = "nobody" if case == quiet else f"{names[case[0]]}, {case[1]}"
+            bar = "" if case == undisturbed else verdict(f"≤ {SLOWER:.2f}, ≤ {LINES} lines", met)
+            title = "none" if case == undisturbed else f"{names[case[0]]}, {case[1]}"
             found_ = [spread(found[case].values(), ".2f"), f"{ratio:.2f}", str(logged[case])]
             rows.append(["TLS" if encrypted else "plain", title, *found_, bar])
         print(f"# {'TLS' if encrypted else 'plain'}: done", flush=True)
-    header = ["", "who attacks", "seconds of a fit", "beside nobody", "lines logged at most", "bar"]
+    header = ["", "attack", "seconds per fit", "ratio to no attack", "most log lines", "bar"]
     words = (
         f"Two workers, {ROWS:,} rows of 784 numbers, {EPOCHS} epochs, synchronous/batch, batches of 64; "
-        f"{options.rounds} rounds. The weights of all fits are {'' if same else 'NOT '}the same, bit by bit. "
+        f"{options.rounds} rounds. All fits have {'the same' if same else 'DIFFERENT'} weights, bit for bit. "
         f"{harness.machine({'sparkdl': sys.executable})}"
     )
     harness.report("Fits under attack", f"{words}\n\n{table(header, rows)}", options.results)

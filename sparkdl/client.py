@@ -176,7 +176,7 @@ class Connection:
 
 
 def _message(body: bytes) -> str | None:
-    """Return what the endpoint says of a refusal; None if it is not the endpoint's app that answers."""
+    """Return the error message of an answer; None if the answer is not from the endpoint's Flask app."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

@@ -667,7 +667,7 @@ class Locked(Merging):
             return control(False) if near else Reply(flags=Flag.AGAIN)
 
     def _meant(self, update: Update) -> tuple[Merge | None, Flag]:
-        """Return how an update is to be merged, if it is, and a word for the reply."""
+        """Return how to merge an update, None if there is nothing to merge, and a flag for the reply."""
         if self.counted(update.worker, update.sequence):
             return None, Flag.DUPLICATE
         if not len(update.parameters):

@@ -913,7 +913,7 @@ class ParameterStore:
 
     @property
     def broken(self) -> bool:
-        """Whether an update was merged in part: neither center nor ledger are to be kept."""
+        """Whether a merge failed half-way, so that neither the center nor the ledger can be used."""
         return self.merging.broken
 
     @property

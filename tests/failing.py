@@ -61,14 +61,14 @@ _MMAP = mmap.mmap
 
 
 class _Map(_MMAP):
-    """A map whose making is a call of a function, as that of a type is not told."""
+    """A map whose constructor Python reports, which it does not do for that of a type."""
 
     def __new__(cls, *arguments, **options):
         return super().__new__(cls, *arguments, **options)
 
 
 def name_of(function):
-    """Return what a C function is called here, by the kind of what it belongs to."""
+    """Return the name of a C function in this module's terms, such as "posix.open" or "socket.recv"."""
     owner, name = getattr(function, "__self__", None), function.__name__
     if isinstance(owner, ModuleType):
         return f"{function.__module__ or owner.__name__}.{name}".removeprefix("_")
@@ -107,7 +107,7 @@ def failures_at(site):
 
 
 class Failing:
-    """Watches the calls of this process, and lets one of them fail.
+    """Watches the calls of this process, and makes one of them fail.
 
     Args:
         site: where; None: nothing fails.
@@ -161,7 +161,7 @@ class Failing:
             raise failure()
 
     def _comes(self, site):
-        """Count a call; return whether it is the one that fails, which none is once one has."""
+        """Count a call; return whether it has to fail. At most one call does."""
         with self._lock:
             if self._log is not None and Path(f"{self._log}.failed").exists():
                 self._watches = False
@@ -178,11 +178,11 @@ class Failing:
             return True
 
 
-_tasks = []  # who watches in this process, a Python worker of Spark's
+_tasks = []  # the watches of this process, a Python worker of Spark's
 
 
 def watch_task(context, site, kind, number, log):
-    """Watch this process from now on if it is the first attempt at worker 0, and else nobody any more."""
+    """Watch this process if it has worker 0's rows and no call has failed yet; end earlier watches of it."""
     while _tasks:
         _tasks.pop().stop()
     if context.partitionId() == 0 and not (site and Path(f"{log}.failed").exists()):
