@@ -53,8 +53,8 @@ class Merging(ABC):
         dropped: late updates that were not merged, by worker.
         slices: how many slices of gradients were merged.
         merged_late: late updates that were; ``late``: those that are to be, if their round closes.
-        attempts: the attempt of each worker that is at work; of one that is not named any may be.
-        broken: whether an update was merged in part, so that nothing more is merged until ``restore``.
+        attempts: the present attempt of each worker, where it is known.
+        broken: whether booking an update has failed half-way; nothing is merged then until ``restore``.
         lock: guards all of it; the store that owns the center waits on it too.
     """
 
@@ -126,7 +126,7 @@ class Merging(ABC):
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
-        """Merge nothing more where a ``with`` block fails, which books an update."""
+        """Refuse all further updates if a ``with`` block that books one fails."""
         try:
             yield
         except BaseException:
