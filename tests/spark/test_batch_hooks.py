@@ -101,6 +101,11 @@ class AtBatch(keras.callbacks.Callback):
 ENDLESS = SETTINGS | {"batch_size": 1, "steps_per_epoch": 1_000_000}
 
 
+def slow_model(problem):
+    """Return the problem's model with a rate at which it does not diverge, however many batches it sees."""
+    return problem.model(keras.optimizers.SGD(0.01))
+
+
 def stop(callback):
     if callback.reports() > 2:
         callback.model.stop_training = True
@@ -120,7 +125,7 @@ def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settin
     callback, tests = AtBatch(stop), []
     watch = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: tests.append("begun"))
 
-    history = SparkModel(problem.model(), num_workers=2, **settings).fit(
+    history = SparkModel(slow_model(problem), num_workers=2, **settings).fit(
         problem.x, problem.y, epochs=3, callbacks=[callback, *[watch] * watched], validation_split=0.2,
         **ENDLESS,
     )  # fmt: skip
@@ -149,7 +154,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, cap
         on_train_batch_end=lambda batch, logs: weights.append(callback.model.get_weights())
     )
     saver.save_freq = 1
-    SparkModel(problem.model(), num_workers=2).fit(
+    SparkModel(slow_model(problem), num_workers=2).fit(
         problem.x, problem.y, callbacks=[callback, saver], **ENDLESS
     )
 
@@ -161,7 +166,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, cap
 @pytest.mark.parametrize("settings", [{}, {"frequency": 2}, {"mode": "asynchronous"}])
 def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_path, settings):
     """Each file is another model than that of the epoch's beginning; the last one is the fitted one."""
-    model = problem.model(keras.optimizers.SGD(0.01))
+    model = slow_model(problem)
     begun = model.get_weights()
     kept = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}-{batch:07d}.keras", save_freq=3)
     ended = keras.callbacks.ModelCheckpoint(tmp_path / "end.keras")
@@ -194,7 +199,7 @@ def test_a_batch_hook_that_sets_weights_is_refused_by_name(problem):
     with pytest.raises(
         ConfigError, match="A batch hook of Clip set weights .* Set weights in on_epoch_begin"
     ):
-        SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, callbacks=[clip], **ENDLESS)
+        SparkModel(slow_model(problem), num_workers=2).fit(problem.x, problem.y, callbacks=[clip], **ENDLESS)
 
 
 def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_from(problem):
@@ -217,7 +222,7 @@ def test_the_results_so_far_are_beside_the_bar(problem, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
 
-    SparkModel(problem.model(), num_workers=2).fit(
+    SparkModel(slow_model(problem), num_workers=2).fit(
         problem.x, problem.y, callbacks=[AtBatch(stop)], **ENDLESS | {"verbose": 1}
     )
 

@@ -117,7 +117,7 @@ def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table)
             self.model.stop_training = len({loss for _, loss in batches}) > 1
 
     saver = keras.callbacks.ModelCheckpoint("never.keras", save_freq=3)
-    spark_model = SparkModel(problem.model(), num_workers=2, placement="worker")
+    spark_model = SparkModel(problem.model(keras.optimizers.SGD(0.01)), num_workers=2, placement="worker")
     with pytest.raises(ConfigError, match=r'ModelCheckpoint\(save_freq=3\) .* Take save_freq="epoch"'):
         spark_model.fit(table, callbacks=[saver], verbose=0)
     history = spark_model.fit(
