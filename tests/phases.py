@@ -90,8 +90,11 @@ class Act:
 
 
 def loss(y_true, y_pred):
-    """Have a gradient that is minus the mean of the inputs, whatever the weights are."""
-    return -keras.ops.mean(y_pred)
+    """Have a gradient that is minus the sum of the inputs, whatever the weights are.
+
+    Integers and powers of two add up exactly in any order, where means of 7 rows would be rounded.
+    """
+    return -keras.ops.sum(y_pred)
 
 
 def model_of():
