@@ -110,9 +110,10 @@ test-all: test test-lowest test-highest test-backends packed-job ## the whole pr
 # -- checks of the text ---------------------------------------------------------------------------
 
 .PHONY: lint types docs notebooks
-lint: .venv/.made-dev ## ruff: rules and layout
+lint: .venv/.made-dev ## ruff: rules and layout; import-linter: which module imports which
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
+	.venv/bin/lint-imports --no-cache
 
 types: .venv/.made-dev ## mypy, strict
 	.venv/bin/python -m mypy
