@@ -32,8 +32,9 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
-from sparkdl import files, frames, interpreter, interrupts, preflight
+from sparkdl import files, frames, interpreter, preflight
 from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next

@@ -17,13 +17,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import batch_hooks, interrupts, live, models, optimizers
+from sparkdl import batch_hooks, live, models, optimizers
 from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
 from sparkdl.batches import Integers
 from sparkdl.books import Cut, Running
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
+from sparkdl.process import interrupts
 from sparkdl.weights import Array, Layout, trim
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from sparkdl import interrupts, memory
-from sparkdl.reasons import with_own_lines
+from sparkdl.process import interrupts, memory
+from sparkdl.process.reasons import with_own_lines
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pyspark import errors as of_spark
 
-from sparkdl import errors, memory, preflight
+from sparkdl import errors, preflight
 from sparkdl.cluster import Cluster
 from sparkdl.errors import (
     ClusterError,
@@ -24,7 +24,8 @@ from sparkdl.errors import (
     WorkerError,
     WorkerLostError,
 )
-from sparkdl.reasons import BLOCK, FRAME, RAISED, first_reason
+from sparkdl.process import memory
+from sparkdl.process.reasons import BLOCK, FRAME, RAISED, first_reason
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
 NAMED = (  # errors of ours that a task raises for the driver to raise

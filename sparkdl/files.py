@@ -21,8 +21,8 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from sparkdl import interrupts
 from sparkdl.errors import ConfigError
+from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
 # What os.link raises on file systems without hard links, such as FAT and some that run in user space.

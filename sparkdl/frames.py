@@ -19,7 +19,7 @@ from pyarrow import fs
 from sparkdl.arrays import AnyRows
 from sparkdl.errors import DataError
 from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
-from sparkdl.reasons import reason_of, text_of
+from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
 from sparkdl.sparse import SparseRows, TextRows, entry_of
 from sparkdl.weights import Array

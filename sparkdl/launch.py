@@ -25,12 +25,13 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, interrupts, preflight, repeats, tasks
+from sparkdl import frames, preflight, repeats, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.code import pickled
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.exchange import Endpoint
 from sparkdl.failures import explain, lacks_package
+from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1

@@ -24,8 +24,9 @@ import numpy as np
 from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from sparkdl import code, interrupts, optimizers
+from sparkdl import code, optimizers
 from sparkdl.errors import ModelError
+from sparkdl.process import interrupts
 
 # The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
 Variable: type[Any] = keras.Variable.__mro__[1]

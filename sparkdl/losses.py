@@ -19,11 +19,12 @@ import numpy as np
 from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
-from sparkdl import interrupts, models
+from sparkdl import models
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.faults import Classes
 from sparkdl.heads import Head
+from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
 MEANS = ("sum_over_batch_size", "mean")

@@ -13,7 +13,7 @@ from sparkdl import client
 from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.exchange import Endpoint
-from sparkdl.reasons import reason_of, text_of
+from sparkdl.process.reasons import reason_of, text_of
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
 
-from sparkdl import interrupts, live, optimizers
+from sparkdl import live, optimizers
 from sparkdl.code import pickled
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.reasons import reason_of, text_of
+from sparkdl.process import interrupts
+from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
 from sparkdl.sparse import TEXT
 from sparkdl.structure import leaves

@@ -16,10 +16,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import interrupts, live, models, optimizers
+from sparkdl import live, models, optimizers
 from sparkdl.backends.base import Batch
 from sparkdl.errors import ModelError
-from sparkdl.reasons import reason_of
+from sparkdl.process import interrupts
+from sparkdl.process.reasons import reason_of
 from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from sparkdl.collective import WorkerContext
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, short
 from sparkdl.gang import POLL_SECONDS, Gang, serving
-from sparkdl.interrupts import Cleanup
 from sparkdl.launch import Job, Stage
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.server import Traffic
 from sparkdl.sums import SumStore
 

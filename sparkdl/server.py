@@ -62,7 +62,7 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.fingerprint import Fingerprint
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 from sparkdl.store import ParameterStore
 from sparkdl.strangers import HEAD_BYTES, Connections
 from sparkdl.wire import Reply, Sections, Update

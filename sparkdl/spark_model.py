@@ -17,7 +17,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns, files, interrupts, launch, losses, models, optimizers, proof
+from sparkdl import columns, files, launch, losses, models, optimizers, proof
 from sparkdl.arrays import array_of
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
@@ -39,7 +39,8 @@ from sparkdl.inputs import (
 )
 from sparkdl.lease import Lease, lease_of
 from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful, ship
-from sparkdl.reasons import reason_of, text_of
+from sparkdl.process import interrupts
+from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema

@@ -59,7 +59,7 @@ from sparkdl.errors import (
 )
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 from sparkdl.weights import EMPTY, Vector, is_finite, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 

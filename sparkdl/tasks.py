@@ -23,7 +23,7 @@ from sparkdl.exchange import Endpoint
 from sparkdl.faults import Faults, Watched
 from sparkdl.feed import Block
 from sparkdl.member import Task
-from sparkdl.reasons import own_lines, reason_of, text_of
+from sparkdl.process.reasons import own_lines, reason_of, text_of
 from sparkdl.schema import Sample, Schema
 
 

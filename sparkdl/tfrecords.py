@@ -19,10 +19,11 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import files, frames, interrupts, launch, records
+from sparkdl import files, frames, launch, records
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.prediction import ship
+from sparkdl.process import interrupts
 from sparkdl.records import Record
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import interrupts, launch, models, optimizers, packing, preflight, tls
+from sparkdl import launch, models, optimizers, packing, preflight, tls
 from sparkdl.backends import sliced_tables
 from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
@@ -32,10 +32,11 @@ from sparkdl.faults import Classes, judge, sentences_of
 from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
-from sparkdl.interrupts import Cleanup
 from sparkdl.launch import Job, Stage
 from sparkdl.lease import Lease
 from sparkdl.merging import Hybrid, Terms, make_merging
+from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparkdl.errors import ConfigError, RuleError
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 from sparkdl.rules.reduction import Mean, Reduction
 from sparkdl.weights import EMPTY, Vector
 

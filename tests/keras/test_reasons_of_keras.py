@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 
 
 class Odd(keras.layers.Layer):

@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 from py4j.protocol import Py4JError
 
-from sparkdl import files, interrupts
+from sparkdl import files
+from sparkdl.process import interrupts
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from sparkdl import interrupts
 from sparkdl.errors import SparkDLError, short
+from sparkdl.process import interrupts
 
 
 @pytest.fixture(autouse=True)

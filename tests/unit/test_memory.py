@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from sparkdl import memory
 from sparkdl.errors import ADVICE, WorkerError
 from sparkdl.failures import explain
-from sparkdl.reasons import reason_of
+from sparkdl.process import memory
+from sparkdl.process.reasons import reason_of
 
 LOADER = "libtensorflow_cc.so.2: failed to map segment from shared object"
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import ADVICE, DataError, SparkDLError, WorkerError, short
-from sparkdl.memory import MEMORY
-from sparkdl.reasons import FRAMES, own_lines, reason_of
+from sparkdl.process.memory import MEMORY
+from sparkdl.process.reasons import FRAMES, own_lines, reason_of
 
 GRAPH = """Graph execution error:
 

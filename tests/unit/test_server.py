@@ -35,7 +35,7 @@ from sparkdl.books import Held
 from sparkdl.client import HttpExchange
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
 from sparkdl.exchange import Endpoint
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.wire import Answer, Kind, Sections, Update
 

@@ -29,7 +29,7 @@ from stores import (
     vector,
 )
 
-from sparkdl import books, interrupts, merging
+from sparkdl import books, merging
 from sparkdl.batches import Plan
 from sparkdl.books import Held
 from sparkdl.errors import (
@@ -44,6 +44,7 @@ from sparkdl.errors import (
 from sparkdl.exchange import awaiting
 from sparkdl.hosted import HostedRun, HostedStore
 from sparkdl.merging import Hybrid
+from sparkdl.process import interrupts
 from sparkdl.rules import Sum
 from sparkdl.wire import Answer, Flag, Kind, lengths_of
 

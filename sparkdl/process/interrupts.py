@@ -29,7 +29,14 @@ CLEANED = 2.5  # The waits of a cleanup end.
 GRACE = 10.0  # The next interrupt breaks off a cleanup that hangs.
 NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
 # Modules whose locks other threads share, or that are about to own a socket, a thread or slots.
-LOCKED = {f"sparkdl.{name}" for name in ("store", "sums", "hosted", "server", "gang", "launch")}
+LOCKED = {
+    "sparkdl.store",
+    "sparkdl.sums",
+    "sparkdl.hosted",
+    "sparkdl.server",
+    "sparkdl.gang",
+    "sparkdl.launch",
+}
 BUSY = {"py4j", "pyspark", "logging"}  # An exception within these leaves tracebacks, or half a message.
 OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"  # PySpark 3.5 to 4.3; cancels all jobs first
 OF_PY4J = {  # what py4j 0.10.9 logs with a traceback, and by which logger

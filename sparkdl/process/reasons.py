@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 
-from sparkdl import memory
+from sparkdl.process import memory
 
 LONGEST = 500  # characters of a reason
 FRAMES = 2  # of a traceback that a message shows; .traceback has all
