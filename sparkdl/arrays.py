@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.core.vectors import Array
 from sparkdl.errors import DataError
 from sparkdl.sparse import SparseRows, TextRows, entry_of
-from sparkdl.weights import Array
 
 AnyRows = Array | SparseRows
 HOMES = {"tensorflow", "torch", "keras"}  # whose objects may be arrays, or datasets and loaders that are none

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparkdl.batches import Plan
+from sparkdl.core.vectors import LARGE, Vector
 from sparkdl.errors import RefusedError
 from sparkdl.fingerprint import NOTHING, Fingerprint, total
-from sparkdl.weights import LARGE, Vector
 from sparkdl.wire import Flag, Kind, Sections, Update, as_bytes
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file

@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import files, packing
+from sparkdl import files
 from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
+from sparkdl.core import packing
+from sparkdl.core.vectors import Array
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.fingerprint import Fingerprint
 from sparkdl.lease import Lease
-from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"

@@ -24,10 +24,10 @@ from typing import Any, Protocol, TypeVar
 
 from sparkdl import tls, wire
 from sparkdl.books import Running
+from sparkdl.core.vectors import aligned
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
 from sparkdl.fingerprint import NOTHING, Fingerprint
-from sparkdl.weights import aligned
 from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait

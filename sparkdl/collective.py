@@ -11,10 +11,10 @@ import numpy as np
 
 from sparkdl import devices
 from sparkdl.config import choose
+from sparkdl.core.vectors import Array
 from sparkdl.exchange import Exchange
 from sparkdl.member import Task, membership
 from sparkdl.sums import NUMBERS
-from sparkdl.weights import Array
 from sparkdl.wire import NO_ID, Kind, Update
 
 

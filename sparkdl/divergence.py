@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, nan
 from statistics import fmean, median
 
+from sparkdl.core.vectors import Vector, norm
 from sparkdl.errors import DivergedError
-from sparkdl.weights import Vector, norm
 from sparkdl.wire import Update
 
 STRIKES = 10  # updates with NaN or Inf in a row of one worker before the run ends

@@ -23,9 +23,9 @@ from sparkdl.batch_hooks import BatchHooks
 from sparkdl.batches import Integers
 from sparkdl.books import Cut, Running
 from sparkdl.callbacks import LearningRateFactor
+from sparkdl.core.vectors import Array, Layout, trim
 from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
-from sparkdl.weights import Array, Layout, trim
 
 logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5  # the least time between two reports

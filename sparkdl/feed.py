@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.arrays import AnyRows, as_rows
+from sparkdl.core.vectors import Array
 from sparkdl.errors import DataError
 from sparkdl.fingerprint import GOLDEN, MASK, mixed, unmixed
 from sparkdl.schema import Column, Schema, as_row
-from sparkdl.weights import Array
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20

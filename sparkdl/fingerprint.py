@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl.core.vectors import Array
 from sparkdl.sparse import SparseRows, TextRows
-from sparkdl.weights import Array
 
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparkdl.weights import Array
+from sparkdl.core.vectors import Array
 
 LEAST = 1e-38  # below which float32 has no probability whose logarithm is a number
 

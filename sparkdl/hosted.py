@@ -20,13 +20,13 @@ from typing import Any
 
 from sparkdl.batches import Plan
 from sparkdl.books import Cut, EpochResult, Member, Running, RunShape
+from sparkdl.core.packing import unpack
+from sparkdl.core.vectors import Vector
 from sparkdl.errors import SparkDLError
 from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
-from sparkdl.packing import unpack
 from sparkdl.rules import Rule
 from sparkdl.store import ParameterStore
-from sparkdl.weights import Vector
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ import numpy as np
 from sparkdl import frames, tls
 from sparkdl.books import EpochResult
 from sparkdl.client import RETRIES, Connection
+from sparkdl.core.packing import pack
+from sparkdl.core.vectors import Vector
 from sparkdl.errors import RefusedError
 from sparkdl.faults import Watched
 from sparkdl.hosted import HostedRun, endpoint_at
 from sparkdl.member import Task
-from sparkdl.packing import pack
 from sparkdl.rules import Rule
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.store import ParameterStore
-from sparkdl.weights import Vector
 from sparkdl.worker import Code, TrainJob, train_task
 
 ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch

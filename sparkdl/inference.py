@@ -12,11 +12,11 @@ import numpy as np
 from sparkdl import feed, frames, models, spool
 from sparkdl.arrays import AnyRows
 from sparkdl.backends import prepare_backend
+from sparkdl.core.tree import is_structure, leaves
+from sparkdl.core.vectors import LARGE, Array
 from sparkdl.heads import classify
 from sparkdl.schema import Schema, as_pair
-from sparkdl.structure import is_structure, leaves
 from sparkdl.tasks import blocks_of
-from sparkdl.weights import LARGE, Array
 from sparkdl.worker import evaluate, take_model, take_replica
 
 

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, functions, types
 
 from sparkdl import frames, preflight, repeats, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
-from sparkdl.code import pickled
+from sparkdl.core.pickling import pickled
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.exchange import Endpoint
 from sparkdl.failures import explain, lacks_package

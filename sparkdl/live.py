@@ -24,7 +24,8 @@ import numpy as np
 from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from sparkdl import code, optimizers
+from sparkdl import optimizers
+from sparkdl.core import pickling
 from sparkdl.errors import ModelError
 from sparkdl.process import interrupts
 
@@ -166,7 +167,7 @@ def reduced(thing: Any, pickler: Any) -> Any:
         pickler: cloudpickle, or the copy of it that PySpark has.
     """
     if isinstance(thing, ByValue) and thing.load is None:
-        return ByValue, (code.pickled(thing.live, pickler), pickler.loads)
+        return ByValue, (pickling.pickled(thing.live, pickler), pickler.loads)
     if isinstance(thing, Variable):
         settings = {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
         value = keras.ops.convert_to_numpy(thing.value)
@@ -184,7 +185,7 @@ def reduced(thing: Any, pickler: Any) -> Any:
     return NotImplemented
 
 
-code.reducers.append(reduced)
+pickling.reducers.append(reduced)
 
 
 def _new(kind: type[Any]) -> Any:

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparkdl.core.reduction import Mean, Reduction
+from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
+from sparkdl.core.vectors import EMPTY, Vector, window_share
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Merge, Rule, apply
-from sparkdl.rules.reduction import Mean, Reduction
-from sparkdl.slices import SliceMean, Tables, decode, most_words
-from sparkdl.weights import EMPTY, Vector, window_share
 from sparkdl.wire import Answer, Flag, Reply, Update
 
 PATIENCE = 20.0  # seconds that a request may wait before its worker is told to ask again

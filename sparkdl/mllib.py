@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import models
 from sparkdl.columns import resolve
+from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark_model import SparkModel
-from sparkdl.weights import Array
 
 
 class SparkMLlibModel(SparkModel):

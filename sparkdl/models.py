@@ -35,14 +35,14 @@ import numpy as np
 from keras.src.backend import compute_output_spec
 
 from sparkdl import live, optimizers
-from sparkdl.code import pickled
+from sparkdl.core.pickling import pickled
+from sparkdl.core.tree import leaves
+from sparkdl.core.vectors import LARGE, Array, Layout, Vector, trim
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
 from sparkdl.sparse import TEXT
-from sparkdl.structure import leaves
-from sparkdl.weights import LARGE, Array, Layout, Vector, trim
 
 Objects = dict[str, Any]
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from sparkdl import live, models, optimizers
 from sparkdl.backends.base import Batch
+from sparkdl.core.vectors import Array
 from sparkdl.errors import ModelError
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of
-from sparkdl.weights import Array
 
 logger = logging.getLogger(__name__)
 Results = Iterator[tuple[str, Sequence[Array]]]  # what each is called, and its arrays

@@ -21,12 +21,12 @@ from sparkdl import feed, launch, models, preflight
 from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.batches import even_split, ranks
 from sparkdl.cluster import Cluster, cluster_of
+from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.faults import Classes, Fault, Faults
 from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Stage
 from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
-from sparkdl.weights import Array
 
 
 class NoRowsError(DataError):

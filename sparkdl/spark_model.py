@@ -23,6 +23,7 @@ from sparkdl.backends import require_distribution, require_supported, with_keras
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
+from sparkdl.core.tree import leaves
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.faults import Classes, judge, sentences_of
@@ -45,7 +46,6 @@ from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
-from sparkdl.structure import leaves
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
 

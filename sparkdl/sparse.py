@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.weights import Array, aligned
+from sparkdl.core.vectors import Array, aligned
 
 Places = NDArray[np.int64]
 TEXT = "string"  # Keras's name for the dtype of strings

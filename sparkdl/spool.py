@@ -28,11 +28,11 @@ import numpy as np
 from sparkdl.arrays import AnyRows
 from sparkdl.backends.base import Batch
 from sparkdl.batches import MIXED, Integers
+from sparkdl.core.vectors import Array, aligned
 from sparkdl.feed import EMPTY, Block, Keys, scramble, select
 from sparkdl.fingerprint import NOTHING, fingerprint, total
 from sparkdl.schema import Column, Schema
 from sparkdl.sparse import SparseRows, entry_of, rows_of
-from sparkdl.weights import Array, aligned
 from sparkdl.wire import as_bytes
 
 MEMORY = 256 << 20

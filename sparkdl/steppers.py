@@ -17,8 +17,8 @@ import numpy as np
 from sparkdl import models, optimizers
 from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
 from sparkdl.batches import Plan
+from sparkdl.core.vectors import window_statistics
 from sparkdl.rules import Choice, Rule
-from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 

@@ -46,6 +46,7 @@ from sparkdl.books import (
     spooled,
     whole,
 )
+from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
 from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import (
     ClusterError,
@@ -60,7 +61,6 @@ from sparkdl.errors import (
 from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.process.reasons import reason_of
-from sparkdl.weights import EMPTY, Vector, is_finite, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker

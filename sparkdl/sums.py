@@ -14,11 +14,11 @@ import numpy as np
 
 from sparkdl.batches import Plan
 from sparkdl.books import RunShape
+from sparkdl.core.reduction import Reduction, Total
+from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.errors import RefusedError, WorkerError
 from sparkdl.merging import Read, Rounds
-from sparkdl.rules.reduction import Reduction, Total
 from sparkdl.store import ParameterStore
-from sparkdl.weights import EMPTY, Vector
 from sparkdl.wire import NO_ID, Flag, Kind, Reply, Sections, Update
 
 NUMBERS = {

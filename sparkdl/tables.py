@@ -16,14 +16,14 @@ from pyspark.sql import DataFrame, functions, types
 from sparkdl import frames, launch
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.columns import Found, folded, resolve
+from sparkdl.core.tree import leaves
+from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
 from sparkdl.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.sources import NoRowsError, Source, first_value
-from sparkdl.structure import leaves
-from sparkdl.weights import Array
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import launch, models, optimizers, packing, preflight, tls
+from sparkdl import launch, models, optimizers, preflight, tls
 from sparkdl.backends import sliced_tables
 from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
@@ -25,6 +25,9 @@ from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
+from sparkdl.core import packing
+from sparkdl.core.sparse_gradients import most_words
+from sparkdl.core.vectors import trim
 from sparkdl.description import describe, outer_name
 from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
@@ -42,11 +45,9 @@ from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.schema import Schema
 from sparkdl.server import Traffic
-from sparkdl.slices import most_words
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
-from sparkdl.weights import trim
 from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)

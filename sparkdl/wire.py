@@ -36,8 +36,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.errors import WireError
-from sparkdl.weights import EMPTY, Vector
 
 UPDATE = struct.Struct("<4sHHIIIIQQQQddQQQQQ16s16s")
 REPLY = struct.Struct("<4sHHqQQddQQQQQ")

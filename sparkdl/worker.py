@@ -22,6 +22,7 @@ from sparkdl.backends.base import Batch, Center, Replica
 from sparkdl.batches import Order, Span, num_before
 from sparkdl.books import Running
 from sparkdl.client import Heartbeat
+from sparkdl.core.vectors import LARGE, trim
 from sparkdl.errors import DataError
 from sparkdl.exchange import Exchange
 from sparkdl.faults import Classes, Watched
@@ -32,7 +33,6 @@ from sparkdl.rules import Rule
 from sparkdl.schema import Schema
 from sparkdl.spool import Rows
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
-from sparkdl.weights import LARGE, trim
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 logger = logging.getLogger(__name__)

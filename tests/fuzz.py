@@ -32,10 +32,10 @@ with nullcontext() if atheris is None else atheris.instrument_imports(include=["
     from stores import all_of, impatient, store_of, update_of
 
     from sparkdl import server, wire
+    from sparkdl.core.sparse_gradients import Slices, Table, encode
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
     from sparkdl.merging import Hybrid
     from sparkdl.server import Traffic, add_steward, make_app
-    from sparkdl.slices import Slices, Table, encode
     from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 CORPUS = Path(__file__).parent / "corpus"

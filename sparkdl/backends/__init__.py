@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.sparse_gradients import Tables, tables_of
+from sparkdl.core.vectors import Layout
 from sparkdl.errors import ConfigError
 from sparkdl.rules import FedOpt
 from sparkdl.rules.outer import Outer
-from sparkdl.slices import Tables, tables_of
-from sparkdl.weights import Layout
 
 if TYPE_CHECKING:
     import keras

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from sparkdl.structure import leaves
-from sparkdl.weights import Vector
+from sparkdl.core.tree import leaves
+from sparkdl.core.vectors import Vector
 
 
 class Batch(NamedTuple):

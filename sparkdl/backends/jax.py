@@ -18,8 +18,8 @@ import numpy as np
 from sparkdl import models, optimizers
 from sparkdl.backends.base import Batch, Center, Mean, Reading
 from sparkdl.backends.common import Capture, first_rows, loss_metric, optional, reading
+from sparkdl.core.vectors import Vector
 from sparkdl.losses import watched
-from sparkdl.weights import Vector
 
 Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # trainable, other, optimizer, metric variables

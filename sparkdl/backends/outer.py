@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from sparkdl import live
+from sparkdl.core.vectors import Array, Vector
 from sparkdl.rules.outer import Outer
-from sparkdl.weights import Array, Vector
 
 
 class KerasOuter(Outer):

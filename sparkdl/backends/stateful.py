@@ -12,8 +12,8 @@ import numpy as np
 from sparkdl import models
 from sparkdl.backends.base import Batch, Center, Mean, Reading
 from sparkdl.backends.common import SCALARS, Capture, loss_metric, optional, reading
+from sparkdl.core.vectors import Vector
 from sparkdl.losses import watched
-from sparkdl.weights import Vector
 
 
 class StatefulReplica(ABC):

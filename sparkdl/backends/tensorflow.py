@@ -13,8 +13,8 @@ import tensorflow as tf
 from sparkdl import models, optimizers
 from sparkdl.backends.base import Mean, Reading
 from sparkdl.backends.stateful import StatefulReplica
-from sparkdl.slices import Table, decode, densified
-from sparkdl.weights import ALIGNMENT, Array, Vector, address
+from sparkdl.core.sparse_gradients import Table, decode, densified
+from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 
 from sparkdl import models
 from sparkdl.backends.stateful import StatefulReplica
+from sparkdl.core.vectors import Vector
 from sparkdl.losses import is_own, scale_in_force, watched
-from sparkdl.weights import Vector
 
 
 class TorchReplica(StatefulReplica):

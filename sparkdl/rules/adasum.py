@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from sparkdl.core.reduction import AdaptiveSum, Reduction
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
-from sparkdl.rules.reduction import AdaptiveSum, Reduction
-from sparkdl.weights import Vector
 
 
 class Adasum(Rule):

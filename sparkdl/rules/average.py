@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
-from sparkdl.weights import Vector
 
 
 class Average(Rule):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from sparkdl.core.reduction import Mean, Reduction
+from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.errors import ConfigError, RuleError
 from sparkdl.process.reasons import reason_of
-from sparkdl.rules.reduction import Mean, Reduction
-from sparkdl.weights import EMPTY, Vector
 
 
 class Merge(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule, require
 from sparkdl.rules.fedopt import ALONE
 from sparkdl.rules.outer import SGD
-from sparkdl.weights import Vector
 
 
 @dataclass(frozen=True)

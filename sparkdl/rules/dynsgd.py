@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
-from sparkdl.weights import Vector
 
 
 class DynSGD(Rule):

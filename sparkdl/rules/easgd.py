@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sparkdl.core.reduction import Reduction, Total
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule, require
-from sparkdl.rules.reduction import Reduction, Total
-from sparkdl.weights import Vector
 
 BETA = 0.9  # the paper's alpha times the number of workers; the center is stable below 2
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
 from sparkdl.rules.outer import SGD, Adam, Outer
-from sparkdl.weights import Vector
 
 ALONE = 'its optimizer steps once per round; take mode="synchronous"'
 

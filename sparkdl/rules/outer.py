@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import require
-from sparkdl.weights import Vector
 
 
 class Outer(ABC):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkdl.core.reduction import Reduction, Total
+from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
-from sparkdl.rules.reduction import Reduction, Total
-from sparkdl.weights import Vector
 
 
 class Sum(Rule):

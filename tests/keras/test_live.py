@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from sparkdl import code, live, models, proof
+from sparkdl import live, models, proof
+from sparkdl.core import pickling
 from sparkdl.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -316,7 +317,7 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     models.build_metrics(model, *first)
     spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
     again = models.freeze(model)[0].key
-    arrived = cloudpickle.loads(code.pickled(objects, cloudpickle))
+    arrived = cloudpickle.loads(pickling.pickled(objects, cloudpickle))
     worker = models.thaw(spec, arrived)
 
     assert [] == live.differences(model, worker)

@@ -14,9 +14,9 @@ from simulator import World
 from sparkdl import models
 from sparkdl.backends import make_replica, sliced_tables
 from sparkdl.backends.base import Batch, Mean
+from sparkdl.core.sparse_gradients import decode
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid
-from sparkdl.slices import decode
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 90, 16, 3

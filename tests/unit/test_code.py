@@ -11,7 +11,7 @@ import threading
 import cloudpickle
 import pytest
 
-from sparkdl import code
+from sparkdl.core import pickling
 
 MODULES = {
     "own_base/__init__.py": "FACTOR = 10\n",
@@ -149,7 +149,7 @@ def program(tmp_path, monkeypatch):
 
 def elsewhere(functions):
     """Return what functions give for 2 in a process that has the package, but not the modules."""
-    data = {name: code.pickled(function, cloudpickle).hex() for name, function in functions.items()}
+    data = {name: pickling.pickled(function, cloudpickle).hex() for name, function in functions.items()}
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=json.dumps(data), capture_output=True, text=True, check=True
     )
@@ -172,7 +172,7 @@ def test_a_module_travels_as_it_is(program):
 def test_a_module_that_cannot_be_pickled_goes_by_its_name(program, caplog):
     """Executors may have it; the log says how they get it if they do not."""
     program["own_tools"].lock = threading.Lock()
-    data = code.pickled(functools.partial(program["module"]), cloudpickle)
+    data = pickling.pickled(functools.partial(program["module"]), cloudpickle)
 
     assert b"own_tools" in data
     assert 20 == cloudpickle.loads(data)(2)
@@ -181,4 +181,4 @@ def test_a_module_that_cannot_be_pickled_goes_by_its_name(program, caplog):
 
 def test_what_is_installed_goes_by_its_name():
     """Executors have it, and its code would be much to send."""
-    assert len(code.pickled(pytest.approx, cloudpickle)) < 200
+    assert len(pickling.pickled(pytest.approx, cloudpickle)) < 200

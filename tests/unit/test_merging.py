@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from stores import EMPTY, begun, impatient, push, store_of, together, update_of, vector
 
 from sparkdl import merging
+from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
 from sparkdl.merging import DeltaRounds, GradientRounds, Hybrid, Locked, Striped, Terms, make_merging
 from sparkdl.rules import Average, DynSGD, Sum
-from sparkdl.weights import window_statistics
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
 

@@ -3,9 +3,9 @@
 import pytest
 from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
 
-from sparkdl import packing
 from sparkdl.books import Held
 from sparkdl.checkpoint import Description, Saved
+from sparkdl.core import packing
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.fingerprint import MASK, Fingerprint
 from sparkdl.wire import Flag, Kind

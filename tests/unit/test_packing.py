@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sparkdl.packing import like, pack, parts, unpack
+from sparkdl.core.packing import like, pack, parts, unpack
 
 
 def test_a_record_comes_out_as_it_went_in():

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.core import reduction
+from sparkdl.core.reduction import AdaptiveSum, Mean, Total, adaptive_sum
 from sparkdl.errors import ConfigError, RuleError
 from sparkdl.rules import (
     ADAG,
@@ -24,10 +26,8 @@ from sparkdl.rules import (
     Sum,
     apply,
     choose,
-    reduction,
 )
 from sparkdl.rules.outer import SGD, Adam
-from sparkdl.rules.reduction import AdaptiveSum, Mean, Total, adaptive_sum
 from sparkdl.rules.settings import from_settings, to_settings
 
 ROUND = Merge(0, 1)

@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 from stores import begun, give, push, state_of, status_of, store_of, together, update_of, vector
 
 from sparkdl import merging
+from sparkdl.core.reduction import Mean
+from sparkdl.core.sparse_gradients import (
+    SliceMean,
+    Slices,
+    Table,
+    decode,
+    densified,
+    encode,
+    most_words,
+    tables_of,
+)
+from sparkdl.core.vectors import Layout
 from sparkdl.errors import WireError
 from sparkdl.merging import GradientRounds, Hybrid
-from sparkdl.rules.reduction import Mean
-from sparkdl.slices import SliceMean, Slices, Table, decode, densified, encode, most_words, tables_of
-from sparkdl.weights import Layout
 from sparkdl.wire import Flag, Reply
 
 TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.structure import assemble, flatten, leaves, paths, template_of
+from sparkdl.core.tree import assemble, flatten, leaves, paths, template_of
 
 ARRAY = np.zeros(2)
 structures = st.recursive(

@@ -9,9 +9,9 @@ from stores import RUN, give, impatient, together
 
 from sparkdl import merging
 from sparkdl.collective import WorkerContext
+from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
 from sparkdl.exchange import LocalExchange
-from sparkdl.rules.reduction import Total
 from sparkdl.sums import SumStore
 from sparkdl.wire import Flag, Kind, Update, lengths_of
 

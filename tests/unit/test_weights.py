@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sparkdl.weights import ALIGNMENT, Layout, address, aligned
+from sparkdl.core.vectors import ALIGNMENT, Layout, address, aligned
 
 DTYPES = st.sampled_from(["float32", "float64", "int32", "uint32", "bool"])
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, max_side=4)

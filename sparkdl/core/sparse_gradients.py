@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl.core.reduction import Mean, Reduction
+from sparkdl.core.vectors import EMPTY, Layout, Vector
 from sparkdl.errors import WireError
-from sparkdl.rules.reduction import Mean, Reduction
-from sparkdl.weights import EMPTY, Layout, Vector
 
 Rows = NDArray[np.int32]
 MOST_WORDS = 1 << 26  # of slices in the updates of one round, where a dense gradient is shorter

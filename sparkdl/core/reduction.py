@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from sparkdl.weights import EMPTY, Vector
+from sparkdl.core.vectors import EMPTY, Vector
 
 PART = 1 << 16  # elements that are added at a time, and stay in the processor's cache
 

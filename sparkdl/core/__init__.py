@@ -1,0 +1,1 @@
+"""Arithmetic and encodings that every other package may use: vectors, nested structures, bytes."""
