@@ -107,7 +107,7 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     sys.path.insert(0, str(TESTS))
     train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
     from sparkdl import models
-    from sparkdl.batches import even_split
+    from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
     from sparkdl.exchange import LocalExchange
     from sparkdl.wire import REPLY, UPDATE, lengths_of

@@ -19,9 +19,9 @@ import numpy as np
 from harness import spread, table
 
 from sparkdl import tls
-from sparkdl.batches import Plan
 from sparkdl.books import RunShape
 from sparkdl.client import HttpExchange
+from sparkdl.data.batch_plan import Plan
 from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import Sum

@@ -64,7 +64,7 @@ def training(name: str, setting: Spec, results: list[list[str]]) -> None:
 
 def schema_of(width: int):
     """Return the schema of the rows."""
-    from sparkdl.schema import Column, Schema
+    from sparkdl.data.schema import Column, Schema
 
     return Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
 
@@ -75,11 +75,11 @@ def spool_batches(schema):
     def run(batches):
         import pyarrow as pa
 
-        from sparkdl import feed, frames, spool
+        from sparkdl.data import arrow, blocks, spill
 
-        spooled = spool.Spool(schema, spool.local_directory(), 1)
-        spooled.extend(frames.blocks_of_batches(batches, schema.columns, 1))
-        count = spooled.rows(feed.TRAINING).count
+        spooled = spill.Spool(schema, spill.local_directory(), 1)
+        spooled.extend(arrow.blocks_of_batches(batches, schema.columns, 1))
+        count = spooled.rows(blocks.TRAINING).count
         yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
 
     return run
@@ -89,11 +89,11 @@ def spool_pairs(schema):
     """Return a function of a partition and its pairs that brings them to files, and yields their number."""
 
     def run(partition, rows):
-        from sparkdl import feed, spool
+        from sparkdl.data import blocks, spill
 
-        spooled = spool.Spool(schema, spool.local_directory(), 1)
-        spooled.extend(feed.blocks_of_rows(rows, schema, partition))
-        yield spooled.rows(feed.TRAINING).count
+        spooled = spill.Spool(schema, spill.local_directory(), 1)
+        spooled.extend(blocks.blocks_of_rows(rows, schema, partition))
+        yield spooled.rows(blocks.TRAINING).count
 
     return run
 
@@ -102,8 +102,8 @@ def ingestion(spark, x, y, rounds: int) -> dict[str, list[float]]:
     """Return the rows per second of each way into the files, turn by turn."""
     from pyspark.sql import functions
 
-    from sparkdl import frames
-    from sparkdl.feed import TRAINING
+    from sparkdl.data import arrow
+    from sparkdl.data.blocks import TRAINING
 
     schema, parts = schema_of(x.shape[1]), os.cpu_count()
     pairs = spark.sparkContext.parallelize(list(zip(x, y, strict=True)), parts).cache()
@@ -111,15 +111,15 @@ def ingestion(spark, x, y, rounds: int) -> dict[str, list[float]]:
         frame = frame_of(spark, x, y, folder).repartition(parts).cache()
         frame.count()
     pairs.count()
-    key = functions.monotonically_increasing_id().alias(frames.KEY)
-    keyed = frame.select("x", "y", key, functions.lit(TRAINING).cast("int").alias(frames.PART))
-    spool = spool_pairs(schema)
+    key = functions.monotonically_increasing_id().alias(arrow.KEY)
+    keyed = frame.select("x", "y", key, functions.lit(TRAINING).cast("int").alias(arrow.PART))
+    spill = spool_pairs(schema)
     ways = {
         "DataFrame, Arrow": lambda: sum(
             row["rows"] for row in keyed.mapInArrow(spool_batches(schema), "rows long").collect()
         ),
-        "RDD of pairs": lambda: pairs.mapPartitionsWithIndex(spool).sum(),
-        "df.rdd": lambda: frame.rdd.map(tuple).mapPartitionsWithIndex(spool).sum(),
+        "RDD of pairs": lambda: pairs.mapPartitionsWithIndex(spill).sum(),
+        "df.rdd": lambda: frame.rdd.map(tuple).mapPartitionsWithIndex(spill).sum(),
     }
     rates = {name: [] for name in ways}
     for turn in range(rounds + 1):  # the first warms up
@@ -176,10 +176,10 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     """
     import numpy as np
 
-    from sparkdl import feed, spool
     from sparkdl.backends import make_replica, prepare_backend
-    from sparkdl.batches import Plan
-    from sparkdl.feed import Block
+    from sparkdl.data import blocks, spill
+    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.blocks import Block
 
     prepare_backend(1)
     import contestants
@@ -187,14 +187,14 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     model = contestants.make_model(Spec("fed", model=name))
     replica = make_replica(model, joint=False)
     schema, began = schema_of(x.shape[1]), time.perf_counter()
-    spooled = spool.Spool(schema, spool.local_directory(), 1)
-    keys = feed.scramble(np.arange(len(x), dtype=np.uint64), 1)
+    spooled = spill.Spool(schema, spill.local_directory(), 1)
+    keys = blocks.scramble(np.arange(len(x), dtype=np.uint64), 1)
     size = 10_000
     spooled.extend(
-        Block(keys[at : at + size], feed.TRAINING, (x[at : at + size], y[at : at + size]))
+        Block(keys[at : at + size], blocks.TRAINING, (x[at : at + size], y[at : at + size]))
         for at in range(0, len(x), size)
     )
-    rows = spooled.rows(feed.TRAINING)
+    rows = spooled.rows(blocks.TRAINING)
     writing, gathering = time.perf_counter() - began, 0.0
     plan = Plan((len(x),), 0, 128, None, False, True, 1)
     for epoch in range(-1, EPOCHS):  # the first compiles

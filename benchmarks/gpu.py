@@ -115,9 +115,9 @@ def plain(name, size, count, batch_size):
 
 def work(worker, num_workers, endpoint, job, name, count):
     """Train as one worker."""
-    from sparkdl.batches import even_split, ranks
+    from sparkdl.data.batch_plan import even_split, ranks
+    from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.exchange import Endpoint
-    from sparkdl.feed import TRAINING, Block
     from sparkdl.worker import Code, Task, train_task
 
     x, y = rows_for(name, count)
@@ -131,11 +131,11 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     import keras
 
     from sparkdl import models
-    from sparkdl.batches import Plan
     from sparkdl.books import RunShape
+    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.schema import Sample
     from sparkdl.merging import Terms, make_merging
     from sparkdl.rules import choose
-    from sparkdl.schema import Sample
     from sparkdl.server import Traffic, make_app, serve
     from sparkdl.steppers import TrainSettings
     from sparkdl.store import ParameterStore

@@ -30,8 +30,8 @@ from harness import table, verdict
 
 sys.path.insert(0, str(harness.REPOSITORY))
 
-from sparkdl.batches import Plan
 from sparkdl.books import RunShape
+from sparkdl.data.batch_plan import Plan
 from sparkdl.exchange import Endpoint
 from sparkdl.member import Task, membership
 from sparkdl.merging import Terms, make_merging

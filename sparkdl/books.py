@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl.batches import Plan
-from sparkdl.core.vectors import LARGE, Vector
+from sparkdl.core.vectors import LARGE, Vector, as_bytes
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.fingerprint import NOTHING, Fingerprint, total
 from sparkdl.errors import RefusedError
-from sparkdl.fingerprint import NOTHING, Fingerprint, total
-from sparkdl.wire import Flag, Kind, Sections, Update, as_bytes
+from sparkdl.wire import Flag, Kind, Sections, Update
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
 SECTIONS = {

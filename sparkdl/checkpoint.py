@@ -28,8 +28,8 @@ from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
 from sparkdl.core import packing
 from sparkdl.core.vectors import Array
+from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.fingerprint import Fingerprint
 from sparkdl.lease import Lease
 
 logger = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from typing import Any, Protocol, TypeVar
 
 from sparkdl import tls, wire
 from sparkdl.books import Running
-from sparkdl.core.vectors import aligned
+from sparkdl.core.vectors import aligned, as_bytes
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.exchange import Endpoint, Exchange, awaiting
-from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.wire import Flag, Reply, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
@@ -104,7 +104,7 @@ class Connection:
         header = bytearray(wire.REPLY.size)
         self._read(memoryview(header))
         reply, lengths = wire.decode_reply(header)
-        return wire.fill(reply, lengths, self._read(wire.as_bytes(aligned(lengths.nbytes))))
+        return wire.fill(reply, lengths, self._read(as_bytes(aligned(lengths.nbytes))))
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()

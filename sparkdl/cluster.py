@@ -32,7 +32,8 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
-from sparkdl import files, frames, interpreter, preflight
+from sparkdl import files, interpreter, preflight
+from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.process import interrupts
 
@@ -481,11 +482,11 @@ class ConnectCluster(Cluster):
         file = self.session.read.format("binaryFile").load(source)
         try:
             with local.open("wb") as out:
-                for start in itertools.count(1, frames.PIECE):
-                    piece = functions.substring("content", start, frames.PIECE).alias("piece")
+                for start in itertools.count(1, arrow.PIECE):
+                    piece = functions.substring("content", start, arrow.PIECE).alias("piece")
                     data = file.select(piece).collect()[0].piece
                     out.write(data)
-                    if len(data) < frames.PIECE:
+                    if len(data) < arrow.PIECE:
                         break
         except AnalysisException as error:
             if "PATH_NOT_FOUND" in str(error):

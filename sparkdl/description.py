@@ -24,7 +24,7 @@ from sparkdl import live, models, optimizers
 from sparkdl.backends.outer import KerasOuter
 from sparkdl.checkpoint import Description, Words
 from sparkdl.core.vectors import Array
-from sparkdl.schema import Column, Schema
+from sparkdl.data.schema import Column, Schema
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
 # Not described: names that Keras numbers, states, what the layouts of variables tell, and values

@@ -20,10 +20,10 @@ import numpy as np
 from sparkdl import batch_hooks, live, models, optimizers
 from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
-from sparkdl.batches import Integers
 from sparkdl.books import Cut, Running
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, trim
+from sparkdl.data.batch_plan import Integers
 from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.fingerprint import NOTHING, Fingerprint
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.store import ParameterStore
 from sparkdl.wire import NO_ID, Flag, Reply, Update, lengths_of
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl.batches import Plan
 from sparkdl.books import Cut, EpochResult, Member, Running, RunShape
 from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
+from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import SparkDLError
 from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging

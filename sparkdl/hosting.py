@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frames, tls
+from sparkdl import tls
 from sparkdl.books import EpochResult
 from sparkdl.client import RETRIES, Connection
 from sparkdl.core.packing import pack
 from sparkdl.core.vectors import Vector
+from sparkdl.data import arrow
+from sparkdl.data.bad_values import Watched
 from sparkdl.errors import RefusedError
-from sparkdl.faults import Watched
 from sparkdl.hosted import HostedRun, endpoint_at
 from sparkdl.member import Task
 from sparkdl.rules import Rule
@@ -190,7 +191,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
             steward, address = _host(stack, hosted, code.rule, task.generation, context)
         address = "".join(context.allGather(address))
         if task.worker < 0:  # the task without rows
-            yield from frames.rows_of(address.encode())
+            yield from arrow.rows_of(address.encode())
             return
         task = replace(task, endpoint=endpoint_at(address, hosted))
         try:
@@ -204,7 +205,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
             _leave(task)
             return
         steward.wait_left()
-        yield from frames.rows_of(steward.record(stopped=not steward.results))
+        yield from arrow.rows_of(steward.record(stopped=not steward.results))
 
 
 def _host(

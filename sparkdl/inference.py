@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import feed, frames, models, spool
-from sparkdl.arrays import AnyRows
+from sparkdl import models
 from sparkdl.backends import prepare_backend
 from sparkdl.core.tree import is_structure, leaves
 from sparkdl.core.vectors import LARGE, Array
+from sparkdl.data import arrow, blocks, spill
+from sparkdl.data.arrays import AnyRows
+from sparkdl.data.schema import Schema, as_pair
 from sparkdl.heads import classify
-from sparkdl.schema import Schema, as_pair
 from sparkdl.tasks import blocks_of
 from sparkdl.worker import evaluate, take_model, take_replica
 
@@ -64,7 +65,7 @@ def predict_stage(
         size = _rows_at_once(job)
         for _, block in inputs.rows:
             for start in range(0, len(block.keys), size):
-                part = feed.select(block, slice(start, start + size))
+                part = blocks.select(block, slice(start, start + size))
                 yield _predict(model, job, part.columns)
     else:
         yield from _predict_rows(model, inputs, job)
@@ -80,7 +81,7 @@ def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any
     rows: Iterator[tuple[Any]] = ((features_of(row, parts),) for row in inputs.rows)
     if isinstance(template, int):
         rows = ((_expanded(value, job.schema.columns[template].shape),) for (value,) in rows)
-    for block in feed.blocks_of_rows(rows, job.schema, inputs.partition):
+    for block in blocks.blocks_of_rows(rows, job.schema, inputs.partition):
         yield from models.rows_of(_predict(model, job, block.columns))
 
 
@@ -119,24 +120,24 @@ def _predict_arrow(
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
     if head.classifies:
         classes = classify(predictions[0], logits=head.logits, thresholds=head.thresholds)
-        return frames.struct_array(list(classes._fields), list(map(frames.prediction_array, classes)))
+        return arrow.struct_array(list(classes._fields), list(map(arrow.prediction_array, classes)))
     values = [_arrow(each, shape) for each, shape in zip(predictions, shapes, strict=True)]
-    return frames.struct_array(list(output), values) if isinstance(output, dict) else values[0]
+    return arrow.struct_array(list(output), values) if isinstance(output, dict) else values[0]
 
 
 def _arrays_of(
-    columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, frames.Decode]
+    columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, arrow.Decode]
 ) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, of few rows at once where these are large: they may be stored as less."""
     count, wanted = len(columns[0]), job.schema.columns
     if len(wanted) == 1 and len(columns) > 1:  # a function of SQL learns of a list from its arguments only
         wanted = (replace(wanted[0], parts=len(columns)),)
-    size = feed.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
+    size = blocks.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
     for start in range(0, count, size):
         name_row = functools.partial(_name_row, start)
-        own = frames.grouped([values.slice(start, size) for values in columns], wanted)
+        own = arrow.grouped([values.slice(start, size) for values in columns], wanted)
         yield [
-            frames.column_array(values, column, name_row, decode.get(place))
+            arrow.column_array(values, column, name_row, decode.get(place))
             for place, (values, column) in enumerate(zip(own, wanted, strict=True))
         ]
 
@@ -154,16 +155,16 @@ def _name_row(start: int, row: int) -> str:
 
 def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:
     flat = predictions[:, 0] if shape == (1,) else predictions
-    return frames.prediction_array(flat.astype(np.float32, copy=False))
+    return arrow.prediction_array(flat.astype(np.float32, copy=False))
 
 
 def evaluate_stage(
     inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
-    spooled = spool.Spool(job.schema, spool.local_directory())
+    spooled = spill.Spool(job.schema, spill.local_directory())
     spooled.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
-    rows = spooled.rows(feed.TRAINING)
+    rows = spooled.rows(blocks.TRAINING)
     if not rows.count:
         return
     prepare_backend(inputs.threads)
@@ -172,6 +173,6 @@ def evaluate_stage(
     variables = models.metric_variables(replica.model)
     states = models.layout_of(variables).to_bytes(models.read(variables))
     if inputs.options["encoding"] == "arrow":
-        yield frames.record({"states": [states], "rows": [rows.count]})
+        yield arrow.record({"states": [states], "rows": [rows.count]})
     else:
         yield states, rows.count

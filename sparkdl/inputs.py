@@ -7,10 +7,10 @@ from typing import Any
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl.arrays import HOMES, is_array
 from sparkdl.cluster import Cluster
+from sparkdl.data.arrays import HOMES, is_array
+from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
-from sparkdl.schema import Counts, Sample, Schema, Takes
 from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
 from sparkdl.tables import FrameSource, frame_source
 

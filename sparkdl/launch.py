@@ -25,9 +25,10 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, preflight, repeats, tasks
+from sparkdl import preflight, repeats, tasks
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.core.pickling import pickled
+from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.exchange import Endpoint
 from sparkdl.failures import explain, lacks_package
@@ -290,14 +291,16 @@ def column_function(stage: Stage, kind: Any) -> Any:
         yield from run(batch if isinstance(batch, tuple) else (batch,) for batch in batches)
 
     def on_pandas(batches: Any) -> Any:
-        from sparkdl import frames  # pickled by value, this function would else need sparkdl to be unpickled
+        from sparkdl.data import (
+            arrow,  # pickled by value, this function would else need sparkdl to be unpickled
+        )
 
         whole = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
-        for values in run(tuple(map(frames.of_pandas, batch)) for batch in whole):
-            yield frames.to_pandas(values)
+        for values in run(tuple(map(arrow.of_pandas, batch)) for batch in whole):
+            yield arrow.to_pandas(values)
 
     if hasattr(functions, "arrow_udf"):  # which Spark has had since 4.1
-        arrays = Iterator[frames.ArrowArray]
+        arrays = Iterator[arrow.ArrowArray]
         on_arrow.__annotations__ = {"batches": arrays, "return": arrays}
         return functions.arrow_udf(on_arrow, kind)
     import pandas as pd

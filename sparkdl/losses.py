@@ -20,9 +20,9 @@ from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
 from sparkdl import models
-from sparkdl.backends.base import Batch
+from sparkdl.data.bad_values import Classes
+from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.faults import Classes
 from sparkdl.heads import Head
 from sparkdl.process import interrupts
 

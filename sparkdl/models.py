@@ -38,11 +38,11 @@ from sparkdl import live, optimizers
 from sparkdl.core.pickling import pickled
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import LARGE, Array, Layout, Vector, trim
+from sparkdl.data.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
+from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
-from sparkdl.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
-from sparkdl.sparse import TEXT
 
 Objects = dict[str, Any]
 

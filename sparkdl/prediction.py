@@ -9,12 +9,12 @@ from typing import Any
 from sparkdl import models, preflight
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig
+from sparkdl.data.arrow import Decode
+from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
-from sparkdl.frames import Decode
 from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
 from sparkdl.launch import Stage
-from sparkdl.schema import Sample, Schema
 from sparkdl.sources import NoRowsError
 from sparkdl.tables import FrameSource, column_of_predictions
 

@@ -17,8 +17,8 @@ import keras
 import numpy as np
 
 from sparkdl import live, models, optimizers
-from sparkdl.backends.base import Batch
 from sparkdl.core.vectors import Array
+from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparkdl.arrays import AnyRows
+from sparkdl.data.arrays import AnyRows
+from sparkdl.data.blocks import TRAINING, Block
+from sparkdl.data.schema import Schema
+from sparkdl.data.sparse import SparseRows, rows_of
+from sparkdl.data.spill import Spool
 from sparkdl.exchange import Exchange
-from sparkdl.feed import TRAINING, Block
-from sparkdl.schema import Schema
-from sparkdl.sparse import SparseRows, rows_of
-from sparkdl.spool import Spool
 from sparkdl.wire import Kind, Update
 
 MOST_BYTES = 64 << 20  # of all rows that are moved; with more to move, rows stay where they are

@@ -52,6 +52,7 @@ import flask
 from sparkdl import tls, wire
 from sparkdl.books import Running
 from sparkdl.config import PortChoice
+from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     ClusterError,
     DataError,
@@ -61,7 +62,6 @@ from sparkdl.errors import (
     WireError,
     WorkerError,
 )
-from sparkdl.fingerprint import Fingerprint
 from sparkdl.process.reasons import reason_of
 from sparkdl.store import ParameterStore
 from sparkdl.strangers import HEAD_BYTES, Connections

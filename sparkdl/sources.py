@@ -17,16 +17,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyspark import RDD
 
-from sparkdl import feed, launch, models, preflight
-from sparkdl.arrays import AnyRows, as_rows
-from sparkdl.batches import even_split, ranks
+from sparkdl import launch, models, preflight
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows, as_rows
+from sparkdl.data.bad_values import Classes, Fault, Faults
+from sparkdl.data.batch_plan import even_split, ranks
+from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
+from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.faults import Classes, Fault, Faults
-from sparkdl.feed import TRAINING, VALIDATION, Block
 from sparkdl.launch import Stage
-from sparkdl.schema import Counts, Sample, Schema, as_array, as_pair
 
 
 class NoRowsError(DataError):
@@ -171,7 +171,7 @@ class ArraySource(Source):
         if seed is not None and part == TRAINING:
             order = np.random.default_rng(seed).permutation(self.count())
         rows = even_split(self.count(), num_workers)
-        size = feed.rows_per_block(self.schema.columns, cluster.task_bytes)
+        size = rows_per_block(self.schema.columns, cluster.task_bytes)
         held = order[: self.held_most]
         for worker in range(num_workers):
             if part == VALIDATION:
@@ -247,7 +247,7 @@ class ArraySource(Source):
             return _in_slices(cluster, dealt), False
         longest = max(map(len, piles))
         first = next(block for _, block in dealt)
-        empty = feed.select(first, slice(0, 0))
+        empty = select(first, slice(0, 0))
         slots = [(piles[k] + [(k, empty)] * longest)[:longest] for k in range(num_workers)]
         return cluster.context.parallelize(sum(slots, []), num_workers), True
 

@@ -18,16 +18,17 @@ from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl import columns, files, launch, losses, models, optimizers, proof
-from sparkdl.arrays import array_of
 from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
 from sparkdl.core.tree import leaves
+from sparkdl.data.arrays import array_of
+from sparkdl.data.bad_values import Classes, judge, sentences_of
+from sparkdl.data.blocks import TRAINING, VALIDATION
+from sparkdl.data.schema import Column, Sample, Schema
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
-from sparkdl.faults import Classes, judge, sentences_of
-from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.inference import features_of
 from sparkdl.inputs import (
     make_source,
@@ -44,7 +45,6 @@ from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
-from sparkdl.schema import Column, Sample, Schema
 from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of

@@ -15,9 +15,10 @@ from statistics import fmean
 import numpy as np
 
 from sparkdl import models, optimizers
-from sparkdl.backends.base import Batch, Center, Mean, Reading, Replica
-from sparkdl.batches import Plan
+from sparkdl.backends.base import Center, Mean, Reading, Replica
 from sparkdl.core.vectors import window_statistics
+from sparkdl.data.batch import Batch
+from sparkdl.data.batch_plan import Plan
 from sparkdl.rules import Choice, Rule
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 

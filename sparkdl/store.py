@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sparkdl.batches import Plan
 from sparkdl.books import (
     Book,
     Carried,
@@ -47,6 +46,8 @@ from sparkdl.books import (
     whole,
 )
 from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.divergence import FARTHEST, FIRST, Watch
 from sparkdl.errors import (
     ClusterError,
@@ -58,7 +59,6 @@ from sparkdl.errors import (
     WireError,
     WorkerLostError,
 )
-from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.process.reasons import reason_of
 from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update

@@ -12,10 +12,10 @@ from math import nan
 
 import numpy as np
 
-from sparkdl.batches import Plan
 from sparkdl.books import RunShape
 from sparkdl.core.reduction import Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError, WorkerError
 from sparkdl.merging import Read, Rounds
 from sparkdl.store import ParameterStore

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import frames, launch
+from sparkdl import launch
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.columns import Found, folded, resolve
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import Array
+from sparkdl.data import arrow
+from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
+from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.feed import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
-from sparkdl.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.sources import NoRowsError, Source, first_value
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
@@ -52,7 +53,7 @@ class FrameSource(Source):
 
     def __init__(
         self, frame: DataFrame, sample: Sample, indicator: str | None = None,
-        decode: Mapping[str, frames.Decode] | None = None, texts: bool = False,
+        decode: Mapping[str, arrow.Decode] | None = None, texts: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
         cluster_of(self.session).rebind(frame)
@@ -195,7 +196,7 @@ class FrameSource(Source):
             kind = _numpy_type(field.dataType)
             value = value.toArray() if hasattr(value, "toArray") else _as_on_executors(value)
             return first_value(name, value, kind)
-        found = frames.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
+        found = arrow.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
         return first_value(name, found)
 
     def num_partitions(self) -> int:
@@ -217,7 +218,7 @@ class FrameSource(Source):
         """Return the columns of a schema, a key, and more; weights that are missing are 1."""
         selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
         ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self._names), len(columns))]
-        key = functions.monotonically_increasing_id().alias(frames.KEY)
+        key = functions.monotonically_increasing_id().alias(arrow.KEY)
         return self.frame.select(*selected, *ones, key, *more)
 
     def training(
@@ -231,16 +232,16 @@ class FrameSource(Source):
         if self.indicator is not None:
             held = self._found[self.indicator].column
             part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
-        frame = self._rows(schema.columns, part.cast("int").alias(frames.PART))
+        frame = self._rows(schema.columns, part.cast("int").alias(arrow.PART))
         if split:
-            drawn = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
+            drawn = functions.xxhash64(functions.col(arrow.KEY), functions.lit(seed or 0))
             part = functions.when(
                 functions.pmod(drawn, functions.lit(1 << 30)) < int(split * (1 << 30)), VALIDATION
             ).otherwise(TRAINING)
-            frame = frame.withColumn(frames.PART, part.cast("int"))
+            frame = frame.withColumn(arrow.PART, part.cast("int"))
         if validation is not None:
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
-            part = functions.lit(VALIDATION).cast("int").alias(frames.PART)
+            part = functions.lit(VALIDATION).cast("int").alias(arrow.PART)
             frame = frame.unionByName(validation._rows(schema.columns, part))
         moves = seed is not None or validation is not None or self.ahead or cluster.remote
         if self.partitions is None and not moves and self.num_partitions() == num_workers:
@@ -253,7 +254,7 @@ class FrameSource(Source):
                 placed = _worker_of(num_workers, seed or 0) + self.ahead
                 frame = frame.repartitionById(num_workers + self.ahead, placed.cast("int"))
             else:
-                placed = functions.xxhash64(functions.col(frames.KEY), functions.lit(seed or 0))
+                placed = functions.xxhash64(functions.col(arrow.KEY), functions.lit(seed or 0))
                 frame = frame.repartition(num_workers, placed)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
@@ -270,7 +271,7 @@ class FrameSource(Source):
 
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        part = functions.lit(TRAINING).cast("int").alias(frames.PART)
+        part = functions.lit(TRAINING).cast("int").alias(arrow.PART)
         run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
         frame = self._rows(self.schema.columns, part)
         action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
@@ -283,7 +284,7 @@ def _worker_of(num_workers: int, seed: int) -> Any:
     Which worker a turn begins with is drawn from the seed, the partition and the number of the turn. Shares
     of a partition differ by one row at most, since its last turn may end early; ``rebalance`` evens them out.
     """
-    key, count = functions.col(frames.KEY), functions.lit(num_workers)
+    key, count = functions.col(arrow.KEY), functions.lit(num_workers)
     position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))
     turn = functions.floor(position / count)
     drawn = functions.xxhash64(functions.shiftright(key, INDEX_BITS), turn, functions.lit(seed))
@@ -295,7 +296,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; 
 
 def column_of_predictions(
     stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS,
-    decode: Mapping[int, frames.Decode] | None = None,
+    decode: Mapping[int, arrow.Decode] | None = None,
 ) -> Any:  # fmt: skip
     """Return the function of Spark SQL that predicts from columns.
 
@@ -378,7 +379,7 @@ def _numeric(name: str, found: Found) -> Any:
     if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
         element, types.DecimalType
     ):
-        convert = frames.remedy(f'df["{name}"]', element.simpleString(), depth)
+        convert = arrow.remedy(f'df["{name}"]', element.simpleString(), depth)
         raise ConfigError(
             f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
             f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "

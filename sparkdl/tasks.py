@@ -15,16 +15,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from sparkdl import client, feed
-from sparkdl.arrays import as_rows
+from sparkdl import client
 from sparkdl.collective import run_task
+from sparkdl.data.arrays import as_rows
+from sparkdl.data.bad_values import Faults, Watched
+from sparkdl.data.blocks import (
+    EMPTY,
+    TRAINING,
+    VALIDATION,
+    Block,
+    blocks_of_parts,
+    blocks_of_rows,
+    deal,
+    hold_out,
+    parts_of,
+)
+from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import DataError, SparkDLError, WorkerError
 from sparkdl.exchange import Endpoint
-from sparkdl.faults import Faults, Watched
-from sparkdl.feed import Block
 from sparkdl.member import Task
 from sparkdl.process.reasons import own_lines, reason_of, text_of
-from sparkdl.schema import Sample, Schema
 
 
 class Call(NamedTuple):
@@ -144,35 +154,33 @@ def blocks_of(
         return (block for _, block in iterator)
     schema = options["schema"]
     if encoding == "arrow":
-        from sparkdl import frames
+        from sparkdl.data import arrow
 
-        return frames.blocks_of_batches(iterator, schema.columns, options["seed"], options.get("decode"))
+        return arrow.blocks_of_batches(iterator, schema.columns, options["seed"], options.get("decode"))
     if encoding == "function":
         blocks = _blocks_of_function(partition, options)
     else:
         place = options.get("place", "partition")
-        blocks = feed.blocks_of_rows(
-            iterator, schema, partition, options.get("part", feed.TRAINING), place=place
-        )
+        blocks = blocks_of_rows(iterator, schema, partition, options.get("part", TRAINING), place=place)
     if options.get("split"):
-        blocks = feed.hold_out(blocks, options["split"], options["split_seed"])
+        blocks = hold_out(blocks, options["split"], options["split_seed"])
     return blocks
 
 
 def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Block]:
     schema: Schema = options["schema"]
-    yield from feed.blocks_of_parts(_made(options["function"], partition, options, schema), schema, partition)
+    yield from blocks_of_parts(_made(options["function"], partition, options, schema), schema, partition)
     if options.get("held") is not None:
         held, schema = options["held"]
         parts = _made(held, partition, options, schema)
-        yield from feed.blocks_of_parts(parts, schema, partition, feed.VALIDATION)
+        yield from blocks_of_parts(parts, schema, partition, VALIDATION)
 
 
 def _made(function: Any, worker: int, options: dict[str, Any], schema: Schema) -> Iterator[Any]:
     """Yield the parts of what a user's function returns."""
 
     def parts() -> Iterator[Any]:
-        yield from feed.parts_of(function(worker, options["workers"]), labels=schema.labelled)
+        yield from parts_of(function(worker, options["workers"]), labels=schema.labelled)
 
     return computed(parts(), f"worker {worker}")
 
@@ -182,7 +190,7 @@ def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     options = call.options
 
     def parts() -> Iterator[Any]:
-        yield from feed.parts_of(options["function"](0, options["workers"]), labels=options["labels"])
+        yield from parts_of(options["function"](0, options["workers"]), labels=options["labels"])
 
     for whole in computed(parts(), "worker 0"):
         sample = Sample.of(whole, options["counts"])
@@ -198,8 +206,8 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
     options, partition = call.options, context.partitionId()
     try:
         blocks = blocks_of(iterator, "rows", partition, options)
-        for worker, block in feed.deal(blocks, options["num_workers"], options["seed"]):
-            if block.part != feed.EMPTY or options.get("part", feed.TRAINING) == feed.TRAINING:
+        for worker, block in deal(blocks, options["num_workers"], options["seed"]):
+            if block.part != EMPTY or options.get("part", TRAINING) == TRAINING:
                 yield worker, block
     except DataError as error:
         if call.endpoint is not None:
@@ -259,7 +267,7 @@ def _faults(job: Any, options: dict[str, Any]) -> Faults:
 
 def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -> Iterator[Any]:
     """Yield, in pieces, what an endpoint answers that only executors reach."""
-    from sparkdl import frames
+    from sparkdl.data import arrow
 
     for _ in iterator:
         pass
@@ -268,7 +276,7 @@ def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -
         _, answer = connection.post(path, body)
     finally:
         connection.close()
-    yield from frames.rows_of(answer)
+    yield from arrow.rows_of(answer)
 
 
 def _predict(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:

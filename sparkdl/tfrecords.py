@@ -19,8 +19,9 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import files, frames, launch, records
+from sparkdl import files, launch, records
 from sparkdl.cluster import Cluster, cluster_of
+from sparkdl.data import arrow
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.prediction import ship
 from sparkdl.process import interrupts
@@ -72,10 +73,10 @@ def read_tfrecords(
                 parsed, place = records.parse(record, sequence=sequences), f"record {number} of {name}"
                 for column, field in zip(columns, schema.fields, strict=True):
                     column.append(_from_record(parsed, field, place))
-                if len(columns) and len(columns[0]) == frames.ROWS_PER_BATCH:
-                    yield frames.batch_of(columns, schema)
+                if len(columns) and len(columns[0]) == arrow.ROWS_PER_BATCH:
+                    yield arrow.batch_of(columns, schema)
                     columns = [[] for _ in schema.fields]
-            yield frames.batch_of(columns, schema)
+            yield arrow.batch_of(columns, schema)
 
     return found.mapInArrow(rows, schema)
 
@@ -169,7 +170,7 @@ def _infer(found: DataFrame, cluster: Cluster, *, sequences: bool) -> types.Stru
                     for values in lists or [[]]:
                         _note(seen, name, values, 2)
         names, depths = list(seen), list(seen.values())
-        yield frames.record(
+        yield arrow.record(
             {"name": [name for name, _ in names], "kind": [kind for _, kind in names], "depth": depths}
         )
 
@@ -263,13 +264,13 @@ def _write_part(
                 place = f"row {next(counter)} of partition {context.partitionId()}"
                 yield records.serialize(_to_record(row, fields, place, sequences=sequences))
 
-    with frames.open_for_writing(f"{folder}/{name}") as file:
+    with arrow.open_for_writing(f"{folder}/{name}") as file:
         if packed:
             with gzip.GzipFile(fileobj=file, mode="wb") as inner:
                 records.write(inner, serialized())
         else:
             records.write(file, serialized())
-    yield frames.record({"name": [name], "rows": [next(counter)]})
+    yield arrow.record({"name": [name], "rows": [next(counter)]})
 
 
 def _writable(field: types.StructField) -> Any:

@@ -19,7 +19,6 @@ from typing import Any
 
 from sparkdl import launch, models, optimizers, preflight, tls
 from sparkdl.backends import sliced_tables
-from sparkdl.batches import Plan, num_batches
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
@@ -28,11 +27,13 @@ from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_
 from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
+from sparkdl.data.bad_values import Classes, judge, sentences_of
+from sparkdl.data.batch_plan import Plan, num_batches
+from sparkdl.data.blocks import TRAINING, VALIDATION
+from sparkdl.data.schema import Schema
 from sparkdl.description import describe, outer_name
 from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.faults import Classes, judge, sentences_of
-from sparkdl.feed import TRAINING, VALIDATION
 from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
@@ -43,7 +44,6 @@ from sparkdl.process.interrupts import Cleanup
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of
-from sparkdl.schema import Schema
 from sparkdl.server import Traffic
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings

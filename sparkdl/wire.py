@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.errors import WireError
 
 UPDATE = struct.Struct("<4sHHIIIIQQQQddQQQQQ16s16s")
@@ -154,11 +154,6 @@ def sections(message: Update | Reply) -> tuple[Any, ...]:
     """Return the non-empty sections of a message as buffers, to be sent after its header."""
     parts = (message.parameters, message.statistics, message.metrics, message.state)
     return tuple([as_bytes(part) for part in parts if len(part)])
-
-
-def as_bytes(part: Any) -> memoryview:
-    """Return the bytes of a contiguous array or of bytes, without copying them."""
-    return memoryview(part).cast("B")
 
 
 def lengths_of(message: Update | Reply) -> Sections:

@@ -16,22 +16,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import devices, feed, models, optimizers, spool
+from sparkdl import devices, models, optimizers
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
-from sparkdl.backends.base import Batch, Center, Replica
-from sparkdl.batches import Order, Span, num_before
+from sparkdl.backends.base import Center, Replica
 from sparkdl.books import Running
 from sparkdl.client import Heartbeat
 from sparkdl.core.vectors import LARGE, trim
+from sparkdl.data import spill
+from sparkdl.data.bad_values import Classes, Watched
+from sparkdl.data.batch import Batch
+from sparkdl.data.batch_plan import Order, Span, num_before
+from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
+from sparkdl.data.schema import Schema
+from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
 from sparkdl.exchange import Exchange
-from sparkdl.faults import Classes, Watched
-from sparkdl.fingerprint import NOTHING, Fingerprint
 from sparkdl.member import Task, membership
 from sparkdl.rebalance import rebalance
 from sparkdl.rules import Rule
-from sparkdl.schema import Schema
-from sparkdl.spool import Rows
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
 from sparkdl.wire import Answer, Flag, Kind, Reply, Update
 
@@ -420,11 +423,11 @@ def _train(
     job: TrainJob, task: Task, blocks: Watched, exchange: Exchange, code: Code, heartbeat: Heartbeat
 ) -> None:
     plan = job.settings.plan
-    spooled = spool.Spool(job.schema, spool.local_directory(), plan.seed if plan.shuffle else None)
-    spooled.extend(feed.weigh(blocks, job.schema, job.class_weight))
+    spooled = spill.Spool(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
+    spooled.extend(weigh(blocks, job.schema, job.class_weight))
     if blocks.shuffled:
         rebalance(spooled, task.worker, exchange)
-    rows, validation = spooled.rows(feed.TRAINING), spooled.rows(feed.VALIDATION)
+    rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())

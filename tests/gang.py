@@ -8,14 +8,14 @@ import numpy as np
 
 from sparkdl import losses, models, optimizers, proof
 from sparkdl.backends import distributed, make_replica, sliced_tables
-from sparkdl.batches import Plan, even_split, ranks
 from sparkdl.books import Held, RunShape
+from sparkdl.data.batch_plan import Plan, even_split, ranks
+from sparkdl.data.schema import Sample
+from sparkdl.data.spill import Rows
 from sparkdl.epochs import DriverModel, Metrics
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
-from sparkdl.schema import Sample
-from sparkdl.spool import Rows
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
 from sparkdl.worker import Loop

@@ -12,8 +12,8 @@ import pytest
 
 from sparkdl import merging
 from sparkdl import store as store_module
-from sparkdl.batches import Plan
 from sparkdl.books import Held, RunShape
+from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose

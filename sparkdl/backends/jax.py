@@ -16,9 +16,10 @@ import keras
 import numpy as np
 
 from sparkdl import models, optimizers
-from sparkdl.backends.base import Batch, Center, Mean, Reading
+from sparkdl.backends.base import Center, Mean, Reading
 from sparkdl.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.core.vectors import Vector
+from sparkdl.data.batch import Batch
 from sparkdl.losses import watched
 
 Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 from sparkdl import models
-from sparkdl.backends.base import Batch, Center, Mean, Reading
+from sparkdl.backends.base import Center, Mean, Reading
 from sparkdl.backends.common import SCALARS, Capture, loss_metric, optional, reading
 from sparkdl.core.vectors import Vector
+from sparkdl.data.batch import Batch
 from sparkdl.losses import watched
 
 

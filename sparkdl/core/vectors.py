@@ -152,3 +152,8 @@ class Layout:
             arrays.append(array.astype(dtype).reshape(shape))
             start += array.nbytes
         return arrays
+
+
+def as_bytes(part: Any) -> memoryview:
+    """Return the bytes of a contiguous array or of bytes, without copying them."""
+    return memoryview(part).cast("B")

@@ -13,8 +13,9 @@ from keras import layers
 
 from sparkdl import models, optimizers
 from sparkdl.backends import make_replica
-from sparkdl.backends.base import Batch, Center, Mean
-from sparkdl.batches import Plan, ranks
+from sparkdl.backends.base import Center, Mean
+from sparkdl.data.batch import Batch
+from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ModelError
 from sparkdl.merging import GradientRounds
 from sparkdl.worker import Loop

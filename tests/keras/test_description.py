@@ -7,9 +7,9 @@ from keras import layers
 
 from sparkdl import models
 from sparkdl.backends import with_keras_optimizer
+from sparkdl.data.schema import Column, Schema
 from sparkdl.description import describe
 from sparkdl.rules import FedOpt
-from sparkdl.schema import Column, Schema
 
 SCHEMA = Schema((Column("x", (8,), "float32"), Column("y", (1,), "float32")), (0, 1))
 

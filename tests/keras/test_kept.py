@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl import models, worker
-from sparkdl.backends.base import Batch
+from sparkdl.data.batch import Batch
 
 
 def spec_of(units, number=0.0):

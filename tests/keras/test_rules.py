@@ -11,7 +11,7 @@ from simulator import World
 
 from sparkdl import SparkModel
 from sparkdl.backends import with_keras_optimizer
-from sparkdl.batches import ranks
+from sparkdl.data.batch_plan import ranks
 from sparkdl.errors import ConfigError, DivergedError
 from sparkdl.merging import Hybrid
 from sparkdl.rules import AEASGD, Adasum, DiLoCo, FedOpt

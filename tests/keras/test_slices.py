@@ -13,8 +13,9 @@ from simulator import World
 
 from sparkdl import models
 from sparkdl.backends import make_replica, sliced_tables
-from sparkdl.backends.base import Batch, Mean
+from sparkdl.backends.base import Mean
 from sparkdl.core.sparse_gradients import decode
+from sparkdl.data.batch import Batch
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid
 from sparkdl.worker import Loop

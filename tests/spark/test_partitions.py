@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.batches import Plan, ranks
+from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.ml import KerasEstimator
 

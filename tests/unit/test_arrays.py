@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as shapes
 
-from sparkdl.arrays import array_of, as_rows
+from sparkdl.data.arrays import array_of, as_rows
+from sparkdl.data.schema import Column
+from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.errors import DataError
-from sparkdl.schema import Column
-from sparkdl.sparse import SparseRows, TextRows
 
 FORMATS = [
     f"{kind}_{of}" for kind in ("csr", "csc", "coo", "lil", "dok", "bsr", "dia") for of in ("matrix", "array")

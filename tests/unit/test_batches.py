@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.batches import Plan, even_split, num_batches, num_before, ranks
+from sparkdl.data.batch_plan import Plan, even_split, num_batches, num_before, ranks
 
 row_counts = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
 batch_sizes = st.integers(1, 40)

@@ -17,8 +17,8 @@ from sparkdl import files
 from sparkdl.books import Book, Cut, Held
 from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
+from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.fingerprint import Fingerprint
 from sparkdl.lease import lease_of
 
 VECTOR = np.arange(5, dtype=np.float32)

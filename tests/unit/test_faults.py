@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.data.bad_values import Classes, Faults, Watched, judge, sentences_of
+from sparkdl.data.blocks import TRAINING, VALIDATION, Block, row_keys, scramble, unscrambled
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import DataError
-from sparkdl.faults import Classes, Faults, Watched, judge, sentences_of
-from sparkdl.feed import TRAINING, VALIDATION, Block, row_keys, scramble, unscrambled
-from sparkdl.schema import Column, Schema
-from sparkdl.sparse import SparseRows
 
 SCHEMA = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
 CLASSES = {1: Classes(3)}

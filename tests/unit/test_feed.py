@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.data.blocks import TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.spill import Spool
 from sparkdl.errors import DataError
-from sparkdl.feed import TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
-from sparkdl.schema import Column, Schema
-from sparkdl.spool import Spool
 
 SCHEMA = Schema(
     (Column("x", (), "float32"), Column("y", (2,), "int64"), Column("w", (), "float32")), (0, 1, 2)

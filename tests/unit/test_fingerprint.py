@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed import TRAINING, VALIDATION, Block, select
-from sparkdl.fingerprint import MASK, NOTHING, Fingerprint, fingerprint, total
-from sparkdl.schema import Column, Schema
-from sparkdl.sparse import SparseRows
-from sparkdl.spool import Spool
+from sparkdl.data.blocks import TRAINING, VALIDATION, Block, select
+from sparkdl.data.fingerprint import MASK, NOTHING, Fingerprint, fingerprint, total
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.sparse import SparseRows
+from sparkdl.data.spill import Spool
 
 DTYPES = "float32", "float64", "float16", "int64", "uint8", "bool", "int32"
 seeds_ = st.integers(0, 1 << 32)

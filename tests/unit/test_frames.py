@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from vectors import VECTORS, dense, sparse
 
-from sparkdl import feed
+from sparkdl.data.arrow import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
+from sparkdl.data.blocks import UNKNOWN
+from sparkdl.data.schema import Column, axis_of
 from sparkdl.errors import DataError
-from sparkdl.feed import UNKNOWN
-from sparkdl.frames import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
-from sparkdl.schema import Column, axis_of
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
 
@@ -189,7 +188,7 @@ def pictures(values, decode):
 
 def test_bytes_are_decoded_a_few_rows_at_once(monkeypatch):
     """What is decoded takes the place of the bytes, a last dimension of 1 more or less; blocks stay small."""
-    monkeypatch.setattr(feed, "BLOCK_BYTES", 4)  # two rows
+    monkeypatch.setattr("sparkdl.data.blocks.BLOCK_BYTES", 4)  # two rows
 
     for decode in (lambda value: np.frombuffer(value, "uint8"), lambda value: [[value[0]], [value[1]]]):
         blocks = pictures([b"ab", b"cd", b"ef"], decode)

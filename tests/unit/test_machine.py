@@ -25,12 +25,12 @@ from hypothesis.stateful import (
 from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of, store_of, update_of
 
 from sparkdl import merging
-from sparkdl.batches import Plan
 from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.exchange import awaiting
-from sparkdl.fingerprint import Fingerprint
 from sparkdl.merging import Hybrid, Locked
 from sparkdl.store import ParameterStore
 from sparkdl.wire import Answer, Flag, Kind

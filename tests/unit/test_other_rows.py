@@ -6,8 +6,8 @@ from stores import give, impatient, outcomes_of, push, store_of, together, updat
 from sparkdl.books import Held
 from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
+from sparkdl.data.fingerprint import MASK, Fingerprint
 from sparkdl.errors import DataError, RefusedError
-from sparkdl.fingerprint import MASK, Fingerprint
 from sparkdl.wire import Flag, Kind
 
 HELD = Held(10, Fingerprint(7, 1)), Held(10, Fingerprint(8, MASK))

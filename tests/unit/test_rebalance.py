@@ -10,13 +10,13 @@ from stores import give as hand
 from stores import impatient, status_of, store_of, together, update_of
 
 from sparkdl import rebalance as module
+from sparkdl.data.blocks import TRAINING, Block
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.sparse import SparseRows, TextRows
+from sparkdl.data.spill import Spool
 from sparkdl.errors import DataError
 from sparkdl.exchange import LocalExchange
-from sparkdl.feed import TRAINING, Block
 from sparkdl.rebalance import moves, packed, rebalance, unpacked
-from sparkdl.schema import Column, Schema
-from sparkdl.sparse import SparseRows, TextRows
-from sparkdl.spool import Spool
 from sparkdl.wire import Flag, Kind
 
 SCHEMA = Schema(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sparkdl.data.schema import Column, Sample
 from sparkdl.errors import DataError
-from sparkdl.schema import Column, Sample
 
 ARRAY = np.zeros(2)
 

@@ -10,7 +10,7 @@ from simulator import Condition, DeadlockError, World
 from stores import begun, push, store_of
 
 from sparkdl import merging
-from sparkdl.batches import Plan
+from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
 from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pyspark.ml.linalg import Vectors
 
+from sparkdl.data.schema import Column, Sample
+from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import DataError
-from sparkdl.schema import Column, Sample
-from sparkdl.sparse import SparseRows
 
 numbers = st.sampled_from([0.0, 0.0, 0.0, 1.5, -2.0])
 tables = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5)), elements=numbers)

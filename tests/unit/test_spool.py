@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.batches import MIXED, Plan
-from sparkdl.feed import EMPTY, TRAINING, VALIDATION, Block, scramble
-from sparkdl.schema import Column, Schema
-from sparkdl.spool import INDEX_BYTES, MEMORY, Spool
+from sparkdl.data.batch_plan import MIXED, Plan
+from sparkdl.data.blocks import EMPTY, TRAINING, VALIDATION, Block, scramble
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.spill import INDEX_BYTES, MEMORY, Spool
 
 SCHEMA = Schema((Column("x", (3,), "float32"), Column("y", (), "int64")), (0, 1))
 SPARSE = Schema((replace(SCHEMA.columns[0], sparse=3), SCHEMA.columns[1]), (0, 1))

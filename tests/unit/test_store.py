@@ -30,8 +30,8 @@ from stores import (
 )
 
 from sparkdl import books, merging
-from sparkdl.batches import Plan
 from sparkdl.books import Held
+from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import (
     ClusterError,
     DataError,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl import spool
+from sparkdl.data import spill
+from sparkdl.data.arrow import column_array
+from sparkdl.data.blocks import TRAINING, Block
+from sparkdl.data.fingerprint import fingerprint
+from sparkdl.data.schema import Column, Sample, Schema
+from sparkdl.data.sparse import TextRows
 from sparkdl.errors import DataError
-from sparkdl.feed import TRAINING, Block
-from sparkdl.fingerprint import fingerprint
-from sparkdl.frames import column_array
-from sparkdl.schema import Column, Sample, Schema
-from sparkdl.sparse import TextRows
 
 SHAPES = st.sampled_from([(), (1,), (2,), (2, 1), (2, 2)])
 
@@ -59,14 +59,14 @@ def test_strings_come_back_unchanged(table, data):
         assert found.toarray().tolist() == wanted.tolist()
 
 
-@given(tables(), st.sampled_from([spool.MEMORY, 64]))
+@given(tables(), st.sampled_from([spill.MEMORY, 64]))
 def test_strings_on_the_disk_stay_beside_their_labels(table, memory):
     """Every row keeps its string when blocks arrive out of order and when rows move into buckets."""
     shape, values = table
     columns = Column("words", shape, "string", 256), Column("label", (), "float32")
     rows, labels = columns[0].of(values, "a batch"), np.arange(len(values), dtype="float32")
     keys, last = np.arange(len(values), dtype=np.uint64), len(values) // 2
-    spooled = spool.Spool(Schema(columns, (0, 1)), spool.local_directory(), seed=3, memory=memory)
+    spooled = spill.Spool(Schema(columns, (0, 1)), spill.local_directory(), seed=3, memory=memory)
 
     spooled.extend(
         Block(keys[part], TRAINING, (rows[part], labels[part]))

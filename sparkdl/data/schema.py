@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl.arrays import AnyRows, as_bytes
-from sparkdl.backends.base import Batch
 from sparkdl.core.tree import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows, as_bytes
+from sparkdl.data.batch import Batch
+from sparkdl.data.sparse import TEXT, SparseRows, TextRows, entry_of
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.sparse import TEXT, SparseRows, TextRows, entry_of
 
 Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
 PARTS = "x", "y", "sample_weight"

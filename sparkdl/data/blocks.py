@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.arrays import AnyRows, as_rows
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows, as_rows
+from sparkdl.data.fingerprint import GOLDEN, MASK, mixed, unmixed
+from sparkdl.data.schema import Column, Schema, as_row
 from sparkdl.errors import DataError
-from sparkdl.fingerprint import GOLDEN, MASK, mixed, unmixed
-from sparkdl.schema import Column, Schema, as_row
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20

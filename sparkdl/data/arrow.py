@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from sparkdl.arrays import AnyRows
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows
+from sparkdl.data.blocks import UNKNOWN, Block, rows_per_block, scramble
+from sparkdl.data.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
+from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
-from sparkdl.feed import UNKNOWN, Block, rows_per_block, scramble
 from sparkdl.process.reasons import reason_of, text_of
-from sparkdl.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
-from sparkdl.sparse import SparseRows, TextRows, entry_of
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
 Decode = Callable[[Any], Any]  # a function of the user's own that makes an array of a value

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl.arrays import AnyRows
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows
+from sparkdl.data.blocks import VALIDATION, Block, Keys, unscrambled
+from sparkdl.data.schema import Schema
+from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.errors import DataError
-from sparkdl.feed import VALIDATION, Block, Keys, unscrambled
-from sparkdl.schema import Schema
-from sparkdl.sparse import SparseRows, TextRows
 
 logger = logging.getLogger(__name__)
 NAN, INF, CLASS = "NaN", "Inf", "labels"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.vectors import Array
+from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
-from sparkdl.sparse import SparseRows, TextRows, entry_of
 
 AnyRows = Array | SparseRows
 HOMES = {"tensorflow", "torch", "keras"}  # whose objects may be arrays, or datasets and loaders that are none

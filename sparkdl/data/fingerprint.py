@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.core.vectors import Array
-from sparkdl.sparse import SparseRows, TextRows
+from sparkdl.data.sparse import SparseRows, TextRows
 
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1

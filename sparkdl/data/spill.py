@@ -25,15 +25,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from sparkdl.arrays import AnyRows
-from sparkdl.backends.base import Batch
-from sparkdl.batches import MIXED, Integers
-from sparkdl.core.vectors import Array, aligned
-from sparkdl.feed import EMPTY, Block, Keys, scramble, select
-from sparkdl.fingerprint import NOTHING, fingerprint, total
-from sparkdl.schema import Column, Schema
-from sparkdl.sparse import SparseRows, entry_of, rows_of
-from sparkdl.wire import as_bytes
+from sparkdl.core.vectors import Array, aligned, as_bytes
+from sparkdl.data.arrays import AnyRows
+from sparkdl.data.batch import Batch
+from sparkdl.data.batch_plan import MIXED, Integers
+from sparkdl.data.blocks import EMPTY, Block, Keys, scramble, select
+from sparkdl.data.fingerprint import NOTHING, fingerprint, total
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.sparse import SparseRows, entry_of, rows_of
 
 MEMORY = 256 << 20
 INDEX_BYTES = 128  # what a row counts at least, for its places while it is mixed with others
