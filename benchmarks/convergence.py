@@ -109,8 +109,8 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     from sparkdl import models
     from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
-    from sparkdl.exchange import LocalExchange
-    from sparkdl.wire import REPLY, UPDATE, lengths_of
+    from sparkdl.transport.exchange import LocalExchange
+    from sparkdl.transport.messages import REPLY, UPDATE, lengths_of
 
     moved = [0]
 

@@ -18,16 +18,16 @@ import harness
 import numpy as np
 from harness import spread, table
 
-from sparkdl import tls
 from sparkdl.books import RunShape
-from sparkdl.client import HttpExchange
 from sparkdl.data.batch_plan import Plan
-from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import Sum
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Kind, Update
+from sparkdl.transport import tls
+from sparkdl.transport.client import HttpExchange
+from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.messages import Kind, Update
 
 RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "token"
 SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}

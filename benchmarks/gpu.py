@@ -117,7 +117,7 @@ def work(worker, num_workers, endpoint, job, name, count):
     """Train as one worker."""
     from sparkdl.data.batch_plan import even_split, ranks
     from sparkdl.data.blocks import TRAINING, Block
-    from sparkdl.exchange import Endpoint
+    from sparkdl.transport.exchange import Endpoint
     from sparkdl.worker import Code, Task, train_task
 
     x, y = rows_for(name, count)

@@ -32,13 +32,13 @@ sys.path.insert(0, str(harness.REPOSITORY))
 
 from sparkdl.books import RunShape
 from sparkdl.data.batch_plan import Plan
-from sparkdl.exchange import Endpoint
 from sparkdl.member import Task, membership
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Flag, Kind, Update
+from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.messages import Flag, Kind, Update
 
 SIZE = 10_000  # numbers of the center
 UPDATES = 100  # of a worker in an epoch

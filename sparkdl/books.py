@@ -15,7 +15,7 @@ from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint, total
 from sparkdl.errors import RefusedError
-from sparkdl.wire import Flag, Kind, Sections, Update
+from sparkdl.transport.messages import Flag, Kind, Running, Sections, Update
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
 SECTIONS = {
@@ -85,20 +85,6 @@ class Held(NamedTuple):
 def whole(held: Sequence[Held]) -> tuple[int, int]:
     """Return what a gang holds, whoever has which row: how many training rows, and what tells them all."""
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
-
-
-class Running(NamedTuple):
-    """A worker's metric states after some rows of an epoch that is not over yet.
-
-    Attributes:
-        epoch: the epoch.
-        rows: the worker's training rows of the epoch that the states are of.
-        metrics: the states; empty where they are too large to be sent during an epoch.
-    """
-
-    epoch: int
-    rows: int
-    metrics: bytes
 
 
 @dataclass

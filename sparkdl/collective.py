@@ -12,10 +12,10 @@ import numpy as np
 from sparkdl import devices
 from sparkdl.config import choose
 from sparkdl.core.vectors import Array
-from sparkdl.exchange import Exchange
 from sparkdl.member import Task, membership
 from sparkdl.sums import NUMBERS
-from sparkdl.wire import NO_ID, Kind, Update
+from sparkdl.transport.exchange import Exchange
+from sparkdl.transport.messages import NO_ID, Kind, Update
 
 
 class Operation(StrEnum):

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from sparkdl.core.vectors import Vector, norm
 from sparkdl.errors import DivergedError
-from sparkdl.wire import Update
+from sparkdl.transport.messages import Update
 
 STRIKES = 10  # updates with NaN or Inf in a row of one worker before the run ends
 FARTHEST = 1e15  # a delta that goes as far is none: merging, or squaring it, could come to Inf

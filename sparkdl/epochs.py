@@ -20,12 +20,13 @@ import numpy as np
 from sparkdl import batch_hooks, live, models, optimizers
 from sparkdl.backends.common import loss_metric
 from sparkdl.batch_hooks import BatchHooks
-from sparkdl.books import Cut, Running
+from sparkdl.books import Cut
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, trim
 from sparkdl.data.batch_plan import Integers
 from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
+from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5  # the least time between two reports

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sparkdl import failures, tls
+from sparkdl import failures
 from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
-from sparkdl.exchange import Endpoint
 from sparkdl.hosted import Store
 from sparkdl.launch import Job
 from sparkdl.server import Traffic, make_app, serve
 from sparkdl.store import ParameterStore
+from sparkdl.transport import tls
+from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1

@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl.books import Cut, EpochResult, Member, Running, RunShape
+from sparkdl.books import Cut, EpochResult, Member, RunShape
 from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import SparkDLError
-from sparkdl.exchange import Endpoint
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import Rule
 from sparkdl.store import ParameterStore
+from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import tls
 from sparkdl.books import EpochResult
-from sparkdl.client import RETRIES, Connection
 from sparkdl.core.packing import pack
 from sparkdl.core.vectors import Vector
 from sparkdl.data import arrow
@@ -25,6 +23,8 @@ from sparkdl.member import Task
 from sparkdl.rules import Rule
 from sparkdl.server import Traffic, add_steward, make_app, serve
 from sparkdl.store import ParameterStore
+from sparkdl.transport import tls
+from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker import Code, TrainJob, train_task
 
 ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch

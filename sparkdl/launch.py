@@ -30,9 +30,9 @@ from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.core.pickling import pickled
 from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
-from sparkdl.exchange import Endpoint
 from sparkdl.failures import explain, lacks_package
 from sparkdl.process import interrupts
+from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1

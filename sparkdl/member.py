@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sparkdl import client
-from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import DataError, RefusedError
-from sparkdl.exchange import Endpoint
 from sparkdl.process.reasons import reason_of, text_of
+from sparkdl.transport import client
+from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.transport.exchange import Endpoint
 
 
 @dataclass(frozen=True)

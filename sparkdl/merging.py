@@ -25,7 +25,7 @@ from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
 from sparkdl.core.vectors import EMPTY, Vector, window_share
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Merge, Rule, apply
-from sparkdl.wire import Answer, Flag, Reply, Update
+from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 PATIENCE = 20.0  # seconds that a request may wait before its worker is told to ask again
 EARLY_BYTES = 64 << 20  # what is kept of bodies that came before their turn, or of centers on their way

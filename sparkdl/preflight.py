@@ -113,7 +113,7 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
     address, port, token, _, certificate = endpoint
     from http.client import HTTPException
 
-    from sparkdl.tls import TlsError, connection_to
+    from sparkdl.transport.tls import TlsError, connection_to
 
     for tries_left in (2, 1, 0):
         connection = connection_to(address, port, certificate, 10)

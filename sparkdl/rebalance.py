@@ -18,8 +18,8 @@ from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, rows_of
 from sparkdl.data.spill import Spool
-from sparkdl.exchange import Exchange
-from sparkdl.wire import Kind, Update
+from sparkdl.transport.exchange import Exchange
+from sparkdl.transport.messages import Kind, Update
 
 MOST_BYTES = 64 << 20  # of all rows that are moved; with more to move, rows stay where they are
 

@@ -49,8 +49,6 @@ import cheroot.workers.threadpool
 import cheroot.wsgi
 import flask
 
-from sparkdl import tls, wire
-from sparkdl.books import Running
 from sparkdl.config import PortChoice
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
@@ -64,8 +62,9 @@ from sparkdl.errors import (
 )
 from sparkdl.process.reasons import reason_of
 from sparkdl.store import ParameterStore
-from sparkdl.strangers import HEAD_BYTES, Connections
-from sparkdl.wire import Reply, Sections, Update
+from sparkdl.transport import messages, tls
+from sparkdl.transport.connections import HEAD_BYTES, Connections
+from sparkdl.transport.messages import Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -302,8 +301,8 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
 
     Who sends a list of them empties it, so that nothing keeps a reply until the next one.
     """
-    while header := _read(stream, wire.UPDATE.size):
-        update, lengths = wire.decode_update(header)
+    while header := _read(stream, messages.UPDATE.size):
+        update, lengths = messages.decode_update(header)
         store.admit(update, lengths)
         reply = store.exchange(update, partial(_fill, update, lengths, stream))
         try:
@@ -316,12 +315,12 @@ def _replies(store: ParameterStore, traffic: Traffic, stream: Any) -> Iterator[l
 
 
 def _buffers(reply: Reply) -> list[Any]:
-    return [wire.encode_reply(reply), *wire.sections(reply)]
+    return [messages.encode_reply(reply), *messages.sections(reply)]
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
     """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
-    return wire.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
+    return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
 
 
 def _read(stream: Any, size: int) -> bytes:
@@ -475,7 +474,7 @@ class _Request(cheroot.server.HTTPRequest):
         parts = chunk if isinstance(chunk, list) else [chunk]
         if self.chunked_write and chunk:
             parts[:] = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
-        wire.send(self.conn.socket, parts)
+        messages.send(self.conn.socket, parts)
 
 
 class _Gateway(cheroot.wsgi.Gateway_10):

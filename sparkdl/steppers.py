@@ -20,7 +20,7 @@ from sparkdl.core.vectors import window_statistics
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan
 from sparkdl.rules import Choice, Rule
-from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 
 @dataclass(frozen=True)

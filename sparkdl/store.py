@@ -38,7 +38,6 @@ from sparkdl.books import (
     EpochResult,
     Held,
     Member,
-    Running,
     RunShape,
     check_sections,
     kept,
@@ -61,7 +60,7 @@ from sparkdl.errors import (
 )
 from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
 from sparkdl.process.reasons import reason_of
-from sparkdl.wire import Answer, Flag, Kind, Reply, Sections, Update
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
 LONG_STEP = 10  # stall times without a row trained, after which a worker that is alive is named

@@ -19,7 +19,7 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError, WorkerError
 from sparkdl.merging import Read, Rounds
 from sparkdl.store import ParameterStore
-from sparkdl.wire import NO_ID, Flag, Kind, Reply, Sections, Update
+from sparkdl.transport.messages import NO_ID, Flag, Kind, Reply, Sections, Update
 
 NUMBERS = {
     "<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16",

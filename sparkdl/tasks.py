@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from sparkdl import client
 from sparkdl.collective import run_task
 from sparkdl.data.arrays import as_rows
 from sparkdl.data.bad_values import Faults, Watched
@@ -32,9 +31,10 @@ from sparkdl.data.blocks import (
 )
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import DataError, SparkDLError, WorkerError
-from sparkdl.exchange import Endpoint
 from sparkdl.member import Task
 from sparkdl.process.reasons import own_lines, reason_of, text_of
+from sparkdl.transport import client
+from sparkdl.transport.exchange import Endpoint
 
 
 class Call(NamedTuple):

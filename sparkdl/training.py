@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import launch, models, optimizers, preflight, tls
+from sparkdl import launch, models, optimizers, preflight
 from sparkdl.backends import sliced_tables
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
@@ -48,6 +48,7 @@ from sparkdl.server import Traffic
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
+from sparkdl.transport import tls
 from sparkdl.worker import TrainJob
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,6 @@ import numpy as np
 from sparkdl import devices, models, optimizers
 from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.backends.base import Center, Replica
-from sparkdl.books import Running
-from sparkdl.client import Heartbeat
 from sparkdl.core.vectors import LARGE, trim
 from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
@@ -31,12 +29,13 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.data.schema import Schema
 from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
-from sparkdl.exchange import Exchange
 from sparkdl.member import Task, membership
 from sparkdl.rebalance import rebalance
 from sparkdl.rules import Rule
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
-from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+from sparkdl.transport.client import Heartbeat
+from sparkdl.transport.exchange import Exchange
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Update
 
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from sparkdl.client import HttpExchange
-from sparkdl.exchange import Endpoint
 from sparkdl.member import Task, membership
-from sparkdl.wire import Kind, Update
+from sparkdl.transport.client import HttpExchange
+from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.messages import Kind, Update
 
 RUN, LAYOUT, SIZE = b"r" * 16, b"l" * 16, 3
 

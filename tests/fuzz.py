@@ -31,12 +31,13 @@ if __name__ == "__main__":  # the tests are the same wherever they run
 with nullcontext() if atheris is None else atheris.instrument_imports(include=["sparkdl"]):
     from stores import all_of, impatient, store_of, update_of
 
-    from sparkdl import server, wire
+    from sparkdl import server
     from sparkdl.core.sparse_gradients import Slices, Table, encode
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
     from sparkdl.merging import Hybrid
     from sparkdl.server import Traffic, add_steward, make_app
-    from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+    from sparkdl.transport import messages
+    from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 CORPUS = Path(__file__).parent / "corpus"
 MEMORY = 8 << 20  # bytes that one input may take: JSON of the longest body that is read, and its values
@@ -49,8 +50,8 @@ class Wire:
 
     name = "wire"
     codecs = (
-        (wire.UPDATE.size, wire.decode_update, wire.encode_update),
-        (wire.REPLY.size, wire.decode_reply, wire.encode_reply),
+        (messages.UPDATE.size, messages.decode_update, messages.encode_update),
+        (messages.REPLY.size, messages.decode_reply, messages.encode_reply),
     )
 
     def seeds(self):
@@ -58,8 +59,8 @@ class Wire:
         updates = [Update(kind, flags=flag, **sections) for kind in Kind for flag in (Flag.NONE, Flag.STOP)]
         replies = [Reply(kind, flag, **sections) for kind in Answer for flag in (Flag.CUT, Flag.AGAIN)]
         return [
-            *(wire.encode_update(update) + b"".join(wire.sections(update)) for update in updates),
-            *(wire.encode_reply(reply) + b"".join(wire.sections(reply)) for reply in replies),
+            *(messages.encode_update(update) + b"".join(messages.sections(update)) for update in updates),
+            *(messages.encode_reply(reply) + b"".join(messages.sections(reply)) for reply in replies),
         ]
 
     mutate = staticmethod(mutate)
@@ -71,10 +72,10 @@ class Wire:
     @staticmethod
     def _outcome(data, size, decode, encode):
         try:
-            message = wire.fill(*decode(data[:size]), data[size:])
+            message = messages.fill(*decode(data[:size]), data[size:])
         except WireError as error:
             return _words(str(error))
-        assert data == encode(message) + b"".join(wire.sections(message))
+        assert data == encode(message) + b"".join(messages.sections(message))
         return f"{message.kind.name}."
 
     def close(self):
@@ -228,14 +229,14 @@ class Http:
             update_of(store, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),
             update_of(store, 1, kind=Kind.TAKE, sequence=0),
         ]  # fmt: skip
-        messages = [wire.encode_update(update) + b"".join(wire.sections(update)) for update in updates]
+        encoded = [messages.encode_update(update) + b"".join(messages.sections(update)) for update in updates]
         return [
             _request("GET", "ping"), _request("GET", "status"), _request("GET", "ping", token=b"wrong"),
             *(_request("POST", name, json.dumps(body).encode()) for name, body in asked.items()),
-            *(_request("POST", "exchange", message) for message in messages),
+            *(_request("POST", "exchange", message) for message in encoded),
             _request("POST", "replace/0", np.ones(7, np.float32).tobytes()),
-            _request("POST", "exchange", _chunks(messages[0], messages[2]), chunked=True),
-            _request("POST", "exchange", messages[2]) + _request("POST", "exchange", messages[3]),
+            _request("POST", "exchange", _chunks(encoded[0], encoded[2]), chunked=True),
+            _request("POST", "exchange", encoded[2]) + _request("POST", "exchange", encoded[3]),
         ]  # fmt: skip
 
 
@@ -279,8 +280,10 @@ def _request(method, path, body=b"", *, token=b"secret", chunked=False):
     )  # fmt: skip
 
 
-def _chunks(*messages):
-    parts = [part for each in messages for part in (each[: wire.UPDATE.size], each[wire.UPDATE.size :])]
+def _chunks(*encoded):
+    parts = [
+        part for each in encoded for part in (each[: messages.UPDATE.size], each[messages.UPDATE.size :])
+    ]
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 

@@ -13,11 +13,11 @@ from sparkdl.data.batch_plan import Plan, even_split, ranks
 from sparkdl.data.schema import Sample
 from sparkdl.data.spill import Rows
 from sparkdl.epochs import DriverModel, Metrics
-from sparkdl.exchange import LocalExchange
 from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.steppers import TrainSettings
 from sparkdl.store import ParameterStore
+from sparkdl.transport.exchange import LocalExchange
 from sparkdl.worker import Loop
 
 

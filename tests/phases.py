@@ -20,11 +20,15 @@ from pyspark import TaskContext
 from sparkdl import CheckpointConfig, SparkModel
 
 PHASES = {  # the function of a worker that begins a phase, and which of its calls is meant
-    "preflight": ("sparkdl/preflight.py", "check", 1), "feed": ("sparkdl/data/spill.py", "add", 1),
-    "trace": ("src/trainers/trainer.py", "compute_loss", 1), "exchange": ("sparkdl/client.py", "send", 3),
-    "epoch's end": ("sparkdl/worker.py", "_finish", 1), "evaluation": ("sparkdl/worker.py", "_evaluate", 1),
-    "checkpoint": ("sparkdl/worker.py", "_standing", 1), "predict": ("sparkdl/inference.py", "_predict", 1),
-}  # fmt: skip
+    "preflight": ("sparkdl/preflight.py", "check", 1),
+    "feed": ("sparkdl/data/spill.py", "add", 1),
+    "trace": ("src/trainers/trainer.py", "compute_loss", 1),
+    "exchange": ("sparkdl/transport/client.py", "send", 3),
+    "epoch's end": ("sparkdl/worker.py", "_finish", 1),
+    "evaluation": ("sparkdl/worker.py", "_evaluate", 1),
+    "checkpoint": ("sparkdl/worker.py", "_standing", 1),
+    "predict": ("sparkdl/inference.py", "_predict", 1),
+}
 SETTINGS = {
     "synchronous": ("synchronous", "batch", None, {"recovery_every": 3}),
     "synchronous-2": ("synchronous", 2, "average", {"recovery_every": 2}),

@@ -18,7 +18,7 @@ from sparkdl.errors import RefusedError
 from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Kind, Update, lengths_of
+from sparkdl.transport.messages import Kind, Update, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16
 EMPTY = np.zeros(0, np.float32)

@@ -16,8 +16,8 @@ from sparkdl.backends import make_replica, sliced_tables
 from sparkdl.backends.base import Mean
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
-from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid
+from sparkdl.transport.exchange import LocalExchange
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 90, 16, 3

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from stores import LAYOUT, begun, state_of, store_of, together, update_of
 
-from sparkdl import server, strangers, tls, wire
-from sparkdl.client import HttpExchange
+from sparkdl import server
 from sparkdl.divergence import STRIKES
-from sparkdl.exchange import Endpoint
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.transport import connections, messages, tls
+from sparkdl.transport.client import HttpExchange
+from sparkdl.transport.exchange import Endpoint
 
 LORISES = 1000
 UPDATES = 100
@@ -82,7 +83,7 @@ def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
             update = update_of(store, 0, np.ones(5), sequence=sequence, base_version=sequence)
             assert [sequence + 1.0] * 5 == exchange(update).parameters.tolist()
 
-        assert eventually(lambda: 0 < sum(map(is_open, strange)) <= strangers.MOST)
+        assert eventually(lambda: 0 < sum(map(is_open, strange)) <= connections.MOST)
 
 
 def send(sock, data):
@@ -100,7 +101,7 @@ def is_open(sock):
         return False
 
 
-SIZES = [strangers.HEAD_BYTES + more for more in (-1, 0, 1, 255, 256, 4096)]
+SIZES = [connections.HEAD_BYTES + more for more in (-1, 0, 1, 255, 256, 4096)]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -168,7 +169,7 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
 @pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
 def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, monkeypatch, jump):
     """Times are measured by a clock that nobody sets."""
-    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange), connect(port) as sock:
         exchange(update_of(store, 0, np.ones(5)))
@@ -185,7 +186,7 @@ def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, 
 @pytest.mark.parametrize("sent", HEADS[:2])
 def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent):
     """Whoever sends a part of it, or nothing."""
-    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with connect(port) as sock:
         sock.sendall(sent)
         assert b"" == sock.recv(1)
@@ -206,7 +207,9 @@ def test_a_head_that_has_no_end_is_refused(port, store):
     """It is neither read to its end nor kept."""
     before = state_of(store)
     with connect(port) as sock:
-        sock.sendall(b"GET /v1/status HTTP/1.1\r\nX: " + b"x" * (strangers.HEAD_BYTES + strangers.LINE_BYTES))
+        sock.sendall(
+            b"GET /v1/status HTTP/1.1\r\nX: " + b"x" * (connections.HEAD_BYTES + connections.LINE_BYTES)
+        )
         with closing(http.client.HTTPResponse(sock)) as answer:
             answer.begin()
             assert 413 == answer.status
@@ -256,7 +259,7 @@ def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, c
     """Worker 1 has as many of them as it may have requests; worker 0 trains on, and then they are closed."""
     monkeypatch.setattr(server, "IDLE_SECONDS", 1)
     update = update_of(store, 1, np.ones(5))
-    header, parameters = wire.encode_update(update), wire.sections(update)[0]
+    header, parameters = messages.encode_update(update), messages.sections(update)[0]
     half = header + bytes(parameters)[:10]
     if "chunked" in kind:
         half = b"%x\r\n%b\r\n14\r\n%b" % (len(header), header, half[len(header) :])

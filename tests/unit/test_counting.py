@@ -16,9 +16,9 @@ from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
 from turns import by_turns
 
-from sparkdl import client
 from sparkdl.merging import Locked, Rounds
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.transport import client
 
 WORKERS, UPDATES = 4, 25
 SETTINGS = {

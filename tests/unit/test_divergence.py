@@ -7,7 +7,7 @@ import pytest
 
 from sparkdl.divergence import Watch
 from sparkdl.errors import DivergedError
-from sparkdl.wire import Kind, Update
+from sparkdl.transport.messages import Kind, Update
 
 
 def center(value):

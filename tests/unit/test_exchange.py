@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
-from sparkdl import server, wire
-from sparkdl.client import Connection, HttpExchange
+from sparkdl import server
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.exchange import Endpoint, LocalExchange, awaiting
 from sparkdl.server import Traffic, make_app, serve
-from sparkdl.tls import server_context
-from sparkdl.wire import Answer, Flag, Kind, Update
+from sparkdl.transport import messages
+from sparkdl.transport.client import Connection, HttpExchange
+from sparkdl.transport.exchange import Endpoint, LocalExchange, awaiting
+from sparkdl.transport.messages import Answer, Flag, Kind, Update
+from sparkdl.transport.tls import server_context
 
 
 class Local:
@@ -314,13 +315,13 @@ def test_an_update_whose_sending_stalled_is_sent_again(monkeypatch):
         once.undo()
         sock.sendall(parts[0])
         assert server._can_read(sock, 30)
-        wire.send(sock, parts[1:])
+        messages.send(sock, parts[1:])
 
     monkeypatch.setattr(server, "IDLE_SECONDS", 1)
     with ExitStack() as stack, monkeypatch.context() as once:
         store = store_of("asynchronous", workers=1, size=1)
         (exchange,) = gang(lambda store: Http(store, stack), store)
-        once.setattr(wire, "send", stalling)
+        once.setattr(messages, "send", stalling)
 
         assert [1.0] == exchange(update(1.0)).parameters.tolist()
     assert 1 == exchange.retried

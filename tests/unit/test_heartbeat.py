@@ -7,11 +7,11 @@ from unittest import mock
 import pytest
 from stores import LAYOUT, begun, store_of
 
-from sparkdl import client
-from sparkdl.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.exchange import Endpoint
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.transport import client
+from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.transport.exchange import Endpoint
 
 LONG = [f"{number} {'漢' * 4000}"[:4000] for number in range(60)]  # 24 KB each as JSON
 

@@ -30,10 +30,10 @@ from sparkdl.core import packing
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.exchange import awaiting
 from sparkdl.merging import Hybrid, Locked
 from sparkdl.store import ParameterStore
-from sparkdl.wire import Answer, Flag, Kind
+from sparkdl.transport.exchange import awaiting
+from sparkdl.transport.messages import Answer, Flag, Kind
 
 WORKERS, ROWS, WINDOWS = 3, 10, 4  # rows of each worker, exchanges of each in an epoch
 SILENCE, STALL = 3.0, 1000.0

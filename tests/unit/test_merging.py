@@ -20,7 +20,7 @@ from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
 from sparkdl.merging import DeltaRounds, GradientRounds, Hybrid, Locked, Striped, Terms, make_merging
 from sparkdl.rules import Average, DynSGD, Sum
-from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 
 def noise(seed, size=5):

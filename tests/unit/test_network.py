@@ -19,10 +19,11 @@ from network import ADDRESS, Network, on
 from relay import Relay
 from stores import KINDS, NEVER, store_of, together
 
-from sparkdl import client, server
+from sparkdl import server
 from sparkdl.config import TrainConfig
 from sparkdl.server import Traffic, make_app, serve
-from sparkdl.wire import Kind
+from sparkdl.transport import client
+from sparkdl.transport.messages import Kind
 
 pytestmark = pytest.mark.network
 

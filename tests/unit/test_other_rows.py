@@ -8,7 +8,7 @@ from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
 from sparkdl.data.fingerprint import MASK, Fingerprint
 from sparkdl.errors import DataError, RefusedError
-from sparkdl.wire import Flag, Kind
+from sparkdl.transport.messages import Flag, Kind
 
 HELD = Held(10, Fingerprint(7, 1)), Held(10, Fingerprint(8, MASK))
 OTHERWISE = Held(10, Fingerprint(70, 1)), HELD[1]

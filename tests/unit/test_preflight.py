@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import pytest
 from stores import RUN, store_of, together
 
-from sparkdl import preflight, strangers, tls
+from sparkdl import preflight
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.transport import connections, tls
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_an_endpoint_of_another_run_is_named(identity):
 
 def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(identity, monkeypatch):
     """Nobody falls back to what is less."""
-    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with endpoint() as port, pytest.raises(RuntimeError, match="TLS: .*another program answers there"):
         check(port, identity[1])
     with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match=f"127.0.0.1:{port}"):

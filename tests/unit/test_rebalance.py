@@ -15,9 +15,9 @@ from sparkdl.data.schema import Column, Schema
 from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.data.spill import Spool
 from sparkdl.errors import DataError
-from sparkdl.exchange import LocalExchange
 from sparkdl.rebalance import moves, packed, rebalance, unpacked
-from sparkdl.wire import Flag, Kind
+from sparkdl.transport.exchange import LocalExchange
+from sparkdl.transport.messages import Flag, Kind
 
 SCHEMA = Schema(
     (

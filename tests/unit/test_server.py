@@ -30,14 +30,15 @@ from leaks import listening
 from relay import RESET
 from stores import LAYOUT, begun, state_of, store_of, update_of
 
-from sparkdl import server, tls, wire
+from sparkdl import server
 from sparkdl.books import Held
-from sparkdl.client import HttpExchange
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
-from sparkdl.exchange import Endpoint
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import Traffic, add_steward, make_app, serve
-from sparkdl.wire import Answer, Kind, Sections, Update
+from sparkdl.transport import messages, tls
+from sparkdl.transport.client import HttpExchange
+from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.messages import Answer, Kind, Sections, Update
 
 TOKEN = {"Authorization": "Bearer secret"}
 WHO = {"worker": 0, "generation": 1, "attempt": 1}
@@ -130,7 +131,7 @@ def port(app, served):
 
 
 def message(update):
-    return wire.encode_update(update) + b"".join(wire.sections(update))
+    return messages.encode_update(update) + b"".join(messages.sections(update))
 
 
 def joining(**changes):
@@ -149,7 +150,9 @@ def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
     """Header and sections, as long as they say; the bytes are counted both ways."""
     body = message(update_of(store, 0, np.ones(5)))
     status, _, answer = endpoint.request("POST", "/v1/exchange", body)
-    reply = wire.fill(*wire.decode_reply(answer[: wire.REPLY.size]), answer[wire.REPLY.size :])
+    reply = messages.fill(
+        *messages.decode_reply(answer[: messages.REPLY.size]), answer[messages.REPLY.size :]
+    )
 
     assert 200 == status
     assert (Answer.CENTER, [1.0] * 5) == (reply.kind, reply.parameters.tolist())
@@ -274,7 +277,10 @@ def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, stor
 def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
     """Whatever the system calls it, the worker will send its update again."""
     stream = mock.Mock()
-    stream.read.side_effect = [wire.encode_update(update_of(store, 0, np.ones(5))), OSError(113, "no way")]
+    stream.read.side_effect = [
+        messages.encode_update(update_of(store, 0, np.ones(5))),
+        OSError(113, "no way"),
+    ]
 
     with pytest.raises(ConnectionError):
         next(server._replies(store, Traffic(), stream))
@@ -487,7 +493,7 @@ def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
     update = replace(update_of(store, 0, np.ones(5)), run=b"x" * 16)
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (sock, stream):
-        sock.sendall(wire.encode_update(update))
+        sock.sendall(messages.encode_update(update))
         answer = stream.read()
 
     assert b"HTTP/1.1 409" == answer[:12]
@@ -588,7 +594,7 @@ def test_updates_follow_each_other_in_one_request(port, store):
             sock.sendall(chunk(message(update_of(store, 0, np.ones(5), sequence=sequence))))
             if not sequence:
                 answer.begin()
-            reply, lengths = wire.decode_reply(answer.read(wire.REPLY.size))
+            reply, lengths = messages.decode_reply(answer.read(messages.REPLY.size))
             assert (sequence + 1, 20) == (reply.version, len(answer.read(lengths.nbytes)))
         sock.sendall(b"0\r\n\r\n")
         assert b"" == answer.read()
@@ -618,7 +624,7 @@ def test_an_update_may_come_in_any_chunks(port, store):
             sock.sendall(chunk(body[start : start + 50]))
         sock.sendall(b"0;the=end\r\n\r\n")
         answer.begin()
-        assert (200, wire.REPLY.size + 20) == (answer.status, len(answer.read()))
+        assert (200, messages.REPLY.size + 20) == (answer.status, len(answer.read()))
 
 
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])

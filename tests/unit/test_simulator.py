@@ -12,9 +12,9 @@ from stores import begun, push, store_of
 from sparkdl import merging
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
-from sparkdl.exchange import LocalExchange
 from sparkdl.merging import Hybrid
-from sparkdl.wire import Flag, Kind, Update
+from sparkdl.transport.exchange import LocalExchange
+from sparkdl.transport.messages import Flag, Kind, Update
 
 BATCHES = 20  # of each worker; an exchange each
 paces_ = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)

@@ -23,7 +23,7 @@ from sparkdl.core.sparse_gradients import (
 from sparkdl.core.vectors import Layout
 from sparkdl.errors import WireError
 from sparkdl.merging import GradientRounds, Hybrid
-from sparkdl.wire import Flag, Reply
+from sparkdl.transport.messages import Flag, Reply
 
 TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings
 SIZE = sum(table.size for table in TABLES)

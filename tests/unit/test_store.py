@@ -41,12 +41,12 @@ from sparkdl.errors import (
     SparkDLError,
     WorkerLostError,
 )
-from sparkdl.exchange import awaiting
 from sparkdl.hosted import HostedRun, HostedStore
 from sparkdl.merging import Hybrid
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
-from sparkdl.wire import Answer, Flag, Kind, lengths_of
+from sparkdl.transport.exchange import awaiting
+from sparkdl.transport.messages import Answer, Flag, Kind, lengths_of
 
 
 def finish_epoch(store, epoch=0, **fields):

@@ -11,9 +11,9 @@ from sparkdl import merging
 from sparkdl.collective import WorkerContext
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
-from sparkdl.exchange import LocalExchange
 from sparkdl.sums import SumStore
-from sparkdl.wire import Flag, Kind, Update, lengths_of
+from sparkdl.transport.exchange import LocalExchange
+from sparkdl.transport.messages import Flag, Kind, Update, lengths_of
 
 
 @pytest.fixture

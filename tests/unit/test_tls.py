@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import state_of, store_of, together
 
-from sparkdl import strangers, tls
-from sparkdl.client import Connection
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, TransportError
-from sparkdl.exchange import Endpoint
 from sparkdl.server import Traffic, make_app, serve
+from sparkdl.transport import connections, tls
+from sparkdl.transport.client import Connection
+from sparkdl.transport.exchange import Endpoint
 
 RUN = b"r" * 16
 TOKEN = {"Authorization": "Bearer secret"}
@@ -117,7 +117,7 @@ def test_the_librarys_own_client_is_understood(port, identity):
 
 def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch):
     """Neither does a worker without TLS from an endpoint with it, nor the other way about; both are named."""
-    monkeypatch.setattr(strangers, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     before = state_of(store)
     plain = Connection(Endpoint("127.0.0.1", port, "secret", RUN), retries=0)
     with closing(plain), pytest.raises(TransportError):

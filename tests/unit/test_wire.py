@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl import wire
 from sparkdl.errors import WireError
-from sparkdl.wire import Answer, Flag, Kind, Reply, Update
+from sparkdl.transport import messages
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(lambda v: np.array(v, np.float32))
 words, longs = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -38,27 +38,27 @@ def fields_of(message):
 
 
 def through(message, encode, decode):
-    header, body = encode(message), b"".join(wire.sections(message))
-    return wire.fill(*decode(header), body)
+    header, body = encode(message), b"".join(messages.sections(message))
+    return messages.fill(*decode(header), body)
 
 
 @given(updates)
 def test_an_update_comes_back_as_it_was_sent(update):
     """Decoding undoes encoding, every field of the header and every section."""
-    assert fields_of(update) == fields_of(through(update, wire.encode_update, wire.decode_update))
+    assert fields_of(update) == fields_of(through(update, messages.encode_update, messages.decode_update))
 
 
 @given(replies)
 def test_a_reply_comes_back_as_it_was_sent(reply):
     """Decoding undoes encoding, every field of the header and every section."""
-    assert fields_of(reply) == fields_of(through(reply, wire.encode_reply, wire.decode_reply))
+    assert fields_of(reply) == fields_of(through(reply, messages.encode_reply, messages.decode_reply))
 
 
 def test_who_keeps_statistics_does_not_keep_the_body():
     """Parameters are read where they came in; all else is small, and the store keeps it for long."""
     sent = Update(Kind.REPORT, parameters=np.ones(3, np.float32), statistics=np.ones(2, np.float32))
-    body = b"".join(wire.sections(sent))
-    came = wire.fill(*wire.decode_update(wire.encode_update(sent)), body)
+    body = b"".join(messages.sections(sent))
+    came = messages.fill(*messages.decode_update(messages.encode_update(sent)), body)
 
     held = np.frombuffer(body, np.uint8)
     assert np.shares_memory(held, came.parameters)
@@ -67,51 +67,53 @@ def test_who_keeps_statistics_does_not_keep_the_body():
 
 def test_what_is_not_a_number_travels_too():
     """A loss that exploded, or a learning rate that stays, is nan on the other side."""
-    assert np.isnan(through(Update(Kind.DELTA, loss=nan), wire.encode_update, wire.decode_update).loss)
-    assert np.isnan(through(Reply(), wire.encode_reply, wire.decode_reply).learning_rate)
+    assert np.isnan(
+        through(Update(Kind.DELTA, loss=nan), messages.encode_update, messages.decode_update).loss
+    )
+    assert np.isnan(through(Reply(), messages.encode_reply, messages.decode_reply).learning_rate)
 
 
-@pytest.mark.parametrize("length", range(wire.UPDATE.size))
+@pytest.mark.parametrize("length", range(messages.UPDATE.size))
 def test_a_truncated_update_is_refused(length):
     """However few bytes came, the error has a name and is not one of struct's."""
-    with pytest.raises(WireError, match=f"has {wire.UPDATE.size} bytes; got {length}."):
-        wire.decode_update(wire.encode_update(Update(Kind.DELTA))[:length])
+    with pytest.raises(WireError, match=f"has {messages.UPDATE.size} bytes; got {length}."):
+        messages.decode_update(messages.encode_update(Update(Kind.DELTA))[:length])
 
 
-@pytest.mark.parametrize("length", range(wire.REPLY.size))
+@pytest.mark.parametrize("length", range(messages.REPLY.size))
 def test_a_truncated_reply_is_refused(length):
     """However few bytes came, the error has a name and is not one of struct's."""
-    with pytest.raises(WireError, match=f"has {wire.REPLY.size} bytes; got {length}."):
-        wire.decode_reply(wire.encode_reply(Reply())[:length])
+    with pytest.raises(WireError, match=f"has {messages.REPLY.size} bytes; got {length}."):
+        messages.decode_reply(messages.encode_reply(Reply())[:length])
 
 
 @given(updates, st.integers(0, 200))
 def test_sections_of_another_length_are_refused(update, length):
     """A body is taken whole or not at all."""
-    header, body = wire.encode_update(update), b"".join(wire.sections(update))
+    header, body = messages.encode_update(update), b"".join(messages.sections(update))
     other = (body + bytes(200))[:length]
     if len(other) == len(body):
         other += b"x"
     with pytest.raises(WireError, match="The sections have"):
-        wire.fill(*wire.decode_update(header), other)
+        messages.fill(*messages.decode_update(header), other)
 
 
-@given(st.binary(min_size=wire.UPDATE.size, max_size=wire.UPDATE.size))
+@given(st.binary(min_size=messages.UPDATE.size, max_size=messages.UPDATE.size))
 def test_noise_is_refused(noise):
     """Bytes that are no header raise WireError and nothing else."""
     with pytest.raises(WireError):
-        wire.decode_update(noise)
+        messages.decode_update(noise)
     with pytest.raises(WireError):
-        wire.decode_reply(noise[: wire.REPLY.size])
+        messages.decode_reply(noise[: messages.REPLY.size])
 
 
 @pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 99), (7, 1), (7, 128)])
 def test_an_unknown_kind_or_flag_is_refused(place, value):
     """What a later version may say is not taken for something else by this one."""
-    header = bytearray(wire.encode_update(Update(Kind.DELTA)))
+    header = bytearray(messages.encode_update(Update(Kind.DELTA)))
     header[place] = value
     with pytest.raises(WireError, match="of a known kind was expected"):
-        wire.decode_update(bytes(header))
+        messages.decode_update(bytes(header))
 
 
 def test_the_bytes_of_an_update_are_these():
@@ -129,8 +131,8 @@ def test_the_bytes_of_an_update_are_these():
         "0800000000000000 0100000000000000 0200000000000000 0100000000000000 0200000000000000"
     )
 
-    assert bytes.fromhex(expected) + b"r" * 16 + b"l" * 16 == wire.encode_update(update)
-    assert bytes.fromhex("0000803f 00000040 00004040") + b"mst" == b"".join(wire.sections(update))
+    assert bytes.fromhex(expected) + b"r" * 16 + b"l" * 16 == messages.encode_update(update)
+    assert bytes.fromhex("0000803f 00000040 00004040") + b"mst" == b"".join(messages.sections(update))
 
 
 def test_the_bytes_of_a_reply_are_these():
@@ -141,4 +143,4 @@ def test_the_bytes_of_a_reply_are_these():
         "000000000000e03f" + "00" * 40
     )
 
-    assert bytes.fromhex(expected) == wire.encode_reply(reply)
+    assert bytes.fromhex(expected) == messages.encode_reply(reply)

@@ -24,9 +24,9 @@ from stores import (
 
 from sparkdl import merging
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.exchange import awaiting
 from sparkdl.merging import Hybrid
-from sparkdl.wire import Answer, Flag, Kind
+from sparkdl.transport.exchange import awaiting
+from sparkdl.transport.messages import Answer, Flag, Kind
 
 STALL = 10.0
 MODES = ["synchronous", "asynchronous", "hogwild"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.store import ParameterStore
-from sparkdl.wire import NO_ID, Flag, Reply, Update, lengths_of
+from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
 
 @dataclass(frozen=True)

@@ -254,3 +254,17 @@ def send(connection: socket.socket, parts: list[Any]) -> None:
             sent -= len(parts.pop(0))
         if sent:
             parts[0] = memoryview(parts[0])[sent:]
+
+
+class Running(NamedTuple):
+    """A worker's metric states after some rows of an epoch that is not over yet.
+
+    Attributes:
+        epoch: the epoch.
+        rows: the worker's training rows of the epoch that the states are of.
+        metrics: the states; empty where they are too large to be sent during an epoch.
+    """
+
+    epoch: int
+    rows: int
+    metrics: bytes

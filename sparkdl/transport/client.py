@@ -22,13 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from sparkdl import tls, wire
-from sparkdl.books import Running
 from sparkdl.core.vectors import aligned, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.exchange import Endpoint, Exchange, awaiting
-from sparkdl.wire import Flag, Reply, Update
+from sparkdl.transport import messages, tls
+from sparkdl.transport.exchange import Endpoint, Exchange, awaiting
+from sparkdl.transport.messages import Flag, Reply, Running, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
 RETRIES = 6
@@ -85,26 +84,26 @@ class Connection:
 
     def send(self, update: Update) -> None:
         """Send an update in the stream of this connection, which begins with the first."""
-        parts = wire.sections(update)
+        parts = messages.sections(update)
         if self._http.sock is None:
             self.close()  # an answer after which the connection ended
             self._http.putrequest("POST", "/v1/exchange")
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
             self._http.endheaders()
-        message = [b"%x\r\n" % wire.UPDATE.size, wire.encode_update(update), b"\r\n"]
+        message = [b"%x\r\n" % messages.UPDATE.size, messages.encode_update(update), b"\r\n"]
         if parts:
             message += [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
-        wire.send(self._http.sock, message)
+        messages.send(self._http.sock, message)
 
     def receive(self) -> Reply:
         """Return the next reply of the stream."""
         if self._answer is None:
             self._answer = self._accepted()
-        header = bytearray(wire.REPLY.size)
+        header = bytearray(messages.REPLY.size)
         self._read(memoryview(header))
-        reply, lengths = wire.decode_reply(header)
-        return wire.fill(reply, lengths, self._read(as_bytes(aligned(lengths.nbytes))))
+        reply, lengths = messages.decode_reply(header)
+        return messages.fill(reply, lengths, self._read(as_bytes(aligned(lengths.nbytes))))
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()
@@ -228,7 +227,7 @@ class HttpExchange(Exchange):
         update.worker, update.attempt = self.identity["worker"], self.identity["attempt"]
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
-        update.layout = self.layout if update.layout == wire.NO_ID else update.layout
+        update.layout = self.layout if update.layout == messages.NO_ID else update.layout
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
 

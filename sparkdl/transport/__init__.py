@@ -1,0 +1,1 @@
+"""Messages between workers and the endpoint, and the HTTP connections that carry them."""
