@@ -106,9 +106,9 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     """Train with a gang in virtual time; return the bytes that it moved and the error it ended with."""
     sys.path.insert(0, str(TESTS))
     train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
-    from sparkdl import models
     from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
+    from sparkdl.modeling import models
     from sparkdl.transport.exchange import LocalExchange
     from sparkdl.transport.messages import REPLY, UPDATE, lengths_of
 

@@ -176,10 +176,10 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     """
     import numpy as np
 
-    from sparkdl.backends import make_replica, prepare_backend
     from sparkdl.data import blocks, spill
     from sparkdl.data.batch_plan import Plan
     from sparkdl.data.blocks import Block
+    from sparkdl.modeling.backends import make_replica, prepare_backend
 
     prepare_backend(1)
     import contestants

@@ -130,11 +130,11 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     """Measure workers around an endpoint in this process."""
     import keras
 
-    from sparkdl import models
     from sparkdl.books import RunShape
     from sparkdl.data.batch_plan import Plan
     from sparkdl.data.schema import Sample
     from sparkdl.merging import Terms, make_merging
+    from sparkdl.modeling import models
     from sparkdl.rules import choose
     from sparkdl.server import Traffic, make_app, serve
     from sparkdl.steppers import TrainSettings

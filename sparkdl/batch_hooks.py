@@ -18,9 +18,9 @@ from typing import Any
 
 import keras
 
-from sparkdl import models, optimizers
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
+from sparkdl.modeling import models, optimizers
 
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"

@@ -16,9 +16,9 @@ from typing import Any
 
 import keras
 
-from sparkdl import optimizers
 from sparkdl.config import Scaling, choose
 from sparkdl.errors import ConfigError
+from sparkdl.modeling import optimizers
 
 KEPT = "_sparkdl_rate"  # an optimizer's attribute during a batch: the rate that its model has otherwise
 

@@ -20,11 +20,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import live, models, optimizers
-from sparkdl.backends.outer import KerasOuter
 from sparkdl.checkpoint import Description, Words
 from sparkdl.core.vectors import Array
 from sparkdl.data.schema import Column, Schema
+from sparkdl.modeling import live_objects, models, optimizers
+from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
 # Not described: names that Keras numbers, states, what the layouts of variables tell, and values
@@ -180,6 +180,6 @@ def _constants(model: keras.Model) -> str:
     travels = {id(variable) for variable in own}
     constants = [variable for variable in model.weights if id(variable) not in travels]
     digest = hashlib.blake2b(b"".join(models.digests(constants)), digest_size=16)
-    for words in filter(None, map(live.vocabulary, model._flatten_layers())):
+    for words in filter(None, map(live_objects.vocabulary, model._flatten_layers())):
         digest.update(repr(words).encode())
     return digest.hexdigest()

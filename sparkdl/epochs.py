@@ -17,14 +17,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import batch_hooks, live, models, optimizers
-from sparkdl.backends.common import loss_metric
+from sparkdl import batch_hooks
 from sparkdl.batch_hooks import BatchHooks
 from sparkdl.books import Cut
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, trim
 from sparkdl.data.batch_plan import Integers
 from sparkdl.errors import ConfigError
+from sparkdl.modeling import live_objects, models, optimizers
+from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.process import interrupts
 from sparkdl.transport.messages import Running
 
@@ -157,7 +158,7 @@ class Metrics:
 
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
         """Return a metric like this one, with the part of a worker's state that is its own."""
-        copy = live.copied(metric)
+        copy = live_objects.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
         models.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy

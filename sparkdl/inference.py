@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import models
-from sparkdl.backends import prepare_backend
 from sparkdl.core.tree import is_structure, leaves
 from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data import arrow, blocks, spill
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.schema import Schema, as_pair
-from sparkdl.heads import classify
+from sparkdl.modeling import models
+from sparkdl.modeling.backends import prepare_backend
+from sparkdl.modeling.classification import classify
 from sparkdl.tasks import blocks_of
 from sparkdl.worker import evaluate, take_model, take_replica
 

@@ -6,15 +6,16 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparkdl import models, preflight
+from sparkdl import preflight
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig
 from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
-from sparkdl.heads import AS_IT_IS, Head
 from sparkdl.inference import InferenceJob
 from sparkdl.launch import Stage
+from sparkdl.modeling import models
+from sparkdl.modeling.classification import AS_IT_IS, Head
 from sparkdl.sources import NoRowsError
 from sparkdl.tables import FrameSource, column_of_predictions
 

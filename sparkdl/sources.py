@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyspark import RDD
 
-from sparkdl import launch, models, preflight
+from sparkdl import launch, preflight
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows, as_rows
@@ -27,6 +27,7 @@ from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, sel
 from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.launch import Stage
+from sparkdl.modeling import models
 
 
 class NoRowsError(DataError):

@@ -17,8 +17,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns, files, launch, losses, models, optimizers, proof
-from sparkdl.backends import require_distribution, require_supported, with_keras_optimizer
+from sparkdl import columns, files, launch
 from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
@@ -40,6 +39,8 @@ from sparkdl.inputs import (
     whole_partitions,
 )
 from sparkdl.lease import Lease, lease_of
+from sparkdl.modeling import losses, models, optimizers, proof
+from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful, ship
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of

@@ -14,11 +14,11 @@ from statistics import fmean
 
 import numpy as np
 
-from sparkdl import models, optimizers
-from sparkdl.backends.base import Center, Mean, Reading, Replica
 from sparkdl.core.vectors import window_statistics
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends.base import Center, Mean, Reading, Replica
 from sparkdl.rules import Choice, Rule
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 

@@ -22,8 +22,8 @@ from sparkdl.data import arrow
 from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.heads import AS_IT_IS, Classes, Head
 from sparkdl.launch import Stage
+from sparkdl.modeling.classification import AS_IT_IS, Classes, Head
 from sparkdl.sources import NoRowsError, Source, first_value
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import launch, models, optimizers, preflight
-from sparkdl.backends import sliced_tables
+from sparkdl import launch, preflight
 from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
@@ -39,6 +38,8 @@ from sparkdl.hosted import HostedRun, HostedStore, Store
 from sparkdl.launch import Job, Stage
 from sparkdl.lease import Lease
 from sparkdl.merging import Hybrid, Terms, make_merging
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.progress import Display, choose_display

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import devices, models, optimizers
-from sparkdl.backends import distributed, has_gpu, make_replica, prepare_backend
-from sparkdl.backends.base import Center, Replica
+from sparkdl import devices
 from sparkdl.core.vectors import LARGE, trim
 from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
@@ -30,6 +28,9 @@ from sparkdl.data.schema import Schema
 from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
 from sparkdl.member import Task, membership
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends import distributed, has_gpu, make_replica, prepare_backend
+from sparkdl.modeling.backends.base import Center, Replica
 from sparkdl.rebalance import rebalance
 from sparkdl.rules import Rule
 from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings

@@ -20,11 +20,11 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkdl import models
 from sparkdl.cluster import cluster_of
 from sparkdl.config import without_place
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
+from sparkdl.modeling import models
 from sparkdl.rules.settings import from_settings, to_settings
 
 logger = logging.getLogger(__name__)

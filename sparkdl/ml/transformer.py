@@ -8,10 +8,10 @@ from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, functions
 
-from sparkdl import losses, models
 from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
+from sparkdl.modeling import losses, models
 from sparkdl.prediction import column_function, frame_features
 from sparkdl.tables import frame_source, require_free
 

@@ -11,13 +11,13 @@ import pytest
 from gang import OneDropped, merging_of, take, train
 from keras import layers
 
-from sparkdl import models, optimizers
-from sparkdl.backends import make_replica
-from sparkdl.backends.base import Center, Mean
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ModelError
 from sparkdl.merging import GradientRounds
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends import make_replica
+from sparkdl.modeling.backends.base import Center, Mean
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = (61, 35), 16, 5  # six updates an epoch, 30 in all

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from keras import layers
 
-from sparkdl import models
-from sparkdl.backends import with_keras_optimizer
 from sparkdl.data.schema import Column, Schema
 from sparkdl.description import describe
+from sparkdl.modeling import models
+from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import FedOpt
 
 SCHEMA = Schema((Column("x", (8,), "float32"), Column("y", (1,), "float32")), (0, 1))

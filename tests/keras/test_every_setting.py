@@ -18,7 +18,7 @@ import settings as table
 from gang import even_split, fit
 from keras import layers, ops
 
-from sparkdl import models, proof
+from sparkdl.modeling import models, proof
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),

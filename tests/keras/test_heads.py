@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.losses import head_of
+from sparkdl.modeling.losses import head_of
 
 
 def compiled(loss):

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import models, proof, spark_model
+from sparkdl import spark_model
+from sparkdl.modeling import models, proof
 from sparkdl.process import interrupts
 
 X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)

@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import models, worker
+from sparkdl import worker
 from sparkdl.data.batch import Batch
+from sparkdl.modeling import models
 
 
 def spec_of(units, number=0.0):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from sparkdl import live, models, proof
 from sparkdl.core import pickling
 from sparkdl.errors import ModelError
+from sparkdl.modeling import live_objects, models, proof
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -320,7 +320,7 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     arrived = cloudpickle.loads(pickling.pickled(objects, cloudpickle))
     worker = models.thaw(spec, arrived)
 
-    assert [] == live.differences(model, worker)
+    assert [] == live_objects.differences(model, worker)
     assert spec.key == again
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
@@ -410,7 +410,7 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
     weights = model.get_weights()
     spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
-    assert live.PATCH not in objects
+    assert live_objects.PATCH not in objects
     assert spec.key == models.freeze(model)[0].key
     if NUMBERS_ONCE:
         assert spec.key == models.freeze(models.copy_of(model))[0].key
@@ -437,7 +437,7 @@ def test_a_function_that_builds_may_be_followed_by_changes():
     spec, objects = models.freeze(model, net)
     worker = models.thaw(spec, objects, net)
 
-    assert [] == live.differences(model, worker)
+    assert [] == live_objects.differences(model, worker)
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
@@ -458,7 +458,7 @@ def test_freezing_a_model_leaves_the_code_of_its_objects_alone(monkeypatch):
     model = net(loss=loss)
     method = Scaled.call
     models.freeze(model)
-    live.copied(loss)
+    live_objects.copied(loss)
 
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
 

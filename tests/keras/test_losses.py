@@ -6,8 +6,8 @@ import pytest
 from gang import even_split, train
 from keras import layers
 
-from sparkdl import losses, models
 from sparkdl.errors import ModelError
+from sparkdl.modeling import losses, models
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)

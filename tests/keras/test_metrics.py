@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import models
 from sparkdl.epochs import Metrics
+from sparkdl.modeling import models
 
 SHARES = ((0, 3), (3, 10), (10, 20))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from sparkdl import models, proof
 from sparkdl.errors import ModelError
+from sparkdl.modeling import models, proof
 
 X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)

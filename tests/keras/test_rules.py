@@ -10,10 +10,10 @@ from gang import even_split, train
 from simulator import World
 
 from sparkdl import SparkModel
-from sparkdl.backends import with_keras_optimizer
 from sparkdl.data.batch_plan import ranks
 from sparkdl.errors import ConfigError, DivergedError
 from sparkdl.merging import Hybrid
+from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import AEASGD, Adasum, DiLoCo, FedOpt
 from sparkdl.rules.outer import SGD
 from sparkdl.worker import Loop

@@ -11,12 +11,12 @@ from gang import train
 from keras import layers
 from simulator import World
 
-from sparkdl import models
-from sparkdl.backends import make_replica, sliced_tables
-from sparkdl.backends.base import Mean
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
 from sparkdl.merging import Hybrid
+from sparkdl.modeling import models
+from sparkdl.modeling.backends import make_replica, sliced_tables
+from sparkdl.modeling.backends.base import Mean
 from sparkdl.transport.exchange import LocalExchange
 from sparkdl.worker import Loop
 

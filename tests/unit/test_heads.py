@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sparkdl.heads import classify
+from sparkdl.modeling.classification import classify
 
 LOGITS = arrays.arrays("float64", (5, 3), elements=st.floats(-30, 30))
 

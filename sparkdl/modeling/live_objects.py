@@ -24,9 +24,9 @@ import numpy as np
 from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from sparkdl import optimizers
 from sparkdl.core import pickling
 from sparkdl.errors import ModelError
+from sparkdl.modeling import optimizers
 from sparkdl.process import interrupts
 
 # The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.

@@ -34,13 +34,13 @@ import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
 
-from sparkdl import live, optimizers
 from sparkdl.core.pickling import pickled
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import LARGE, Array, Layout, Vector, trim
 from sparkdl.data.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ConfigError, DataError, ModelError
+from sparkdl.modeling import live_objects, optimizers
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 
@@ -538,26 +538,26 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
             f"{names[1]}. Check get_config of its own classes; a function that builds a model should build "
             "the same one each time."
         )
-    found = live.differences(model, again)
+    found = live_objects.differences(model, again)
     objects: Objects = {}
     if found:
         for each in found:
             _require_picklable(model, each)
-        objects[live.PATCH] = live.ByValue(found)
-        live.patch(again, live.copied(found))
+        objects[live_objects.PATCH] = live_objects.ByValue(found)
+        live_objects.patch(again, live_objects.copied(found))
     _settle(again, spec)
     _check_restored(model, again, trains=spec.trains)
-    left = live.differences(model, again)
+    left = live_objects.differences(model, again)
     if left:
         raise ModelError(
             f'The model "{model.name}" cannot be made again on executors: '
-            f"{live.describe(model, left[0])} does not come back as it is. Let its class carry it in "
+            f"{live_objects.describe(model, left[0])} does not come back as it is. Let its class carry it in "
             "get_config and __init__, or pass SparkModel a function that builds and compiles the model."
         )
     return objects
 
 
-def _require_picklable(model: keras.Model, difference: live.Difference) -> None:
+def _require_picklable(model: keras.Model, difference: live_objects.Difference) -> None:
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
     try:
@@ -565,9 +565,9 @@ def _require_picklable(model: keras.Model, difference: live.Difference) -> None:
     except Exception as error:
         raise ModelError(
             f'The model "{model.name}" cannot be sent to executors: its configuration does not have '
-            f"{live.describe(model, difference)}, and it cannot be pickled ({error}). Give its class a "
-            "get_config that has what __init__ needs, or pass SparkModel a function that builds and compiles "
-            "the model."
+            f"{live_objects.describe(model, difference)}, and it cannot be pickled ({error}). Give its class "
+            "a get_config that has what __init__ needs, or pass SparkModel a function that builds and "
+            "compiles the model."
         ) from error
 
 
@@ -590,8 +590,8 @@ def _serialize(model: keras.Model) -> tuple[str, Objects]:
     try:
         for name, function in lambdas:
             function.__name__ = name  # Keras would ship its bytecode, without what it refers to
-        with keras.saving.custom_object_scope(dict(found)), live.standing_in() as values:
-            config = json.dumps(live.with_stand_ins(keras.saving.serialize_keras_object(model)))
+        with keras.saving.custom_object_scope(dict(found)), live_objects.standing_in() as values:
+            config = json.dumps(live_objects.with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
             f'The model "{model.name}" cannot be serialized: {error} Give its layers a get_config, or pass '
@@ -659,8 +659,8 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
         ModelError: the model cannot be restored, for one because a custom object is missing.
     """
     model = _made(spec, objects, builder)
-    if live.PATCH in objects:
-        live.patch(model, objects[live.PATCH].get())
+    if live_objects.PATCH in objects:
+        live_objects.patch(model, objects[live_objects.PATCH].get())
     _settle(model, spec)
     return model
 
@@ -685,7 +685,7 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
     _build(model, spec)
     _check_weights(model, spec)
     if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
-        model.optimizer = live.copied(model.optimizer)  # Keras built it for what is trainable
+        model.optimizer = live_objects.copied(model.optimizer)  # Keras built it for what is trainable
     return model
 
 
@@ -735,7 +735,7 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 def _deserialize(config: str, objects: Objects) -> keras.Model:
     try:
-        with keras.saving.custom_object_scope({**objects, **live.stand_in(objects)}), _unwarned():
+        with keras.saving.custom_object_scope({**objects, **live_objects.stand_in(objects)}), _unwarned():
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
@@ -813,7 +813,7 @@ def _states(model: keras.Model) -> list[Any]:
     """Return the states of stateful recurrent layers, which are not among a model's variables."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
-    return [state for part in states for state in part if isinstance(state, live.Variable)]
+    return [state for part in states for state in part if isinstance(state, live_objects.Variable)]
 
 
 def is_stateful(model: keras.Model) -> bool:
@@ -1092,7 +1092,7 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
         return thaw(*freeze(model, custom_objects=custom_objects))
     config, objects = _serialize(model)
     again = _deserialize(config, {**objects, **(custom_objects or {})})
-    live.patch(again, live.copied(live.differences(model, again)))
+    live_objects.patch(again, live_objects.copied(live_objects.differences(model, again)))
     return again
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import models
-from sparkdl.backends.base import Center, Mean, Reading
-from sparkdl.backends.common import SCALARS, Capture, loss_metric, optional, reading
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
-from sparkdl.losses import watched
+from sparkdl.modeling import models
+from sparkdl.modeling.backends.base import Center, Mean, Reading
+from sparkdl.modeling.backends.common import SCALARS, Capture, loss_metric, optional, reading
+from sparkdl.modeling.losses import watched
 
 
 class StatefulReplica(ABC):

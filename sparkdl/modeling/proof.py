@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import live, models, optimizers
 from sparkdl.core.vectors import Array
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
+from sparkdl.modeling import live_objects, models, optimizers
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of
 
@@ -87,7 +87,7 @@ def _of_constraints(model: keras.Model, first: Sequence[Any]) -> Results:
 
 
 def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
-    optimizer = live.copied(optimizers.inner(model))
+    optimizer = live_objects.copied(optimizers.inner(model))
     random = np.random.default_rng(0)
     variables = [keras.Variable(random.normal(size=shape), dtype="float32") for shape in SHAPES]
     optimizer.build(variables)
@@ -106,7 +106,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     optimizer, decays = model.optimizer, optimizers.decays_weights(model)
     try:
         with models.undisturbed(model):
-            model.optimizer = live.copied(optimizer)
+            model.optimizer = live_objects.copied(optimizer)
             optimizers.set_decays_weights(model, decays)  # which it knows by the ids of variables
             model.optimizer.build(model.trainable_variables)
             models.train_once(model, Batch(*first).to_data())

@@ -12,9 +12,9 @@ from typing import Any
 
 import keras
 
-from sparkdl.backends.base import Reading
 from sparkdl.core.vectors import Vector
 from sparkdl.errors import ModelError
+from sparkdl.modeling.backends.base import Reading
 
 SCALARS = 3  # at the end of what is read: the loss metric's total and count, and a denominator
 

@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparkdl import models, optimizers
-from sparkdl.backends.base import Mean, Reading
-from sparkdl.backends.stateful import StatefulReplica
 from sparkdl.core.sparse_gradients import Table, decode, densified
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends.base import Mean, Reading
+from sparkdl.modeling.backends.stateful import StatefulReplica
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ import numpy as np
 from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
-from sparkdl import models
 from sparkdl.data.bad_values import Classes
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.heads import Head
+from sparkdl.modeling import models
+from sparkdl.modeling.classification import Head
 from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from sparkdl import models, optimizers
-from sparkdl.backends.base import Center, Mean, Reading
-from sparkdl.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
-from sparkdl.losses import watched
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends.base import Center, Mean, Reading
+from sparkdl.modeling.backends.common import Capture, first_rows, loss_metric, optional, reading
+from sparkdl.modeling.losses import watched
 
 Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # trainable, other, optimizer, metric variables

@@ -17,7 +17,7 @@ from sparkdl.rules.outer import Outer
 if TYPE_CHECKING:
     import keras
 
-    from sparkdl.backends.base import Replica
+    from sparkdl.modeling.backends.base import Replica
 
 SUPPORTED = ("tensorflow", "jax", "torch")
 
@@ -45,7 +45,7 @@ def with_keras_optimizer(merge: Any) -> Any:
         return merge
     import keras
 
-    from sparkdl.backends.outer import KerasOuter
+    from sparkdl.modeling.backends.outer import KerasOuter
 
     if not isinstance(merge.optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
@@ -59,14 +59,14 @@ def make_replica(model: keras.Model, *, joint: bool) -> Replica:
     """Return the replica of a compiled model on the backend that Keras runs on."""
     backend = _backend()
     if backend == "jax":
-        from sparkdl.backends.jax import JaxReplica
+        from sparkdl.modeling.backends.jax import JaxReplica
 
         return JaxReplica(model, joint=joint)
     if backend == "torch":
-        from sparkdl.backends.torch import TorchReplica
+        from sparkdl.modeling.backends.torch import TorchReplica
 
         return TorchReplica(model, joint=joint)
-    from sparkdl.backends.tensorflow import TensorFlowReplica
+    from sparkdl.modeling.backends.tensorflow import TensorFlowReplica
 
     return TensorFlowReplica(model, joint=joint)
 
@@ -83,11 +83,11 @@ def prepare_backend(threads: int) -> None:
     """Bound the backend's threads; JAX has taken them from the environment when it was imported."""
     backend = _backend()
     if backend == "torch":
-        from sparkdl.backends import torch
+        from sparkdl.modeling.backends import torch
 
         torch.set_threads(threads)
     elif backend == "tensorflow":
-        from sparkdl.backends import tensorflow
+        from sparkdl.modeling.backends import tensorflow
 
         tensorflow.set_threads(threads)
 
@@ -99,7 +99,7 @@ def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
 
 def has_gpu() -> bool:
     """Return whether the backend computes on a GPU."""
-    return bool(importlib.import_module(f"sparkdl.backends.{_backend()}").has_gpu())
+    return bool(importlib.import_module(f"sparkdl.modeling.backends.{_backend()}").has_gpu())
 
 
 def require_distribution(backend: str, distribution: object) -> None:

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import torch
 
-from sparkdl import models
-from sparkdl.backends.stateful import StatefulReplica
 from sparkdl.core.vectors import Vector
-from sparkdl.losses import is_own, scale_in_force, watched
+from sparkdl.modeling import models
+from sparkdl.modeling.backends.stateful import StatefulReplica
+from sparkdl.modeling.losses import is_own, scale_in_force, watched
 
 
 class TorchReplica(StatefulReplica):
