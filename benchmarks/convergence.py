@@ -109,7 +109,7 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
     from sparkdl.modeling import models
-    from sparkdl.transport.exchange import LocalExchange
+    from sparkdl.server.local_exchange import LocalExchange
     from sparkdl.transport.messages import REPLY, UPDATE, lengths_of
 
     moved = [0]

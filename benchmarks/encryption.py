@@ -18,12 +18,12 @@ import harness
 import numpy as np
 from harness import spread, table
 
-from sparkdl.books import RunShape
 from sparkdl.data.batch_plan import Plan
-from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import Sum
-from sparkdl.server import Traffic, make_app, serve
-from sparkdl.store import ParameterStore
+from sparkdl.server.aggregation import Terms, make_merging
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.state import RunShape
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint

@@ -130,15 +130,15 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     """Measure workers around an endpoint in this process."""
     import keras
 
-    from sparkdl.books import RunShape
     from sparkdl.data.batch_plan import Plan
     from sparkdl.data.schema import Sample
-    from sparkdl.merging import Terms, make_merging
     from sparkdl.modeling import models
     from sparkdl.rules import choose
-    from sparkdl.server import Traffic, make_app, serve
+    from sparkdl.server.aggregation import Terms, make_merging
+    from sparkdl.server.coordinator import ParameterStore
+    from sparkdl.server.http_server import Traffic, make_app, serve
+    from sparkdl.server.state import RunShape
     from sparkdl.steppers import TrainSettings
-    from sparkdl.store import ParameterStore
     from sparkdl.worker import TrainJob
 
     model, (x, y) = build(name, size), rows_for(name, 2)

@@ -30,13 +30,13 @@ from harness import table, verdict
 
 sys.path.insert(0, str(harness.REPOSITORY))
 
-from sparkdl.books import RunShape
 from sparkdl.data.batch_plan import Plan
 from sparkdl.member import Task, membership
-from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
-from sparkdl.server import Traffic, make_app, serve
-from sparkdl.store import ParameterStore
+from sparkdl.server.aggregation import Terms, make_merging
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.state import RunShape
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Flag, Kind, Update
 

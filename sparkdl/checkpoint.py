@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from sparkdl import files
-from sparkdl.books import Cut, Held
 from sparkdl.config import CheckpointConfig
 from sparkdl.core import packing
 from sparkdl.core.vectors import Array
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import Lease
+from sparkdl.server.state import Cut, Held
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"

@@ -13,7 +13,7 @@ from sparkdl import devices
 from sparkdl.config import choose
 from sparkdl.core.vectors import Array
 from sparkdl.member import Task, membership
-from sparkdl.sums import NUMBERS
+from sparkdl.server.allreduce import NUMBERS
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from sparkdl import batch_hooks
 from sparkdl.batch_hooks import BatchHooks
-from sparkdl.books import Cut
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, trim
 from sparkdl.data.batch_plan import Integers
@@ -27,6 +26,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import live_objects, models, optimizers
 from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.process import interrupts
+from sparkdl.server.state import Cut
 from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.hosted import Store
 from sparkdl.launch import Job
-from sparkdl.server import Traffic, make_app, serve
-from sparkdl.store import ParameterStore
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import tls
 from sparkdl.transport.exchange import Endpoint
 

@@ -15,59 +15,20 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from sparkdl.books import Cut, EpochResult, Member, RunShape
 from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import SparkDLError
-from sparkdl.merging import Terms, make_merging
-from sparkdl.rules import Rule
-from sparkdl.store import ParameterStore
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.hosted_run import HostedRun, endpoint_at
+from sparkdl.server.state import Cut, EpochResult, Member
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class HostedRun:
-    """What worker 0 makes a store of: values only, so that tasks can share it.
-
-    Attributes:
-        shape: what the store has to know of the run.
-        terms: how updates meet; the rule travels apart.
-        parameters: the trainable variables as one vector.
-        statistics: the moving statistics as one vector.
-        decays: how much of each statistic a training step keeps.
-        token: the run's secret.
-        tls: whether its endpoint speaks TLS.
-        learning_rate: that of all epochs; None: the client says when they begin, and at which.
-    """
-
-    shape: RunShape
-    terms: Terms
-    parameters: Vector
-    statistics: Vector
-    decays: Vector | None
-    token: str
-    tls: bool
-    learning_rate: float | None
-
-    @property
-    def ahead(self) -> int:
-        """How many tasks without rows there are before that of worker 0."""
-        return int(self.learning_rate is None)
-
-    def store(self, rule: Rule | None, generation: int) -> ParameterStore:
-        """Return the store of a start of the gang."""
-        terms = replace(self.terms, rule=rule or self.terms.rule)
-        merging = make_merging(terms, self.parameters, self.statistics, self.decays)
-        store = ParameterStore(self.shape, merging)
-        store.generation = merging.generation = generation
-        return store
 
 
 Ask = Callable[[Endpoint, str, bytes], bytes]  # (endpoint, path, body): what is answered there
@@ -221,9 +182,3 @@ Store = ParameterStore | HostedStore
 def _results(given: Iterable[Any]) -> dict[int, EpochResult]:
     """Return the results of epochs, of which these are the values."""
     return {epoch: EpochResult(**fields | {"cut": Cut.of(fields["cut"])}) for epoch, fields in given}
-
-
-def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:
-    """Return the endpoint of a run whose address is JSON: host, port, and its certificate in hexadecimal."""
-    host, port, certificate = json.loads(address)
-    return Endpoint(host, port, hosted.token, hosted.shape.run, bytes.fromhex(certificate))

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.books import EpochResult
 from sparkdl.core.packing import pack
 from sparkdl.core.vectors import Vector
 from sparkdl.data import arrow
 from sparkdl.data.bad_values import Watched
 from sparkdl.errors import RefusedError
-from sparkdl.hosted import HostedRun, endpoint_at
 from sparkdl.member import Task
 from sparkdl.rules import Rule
-from sparkdl.server import Traffic, add_steward, make_app, serve
-from sparkdl.store import ParameterStore
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.hosted_run import HostedRun, endpoint_at
+from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
+from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker import Code, TrainJob, train_task

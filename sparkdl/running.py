@@ -16,8 +16,8 @@ from sparkdl.errors import ConfigError, short
 from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.launch import Job, Stage
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.server import Traffic
-from sparkdl.sums import SumStore
+from sparkdl.server.allreduce import SumStore
+from sparkdl.server.http_server import Traffic
 
 
 @short

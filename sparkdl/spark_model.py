@@ -18,7 +18,6 @@ from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl import columns, files, launch
-from sparkdl.books import Carried
 from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
 from sparkdl.core.tree import leaves
@@ -46,6 +45,7 @@ from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
+from sparkdl.server.state import Carried
 from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of

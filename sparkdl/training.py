@@ -18,7 +18,6 @@ from math import isfinite, isnan
 from typing import Any
 
 from sparkdl import launch, preflight
-from sparkdl.books import Carried, Cut, EpochResult, RunShape
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.cluster import Cluster
@@ -34,10 +33,9 @@ from sparkdl.description import describe, outer_name
 from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.gang import POLL_SECONDS, Gang, serving
-from sparkdl.hosted import HostedRun, HostedStore, Store
+from sparkdl.hosted import HostedStore, Store
 from sparkdl.launch import Job, Stage
 from sparkdl.lease import Lease
-from sparkdl.merging import Hybrid, Terms, make_merging
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
@@ -45,10 +43,13 @@ from sparkdl.process.interrupts import Cleanup
 from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
 from sparkdl.rules.evidence import shortfall, words_of
-from sparkdl.server import Traffic
+from sparkdl.server.aggregation import Hybrid, Terms, make_merging
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.hosted_run import HostedRun
+from sparkdl.server.http_server import Traffic
+from sparkdl.server.state import Carried, Cut, EpochResult, RunShape
 from sparkdl.sources import Source
 from sparkdl.steppers import TrainSettings
-from sparkdl.store import ParameterStore
 from sparkdl.transport import tls
 from sparkdl.worker import TrainJob
 

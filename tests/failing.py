@@ -23,7 +23,7 @@ import cheroot
 import numpy as np
 
 import sparkdl
-from sparkdl import books
+from sparkdl.server import state
 
 PLACES = {str(Path(module.__file__).parent) + os.sep: module.__name__ for module in (sparkdl, cheroot)}
 OPENS = {"posix.open", "io.open", "posix.scandir", "posix.listdir", "socket._accept", "mmap.new"}
@@ -134,8 +134,8 @@ class Failing:
 
     def start(self):
         """Watch this thread and those that start from now on."""
-        self._maps = mmap.mmap, books.mmap
-        mmap.mmap = books.mmap = _Map
+        self._maps = mmap.mmap, state.mmap
+        mmap.mmap = state.mmap = _Map
         self._watches = True
         threading.setprofile(self._see)
         sys.setprofile(self._see)
@@ -145,7 +145,7 @@ class Failing:
         self._watches = False
         sys.setprofile(None)
         threading.setprofile(None)
-        mmap.mmap, books.mmap = self._maps
+        mmap.mmap, state.mmap = self._maps
 
     def _see(self, frame, event, function):
         if event != "c_call" or not self._watches:

@@ -31,11 +31,11 @@ if __name__ == "__main__":  # the tests are the same wherever they run
 with nullcontext() if atheris is None else atheris.instrument_imports(include=["sparkdl"]):
     from stores import all_of, impatient, store_of, update_of
 
-    from sparkdl import server
     from sparkdl.core.sparse_gradients import Slices, Table, encode
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
-    from sparkdl.merging import Hybrid
-    from sparkdl.server import Traffic, add_steward, make_app
+    from sparkdl.server import http_server
+    from sparkdl.server.aggregation import Hybrid
+    from sparkdl.server.http_server import Traffic, add_steward, make_app
     from sparkdl.transport import messages
     from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
@@ -101,7 +101,7 @@ class Http:
         self.mistakes = []
         self._resources = ExitStack()
         self._resources.enter_context(impatient())
-        self._server = server._listen(self._watched, "127.0.0.1", 0, 1)
+        self._server = http_server._listen(self._watched, "127.0.0.1", 0, 1)
         self._resources.callback(self._server.stop)
         self._server.error_log = lambda *given, **options: self.mistakes.append(traceback.format_exc())
         self._behind = _Behind(self._exchanged)
@@ -159,7 +159,7 @@ class Http:
         with here:
             here.sendall(data)
             here.shutdown(socket.SHUT_WR)
-            connection = server._Connection(self._server, there)
+            connection = http_server._Connection(self._server, there)
             while connection.communicate():
                 pass
             while there.recv(1 << 16):

@@ -6,18 +6,18 @@ from functools import partial
 import keras
 import numpy as np
 
-from sparkdl.books import Held, RunShape
 from sparkdl.data.batch_plan import Plan, even_split, ranks
 from sparkdl.data.schema import Sample
 from sparkdl.data.spill import Rows
 from sparkdl.epochs import DriverModel, Metrics
-from sparkdl.merging import GradientRounds, Terms, make_merging
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import distributed, make_replica, sliced_tables
 from sparkdl.rules import choose
+from sparkdl.server.aggregation import GradientRounds, Terms, make_merging
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.local_exchange import LocalExchange
+from sparkdl.server.state import Held, RunShape
 from sparkdl.steppers import TrainSettings
-from sparkdl.store import ParameterStore
-from sparkdl.transport.exchange import LocalExchange
 from sparkdl.worker import Loop
 
 

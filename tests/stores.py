@@ -10,14 +10,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sparkdl import merging
-from sparkdl import store as store_module
-from sparkdl.books import Held, RunShape
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
-from sparkdl.merging import Terms, make_merging
 from sparkdl.rules import choose
-from sparkdl.store import ParameterStore
+from sparkdl.server import aggregation
+from sparkdl.server import coordinator as store_module
+from sparkdl.server.aggregation import Terms, make_merging
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.state import Held, RunShape
 from sparkdl.transport.messages import Kind, Update, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16
@@ -120,7 +120,7 @@ def together(*calls):
 @contextlib.contextmanager
 def impatient():
     """Let no request wait in a store: it is told to ask again instead."""
-    with mock.patch.object(merging, "PATIENCE", 0.0), mock.patch.object(store_module, "PATIENCE", 0.0):
+    with mock.patch.object(aggregation, "PATIENCE", 0.0), mock.patch.object(store_module, "PATIENCE", 0.0):
         yield
 
 

@@ -30,10 +30,10 @@ GRACE = 10.0  # The next interrupt breaks off a cleanup that hangs.
 NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
 # Modules whose locks other threads share, or that are about to own a socket, a thread or slots.
 LOCKED = {
-    "sparkdl.store",
-    "sparkdl.sums",
+    "sparkdl.server.coordinator",
+    "sparkdl.server.allreduce",
     "sparkdl.hosted",
-    "sparkdl.server",
+    "sparkdl.server.http_server",
     "sparkdl.gang",
     "sparkdl.launch",
 }

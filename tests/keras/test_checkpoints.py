@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from sparkdl.store import ParameterStore
+from sparkdl.server.coordinator import ParameterStore
 from sparkdl.training import Run
 
 

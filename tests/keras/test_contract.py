@@ -14,10 +14,10 @@ from keras import layers
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ModelError
-from sparkdl.merging import GradientRounds
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Center, Mean
+from sparkdl.server.aggregation import GradientRounds
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = (61, 35), 16, 5  # six updates an epoch, 30 in all

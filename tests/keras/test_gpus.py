@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkdl.books import Member
 from sparkdl.errors import ConfigError
+from sparkdl.server.state import Member
 from sparkdl.training import _gpus_of
 
 

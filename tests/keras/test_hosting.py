@@ -6,7 +6,7 @@ import pytest
 from stores import store_of
 
 from sparkdl.hosting import Steward
-from sparkdl.server import Traffic, add_steward, make_app
+from sparkdl.server.http_server import Traffic, add_steward, make_app
 
 
 @pytest.mark.parametrize("worker", [-1, 0, 2])

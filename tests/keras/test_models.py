@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.books import Cut
 from sparkdl.epochs import DriverModel
 from sparkdl.errors import ModelError
 from sparkdl.modeling import losses, models, optimizers
+from sparkdl.server.state import Cut
 
 
 def compiled(loss="mse"):

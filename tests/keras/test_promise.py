@@ -8,8 +8,8 @@ import pytest
 from gang import OneDropped, even_split, merging_of, train
 
 from sparkdl import worker
-from sparkdl.merging import GradientRounds
-from sparkdl.transport.exchange import LocalExchange
+from sparkdl.server.aggregation import GradientRounds
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 310, 32, 5  # ten updates an epoch, the last of 22 rows; 50 in all

@@ -12,10 +12,10 @@ from simulator import World
 from sparkdl import SparkModel
 from sparkdl.data.batch_plan import ranks
 from sparkdl.errors import ConfigError, DivergedError
-from sparkdl.merging import Hybrid
 from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import AEASGD, Adasum, DiLoCo, FedOpt
 from sparkdl.rules.outer import SGD
+from sparkdl.server.aggregation import Hybrid
 from sparkdl.worker import Loop
 
 ROWS, BATCH, EPOCHS, WORKERS = 70, 8, 3, 2

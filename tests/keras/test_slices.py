@@ -13,11 +13,11 @@ from simulator import World
 
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
-from sparkdl.merging import Hybrid
 from sparkdl.modeling import models
 from sparkdl.modeling.backends import make_replica, sliced_tables
 from sparkdl.modeling.backends.base import Mean
-from sparkdl.transport.exchange import LocalExchange
+from sparkdl.server.aggregation import Hybrid
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.worker import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 90, 16, 3

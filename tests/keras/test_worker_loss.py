@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gang import train
 
-from sparkdl.transport.exchange import LocalExchange
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.worker import Loop
 
 BATCH, EPOCHS, ROUNDS = 16, 3, 13

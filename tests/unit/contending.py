@@ -10,10 +10,10 @@ import time
 import numpy as np
 
 from sparkdl import lease
-from sparkdl.books import Cut, Held
 from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError
+from sparkdl.server.state import Cut, Held
 
 folder, last, beat = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 lease.BEAT_SECONDS, lease.SILENCE_SECONDS, lease.POLL_SECONDS = beat, 7 * beat, beat / 3

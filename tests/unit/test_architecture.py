@@ -12,7 +12,7 @@ import sparkdl
     ("module", "absent"),
     [
         ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
-        ("sparkdl.store", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
+        ("sparkdl.server.coordinator", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.worker", ["pyspark", "flask", "cheroot"]),
         ("sparkdl.running", ["keras", "tensorflow"]),
     ],

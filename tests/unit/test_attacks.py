@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from stores import LAYOUT, begun, state_of, store_of, together, update_of
 
-from sparkdl import server
-from sparkdl.divergence import STRIKES
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server import http_server
+from sparkdl.server.divergence import STRIKES
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import connections, messages, tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
@@ -257,7 +257,7 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
 @pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, caplog, kind):
     """Worker 1 has as many of them as it may have requests; worker 0 trains on, and then they are closed."""
-    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     update = update_of(store, 1, np.ones(5))
     header, parameters = messages.encode_update(update), messages.sections(update)[0]
     half = header + bytes(parameters)[:10]

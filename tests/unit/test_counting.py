@@ -16,8 +16,8 @@ from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
 from turns import by_turns
 
-from sparkdl.merging import Locked, Rounds
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server.aggregation import Locked, Rounds
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import client
 
 WORKERS, UPDATES = 4, 25

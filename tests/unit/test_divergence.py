@@ -5,8 +5,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from sparkdl.divergence import Watch
 from sparkdl.errors import DivergedError
+from sparkdl.server.divergence import Watch
 from sparkdl.transport.messages import Kind, Update
 
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
-from sparkdl import server
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server import http_server
+from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport import messages
 from sparkdl.transport.client import Connection, HttpExchange
-from sparkdl.transport.exchange import Endpoint, LocalExchange, awaiting
+from sparkdl.transport.exchange import Endpoint, awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind, Update
 from sparkdl.transport.tls import server_context
 
@@ -298,7 +299,7 @@ def test_a_stream_that_broke_off_is_begun_anew(streaming):
 
 def test_where_every_answer_ends_its_connection_each_update_takes_another(monkeypatch):
     """As a proxy may have it; an update is not sent on one connection and its reply expected on another."""
-    monkeypatch.setattr(server._Server, "can_add_keepalive_connection", False)
+    monkeypatch.setattr(http_server._Server, "can_add_keepalive_connection", False)
     with ExitStack() as stack:
         store = store_of("asynchronous", workers=1, size=1)
         (exchange,) = gang(lambda store: Http(store, stack), store)
@@ -314,10 +315,10 @@ def test_an_update_whose_sending_stalled_is_sent_again(monkeypatch):
     def stalling(sock, parts):
         once.undo()
         sock.sendall(parts[0])
-        assert server._can_read(sock, 30)
+        assert http_server._can_read(sock, 30)
         messages.send(sock, parts[1:])
 
-    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     with ExitStack() as stack, monkeypatch.context() as once:
         store = store_of("asynchronous", workers=1, size=1)
         (exchange,) = gang(lambda store: Http(store, stack), store)

@@ -5,14 +5,14 @@ import threading
 import pytest
 from failing import FAILURES, Failing
 
-from sparkdl import books
+from sparkdl.server import state
 
-SITE = "sparkdl/books.py _mapped: "
+SITE = "sparkdl/server/state.py _mapped: "
 CALLS = {"ENOSPC": "file.write", "EIO": "file.flush", "EMFILE": "mmap.new", "MemoryError": "mmap.new"}
 
 
 def spool():
-    return bytes(books.spooled(b"x" * (books.IN_MEMORY + 1)))
+    return bytes(state.spooled(b"x" * (state.IN_MEMORY + 1)))
 
 
 def test_sites_are_found():
@@ -41,7 +41,7 @@ def test_the_call_that_is_meant_fails(kind):
         thread.start()
         thread.join()
 
-    whole = books.IN_MEMORY + 1
+    whole = state.IN_MEMORY + 1
     assert [whole, repr(FAILURES[kind][0]()), whole] == outcomes
     assert watched.failed
 

@@ -8,7 +8,7 @@ import pytest
 from stores import LAYOUT, begun, store_of
 
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import client
 from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.transport.exchange import Endpoint

@@ -24,14 +24,14 @@ from hypothesis.stateful import (
 )
 from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of, store_of, update_of
 
-from sparkdl import merging
 from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.merging import Hybrid, Locked
-from sparkdl.store import ParameterStore
+from sparkdl.server import aggregation
+from sparkdl.server.aggregation import Hybrid, Locked
+from sparkdl.server.coordinator import ParameterStore
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
@@ -845,7 +845,7 @@ class GradientsOfSome(InRounds):
 
     def __init__(self):
         super().__init__()
-        self.few = mock.patch.multiple(merging, KEPT_BYTES=0, LEAST_KEPT=DEPTH)
+        self.few = mock.patch.multiple(aggregation, KEPT_BYTES=0, LEAST_KEPT=DEPTH)
         self.few.__enter__()
 
     def teardown(self):
@@ -934,8 +934,8 @@ class CountsTwice(ParameterStore):
     """A store that takes an update again when it comes again."""
 
     def exchange(self, update, read):
-        merging = self.merging
-        taken = merging.last if isinstance(merging, Locked) else merging.taken
+        aggregation = self.merging
+        taken = aggregation.last if isinstance(aggregation, Locked) else aggregation.taken
         if taken.get(update.worker) == update.sequence and update.rows:
             taken[update.worker] -= 1
         return super().exchange(update, read)
@@ -959,9 +959,9 @@ class LosesTheRounds(ParameterStore):
     """A store that goes on from its cut at the round that was open."""
 
     def restart(self):
-        merging, version = self.merging, self.merging.version
+        aggregation, version = self.merging, self.merging.version
         generation = super().restart()
-        merging.version = version
+        aggregation.version = version
         return generation
 
 

@@ -19,9 +19,9 @@ from network import ADDRESS, Network, on
 from relay import Relay
 from stores import KINDS, NEVER, store_of, together
 
-from sparkdl import server
 from sparkdl.config import TrainConfig
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server import http_server
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import client
 from sparkdl.transport.messages import Kind
 
@@ -173,7 +173,7 @@ def test_where_packets_are_lost_every_update_counts_once(begin, network, setting
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, network, monkeypatch, setting):
     """Its bytes come all the time."""
-    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     for worker in range(WORKERS):
         network.slow(worker, "500kbit")
     begin(setting, updates=1, size=40_000).end()  # 160 KB, 2.6 s each way
@@ -183,7 +183,7 @@ def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, networ
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, monkeypatch, setting):
     """The endpoint has given up waiting for the rest of it when the link is back."""
-    monkeypatch.setattr(server, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     for worker in range(WORKERS):
         network.slow(worker, "500kbit")
     run = begin(setting, updates=1, size=40_000)

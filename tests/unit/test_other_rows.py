@@ -3,11 +3,11 @@
 import pytest
 from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
 
-from sparkdl.books import Held
 from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
 from sparkdl.data.fingerprint import MASK, Fingerprint
 from sparkdl.errors import DataError, RefusedError
+from sparkdl.server.state import Held
 from sparkdl.transport.messages import Flag, Kind
 
 HELD = Held(10, Fingerprint(7, 1)), Held(10, Fingerprint(8, MASK))

@@ -8,7 +8,7 @@ import pytest
 from stores import RUN, store_of, together
 
 from sparkdl import preflight
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import connections, tls
 
 

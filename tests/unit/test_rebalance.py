@@ -16,7 +16,7 @@ from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.data.spill import Spool
 from sparkdl.errors import DataError
 from sparkdl.rebalance import moves, packed, rebalance, unpacked
-from sparkdl.transport.exchange import LocalExchange
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind
 
 SCHEMA = Schema(

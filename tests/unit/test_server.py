@@ -30,11 +30,11 @@ from leaks import listening
 from relay import RESET
 from stores import LAYOUT, begun, state_of, store_of, update_of
 
-from sparkdl import server
-from sparkdl.books import Held
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
 from sparkdl.process.reasons import reason_of
-from sparkdl.server import Traffic, add_steward, make_app, serve
+from sparkdl.server import http_server
+from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
+from sparkdl.server.state import Held
 from sparkdl.transport import messages, tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
@@ -283,7 +283,7 @@ def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
     ]
 
     with pytest.raises(ConnectionError):
-        next(server._replies(store, Traffic(), stream))
+        next(http_server._replies(store, Traffic(), stream))
 
     assert store.failure is None
 
@@ -376,7 +376,7 @@ REQUESTS = {
     "metric states of no epoch": ("POST", "/v1/heartbeat", beat(running=["0", 5, "bQ=="]), 400),
     "a log of no level": ("POST", "/v1/heartbeat", beat(LOGGED | {"level": "high"}), 400),
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
-    "a long JSON": ("POST", "/v1/join", b" " * (server.JSON_BYTES + 1), 413),
+    "a long JSON": ("POST", "/v1/join", b" " * (http_server.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
 }  # fmt: skip
@@ -706,14 +706,14 @@ def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypa
 @pytest.mark.parametrize("times", [1, 3])
 def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypatch, times):
     """Cheroot answers 500 without a word of ours, and the run goes on."""
-    failing, read = itertools.count(), server._Request.read_request_headers
+    failing, read = itertools.count(), http_server._Request.read_request_headers
 
     def read_headers(request):
         if next(failing) < times:
             raise MemoryError("too much")
         return read(request)
 
-    monkeypatch.setattr(server._Request, "read_request_headers", read_headers)
+    monkeypatch.setattr(http_server._Request, "read_request_headers", read_headers)
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange):
         assert [1.0] * 5 == exchange(update_of(store, 0, np.ones(5))).parameters.tolist()
@@ -807,7 +807,7 @@ def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch)
     """The error names the cause; the other ports are not tried, and no thread and no port stays."""
     full = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     ports = listening()
-    monkeypatch.setattr(f"sparkdl.server.{where}", full)
+    monkeypatch.setattr(f"sparkdl.server.http_server.{where}", full)
     with (
         pytest.raises(ClusterError, match="cannot start on 127.0.0.1: .*Too many open files"),
         serve(app, "127.0.0.1", range(20000, 30000), 1),
@@ -822,7 +822,7 @@ def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch)
 @pytest.mark.parametrize("tls_too", [False, True])
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypatch):
     """A host that vanished in the middle of a reply is given up with the server, not a minute later."""
-    monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "STOP_SECONDS", 0.1)
     context, certificate = tls.server_context() if tls_too else (None, b"")
     sending, leave = threading.Event(), threading.Event()
 
@@ -852,12 +852,13 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """A worker that waits for its round takes no memory of the driver's."""
     update = Update(Kind.DELTA)
-    filled = server._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
+    filled = http_server._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
 
 
-# What sparkdl/server.py and strangers.py replace of cheroot, or rely on: it has no public way to do this.
+# Internals of cheroot that sparkdl/server/http_server.py and sparkdl/transport/connections.py replace or rely
+# on. It has no public way to do this.
 INTERNALS = {
     cheroot.server.HTTPRequest: (
         "read_request_line", "read_request_headers", "simple_response", "send_headers", "write",

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import begun, give, push, state_of, status_of, store_of, together, update_of, vector
 
-from sparkdl import merging
 from sparkdl.core.reduction import Mean
 from sparkdl.core.sparse_gradients import (
     SliceMean,
@@ -22,7 +21,8 @@ from sparkdl.core.sparse_gradients import (
 )
 from sparkdl.core.vectors import Layout
 from sparkdl.errors import WireError
-from sparkdl.merging import GradientRounds, Hybrid
+from sparkdl.server import aggregation
+from sparkdl.server.aggregation import GradientRounds, Hybrid
 from sparkdl.transport.messages import Flag, Reply
 
 TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings
@@ -324,7 +324,7 @@ def test_the_gradient_of_a_scaled_loss_may_be_infinite():
 
 def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
     """Mean gradients with slices are kept as others are: as many as fit, and at least four."""
-    monkeypatch.setattr(merging, "KEPT_BYTES", 4 * len(WORDS) * 5)
+    monkeypatch.setattr(aggregation, "KEPT_BYTES", 4 * len(WORDS) * 5)
     rounds = GradientRounds(np.zeros(2, np.float32), vector(), 2, Hybrid(1), TABLES)
     rounds.generation = 1
     before = rounds.depth

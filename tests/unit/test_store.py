@@ -29,8 +29,6 @@ from stores import (
     vector,
 )
 
-from sparkdl import books, merging
-from sparkdl.books import Held
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import (
     ClusterError,
@@ -41,10 +39,13 @@ from sparkdl.errors import (
     SparkDLError,
     WorkerLostError,
 )
-from sparkdl.hosted import HostedRun, HostedStore
-from sparkdl.merging import Hybrid
+from sparkdl.hosted import HostedStore
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
+from sparkdl.server import aggregation, state
+from sparkdl.server.aggregation import Hybrid
+from sparkdl.server.hosted_run import HostedRun
+from sparkdl.server.state import Held
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind, lengths_of
 
@@ -774,7 +775,7 @@ def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, 
 def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
     """It may come again, once there is room for it."""
     store = begun(store_of("asynchronous", workers=1, optimizer=2, epochs=3))
-    monkeypatch.setattr(books, "spooled", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(state, "spooled", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         give(store, report_of(store, 0, state=b"op"))
 
@@ -820,7 +821,7 @@ def test_an_update_whose_rule_fails_is_not_counted():
 
 def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
     """Without one lock the rule sees parts; where a later one fails, the run goes back to its last cut."""
-    monkeypatch.setattr(merging, "STRIPE", 2)
+    monkeypatch.setattr(aggregation, "STRIPE", 2)
     store = begun(store_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
     push(store, 0, [1.0] * 4)
     finish_epoch(store)
@@ -973,10 +974,10 @@ def test_a_cut_of_replicas_is_what_the_first_of_them_was():
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     """The round before it, and the one after it until it is made, take in all of them."""
     store = begun(store_of(joint=False, workers=2, size=1, cuts=(2,), hybrid=Hybrid(1)))
-    merging = store.merging
+    aggregation = store.merging
     with impatient():
         push(store, 0, [1.0])
-        assert 1 == merging.round
+        assert 1 == aggregation.round
         assert Flag.AGAIN == push(store, 0, [1.0], sequence=1).flags
         push(store, 1, [1.0], sequence=0)  # late
         assert Flag.CUT & push(store, 1, [1.0], sequence=1).flags
@@ -1132,7 +1133,7 @@ def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
 
 def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
     """The driver's memory does not hold every worker's optimizer."""
-    monkeypatch.setattr("sparkdl.books.IN_MEMORY", 10)
+    monkeypatch.setattr("sparkdl.server.state.IN_MEMORY", 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = begun(store_of(workers=1, size=1, optimizer=5000))
     result = finish_epoch(store, parameters=vector(1.0), state=b"s" * 5000)

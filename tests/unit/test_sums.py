@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from stores import RUN, give, impatient, together
 
-from sparkdl import merging
 from sparkdl.collective import WorkerContext
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
-from sparkdl.sums import SumStore
-from sparkdl.transport.exchange import LocalExchange
+from sparkdl.server import aggregation
+from sparkdl.server.allreduce import SumStore
+from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update, lengths_of
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
 def test_early_arrays_beyond_a_budget_stay_unread(gang, monkeypatch):
     """The driver keeps few bodies, however many workers come before their turn."""
     store, workers = gang
-    monkeypatch.setattr(merging, "EARLY_BYTES", 7)
+    monkeypatch.setattr(aggregation, "EARLY_BYTES", 7)
     read = []
     updates = [workers[k]._exchange.begin(sent(workers[k], np.full(2, k, "float32"))) for k in range(3)]
 

@@ -18,7 +18,7 @@ from stores import state_of, store_of, together
 
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, TransportError
-from sparkdl.server import Traffic, make_app, serve
+from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import connections, tls
 from sparkdl.transport.client import Connection
 from sparkdl.transport.exchange import Endpoint

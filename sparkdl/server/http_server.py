@@ -61,7 +61,7 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.store import ParameterStore
+from sparkdl.server.coordinator import ParameterStore
 from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, Connections
 from sparkdl.transport.messages import Reply, Running, Sections, Update

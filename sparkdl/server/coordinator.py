@@ -31,7 +31,23 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sparkdl.books import (
+from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
+from sparkdl.errors import (
+    ClusterError,
+    DataError,
+    DivergedError,
+    RefusedError,
+    RuleError,
+    SparkDLError,
+    WireError,
+    WorkerLostError,
+)
+from sparkdl.process.reasons import reason_of
+from sparkdl.server.aggregation import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
+from sparkdl.server.divergence import FARTHEST, FIRST, Watch
+from sparkdl.server.state import (
     Book,
     Carried,
     Cut,
@@ -44,22 +60,6 @@ from sparkdl.books import (
     spooled,
     whole,
 )
-from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
-from sparkdl.data.batch_plan import Plan
-from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.divergence import FARTHEST, FIRST, Watch
-from sparkdl.errors import (
-    ClusterError,
-    DataError,
-    DivergedError,
-    RefusedError,
-    RuleError,
-    SparkDLError,
-    WireError,
-    WorkerLostError,
-)
-from sparkdl.merging import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
-from sparkdl.process.reasons import reason_of
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker

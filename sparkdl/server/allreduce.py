@@ -12,13 +12,13 @@ from math import nan
 
 import numpy as np
 
-from sparkdl.books import RunShape
 from sparkdl.core.reduction import Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError, WorkerError
-from sparkdl.merging import Read, Rounds
-from sparkdl.store import ParameterStore
+from sparkdl.server.aggregation import Read, Rounds
+from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.state import RunShape
 from sparkdl.transport.messages import NO_ID, Flag, Kind, Reply, Sections, Update
 
 NUMBERS = {
