@@ -345,7 +345,7 @@ def imported_level(spark) -> int:
     def level(batches):
         import pyarrow as pa
 
-        from sparkdl import tasks
+        from sparkdl.worker import tasks
 
         tasks.import_keras()
         for _ in batches:

@@ -118,7 +118,7 @@ def work(worker, num_workers, endpoint, job, name, count):
     from sparkdl.data.batch_plan import even_split, ranks
     from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.transport.exchange import Endpoint
-    from sparkdl.worker import Code, Task, train_task
+    from sparkdl.worker.loop import Code, Task, train_task
 
     x, y = rows_for(name, count)
     mine = ranks(even_split(count, num_workers), worker)
@@ -138,8 +138,8 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     from sparkdl.server.coordinator import ParameterStore
     from sparkdl.server.http_server import Traffic, make_app, serve
     from sparkdl.server.state import RunShape
-    from sparkdl.steppers import TrainSettings
-    from sparkdl.worker import TrainJob
+    from sparkdl.worker.loop import TrainJob
+    from sparkdl.worker.strategies import TrainSettings
 
     model, (x, y) = build(name, size), rows_for(name, 2)
     models.build_metrics(model, x, y)

@@ -31,7 +31,6 @@ from harness import table, verdict
 sys.path.insert(0, str(harness.REPOSITORY))
 
 from sparkdl.data.batch_plan import Plan
-from sparkdl.member import Task, membership
 from sparkdl.rules import choose
 from sparkdl.server.aggregation import Terms, make_merging
 from sparkdl.server.coordinator import ParameterStore
@@ -39,6 +38,7 @@ from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.server.state import RunShape
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Flag, Kind, Update
+from sparkdl.worker.session import Task, membership
 
 SIZE = 10_000  # numbers of the center
 UPDATES = 100  # of a worker in an epoch

@@ -25,7 +25,7 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import preflight, repeats, tasks
+from sparkdl import preflight, repeats
 from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.core.pickling import pickled
 from sparkdl.data import arrow
@@ -33,6 +33,7 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.failures import explain, lacks_package
 from sparkdl.process import interrupts
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.worker import tasks
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1

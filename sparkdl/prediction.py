@@ -12,12 +12,12 @@ from sparkdl.config import FitConfig
 from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
-from sparkdl.inference import InferenceJob
 from sparkdl.launch import Stage
 from sparkdl.modeling import models
 from sparkdl.modeling.classification import AS_IT_IS, Head
 from sparkdl.sources import NoRowsError
 from sparkdl.tables import FrameSource, column_of_predictions
+from sparkdl.worker.inference import InferenceJob
 
 Model = Any  # a keras.Model, which this file hands on and does not open
 

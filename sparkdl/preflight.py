@@ -239,7 +239,7 @@ class Shared:
 
 
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
-    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.tasks`` says.
+    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.worker.tasks`` says.
 
     Where it raises, Spark ends the Python process; the next task gets another.
     """
@@ -251,7 +251,7 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     context: Any = TaskContext.get()
     serializer: Any = CloudPickleSerializer
     check(expected, call["endpoint"])
-    from sparkdl import devices
+    from sparkdl.worker import devices
 
     threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
     gpu = context.resources().get("gpu")
@@ -259,7 +259,8 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     place = context.partitionId() if expected["local"] else None
     apart = call["stage"] in ("train", "run")
     with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
-        from sparkdl import preflight, tasks
+        from sparkdl import preflight
+        from sparkdl.worker import tasks
 
         if call["stage"] not in ("deal", "run"):
             tasks.import_keras(quietly=expected["local"])

@@ -10,7 +10,6 @@ from typing import Any
 
 from sparkdl import launch, preflight
 from sparkdl.cluster import cluster_of
-from sparkdl.collective import WorkerContext
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, short
 from sparkdl.gang import POLL_SECONDS, Gang, serving
@@ -18,6 +17,7 @@ from sparkdl.launch import Job, Stage
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import SumStore
 from sparkdl.server.http_server import Traffic
+from sparkdl.worker.collective import WorkerContext
 
 
 @short

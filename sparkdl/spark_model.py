@@ -27,7 +27,6 @@ from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Column, Sample, Schema
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
-from sparkdl.inference import features_of
 from sparkdl.inputs import (
     make_source,
     refuse_columns,
@@ -49,6 +48,7 @@ from sparkdl.server.state import Carried
 from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
+from sparkdl.worker.inference import features_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -49,9 +49,9 @@ from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
 from sparkdl.server.state import Carried, Cut, EpochResult, RunShape
 from sparkdl.sources import Source
-from sparkdl.steppers import TrainSettings
 from sparkdl.transport import tls
-from sparkdl.worker import TrainJob
+from sparkdl.worker.loop import TrainJob
+from sparkdl.worker.strategies import TrainSettings
 
 logger = logging.getLogger(__name__)
 Model = Any  # a keras.Model, which this file hands on and does not open

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from sparkdl.member import Task, membership
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Kind, Update
+from sparkdl.worker.session import Task, membership
 
 RUN, LAYOUT, SIZE = b"r" * 16, b"l" * 16, 3
 

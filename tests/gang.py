@@ -17,8 +17,8 @@ from sparkdl.server.aggregation import GradientRounds, Terms, make_merging
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.server.state import Held, RunShape
-from sparkdl.steppers import TrainSettings
-from sparkdl.worker import Loop
+from sparkdl.worker.loop import Loop
+from sparkdl.worker.strategies import TrainSettings
 
 
 def train(

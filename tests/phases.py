@@ -24,10 +24,10 @@ PHASES = {  # the function of a worker that begins a phase, and which of its cal
     "feed": ("sparkdl/data/spill.py", "add", 1),
     "trace": ("src/trainers/trainer.py", "compute_loss", 1),
     "exchange": ("sparkdl/transport/client.py", "send", 3),
-    "epoch's end": ("sparkdl/worker.py", "_finish", 1),
-    "evaluation": ("sparkdl/worker.py", "_evaluate", 1),
-    "checkpoint": ("sparkdl/worker.py", "_standing", 1),
-    "predict": ("sparkdl/inference.py", "_predict", 1),
+    "epoch's end": ("sparkdl/worker/loop.py", "_finish", 1),
+    "evaluation": ("sparkdl/worker/loop.py", "_evaluate", 1),
+    "checkpoint": ("sparkdl/worker/loop.py", "_standing", 1),
+    "predict": ("sparkdl/worker/inference.py", "_predict", 1),
 }
 SETTINGS = {
     "synchronous": ("synchronous", "batch", None, {"recovery_every": 3}),

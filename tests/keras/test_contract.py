@@ -18,7 +18,7 @@ from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Center, Mean
 from sparkdl.server.aggregation import GradientRounds
-from sparkdl.worker import Loop
+from sparkdl.worker.loop import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = (61, 35), 16, 5  # six updates an epoch, 30 in all
 TOTAL = sum(ROWS)

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from stores import store_of
 
-from sparkdl.hosting import Steward
 from sparkdl.server.http_server import Traffic, add_steward, make_app
+from sparkdl.worker.hosted_server import Steward
 
 
 @pytest.mark.parametrize("worker", [-1, 0, 2])

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from vectors import VECTORS
 
-from sparkdl.inference import InferenceJob, Inputs, predict_stage
 from sparkdl.modeling import models
 from sparkdl.modeling.classification import AS_IT_IS
+from sparkdl.worker.inference import InferenceJob, Inputs, predict_stage
 
 
 def predicted(model, column, batch_size):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gang import OneDropped, even_split, merging_of, train
 
-from sparkdl import worker
 from sparkdl.server.aggregation import GradientRounds
 from sparkdl.server.local_exchange import LocalExchange
-from sparkdl.worker import Loop
+from sparkdl.worker import loop
+from sparkdl.worker.loop import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 310, 32, 5  # ten updates an epoch, the last of 22 rows; 50 in all
 
@@ -221,7 +221,7 @@ def test_exchanges_that_take_most_of_an_epoch_are_said_once(monkeypatch, caplog)
         return finish(self, ticket)
 
     monkeypatch.setattr(LocalExchange, "finish", slowly)
-    monkeypatch.setattr(worker, "LONG_SECONDS", 0.3)
+    monkeypatch.setattr(loop, "LONG_SECONDS", 0.3)
     x, y = problem()
     model = model_with(OPTIMIZERS["sgd"][0])
     train(model, x, y, rows=even_split(ROWS, 2), batch_size=BATCH_SIZE, epochs=4)

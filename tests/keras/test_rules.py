@@ -16,7 +16,7 @@ from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import AEASGD, Adasum, DiLoCo, FedOpt
 from sparkdl.rules.outer import SGD
 from sparkdl.server.aggregation import Hybrid
-from sparkdl.worker import Loop
+from sparkdl.worker.loop import Loop
 
 ROWS, BATCH, EPOCHS, WORKERS = 70, 8, 3, 2
 

@@ -18,7 +18,7 @@ from sparkdl.modeling.backends import make_replica, sliced_tables
 from sparkdl.modeling.backends.base import Mean
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.local_exchange import LocalExchange
-from sparkdl.worker import Loop
+from sparkdl.worker.loop import Loop
 
 ROWS, BATCH_SIZE, EPOCHS = 90, 16, 3
 SLICED = keras.backend.backend() == "tensorflow"

@@ -6,7 +6,7 @@ import pytest
 from gang import train
 
 from sparkdl.server.local_exchange import LocalExchange
-from sparkdl.worker import Loop
+from sparkdl.worker.loop import Loop
 
 BATCH, EPOCHS, ROUNDS = 16, 3, 13
 

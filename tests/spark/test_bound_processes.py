@@ -43,7 +43,7 @@ def bound_to_a_gpu(context):
     def bind(rows):
         import keras  # noqa: F401
 
-        from sparkdl import devices
+        from sparkdl.worker import devices
 
         list(rows)
         devices._bound = ("9",)

@@ -13,7 +13,7 @@ import sparkdl
     [
         ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.server.coordinator", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
-        ("sparkdl.worker", ["pyspark", "flask", "cheroot"]),
+        ("sparkdl.worker.loop", ["pyspark", "flask", "cheroot"]),
         ("sparkdl.running", ["keras", "tensorflow"]),
     ],
 )

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from sparkdl import devices
 from sparkdl.errors import ConfigError, StaleWorkerError
+from sparkdl.worker import devices
 
 GIVEN = [
     (None, ["0", "3"], 0, ("0", "3")),  # as Spark says

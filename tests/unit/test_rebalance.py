@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from stores import give as hand
 from stores import impatient, status_of, store_of, together, update_of
 
-from sparkdl import rebalance as module
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.schema import Column, Schema
 from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.data.spill import Spool
 from sparkdl.errors import DataError
-from sparkdl.rebalance import moves, packed, rebalance, unpacked
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind
+from sparkdl.worker import rebalance as module
+from sparkdl.worker.rebalance import moves, packed, rebalance, unpacked
 
 SCHEMA = Schema(
     (

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from stores import RUN, give, impatient, together
 
-from sparkdl.collective import WorkerContext
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
 from sparkdl.server import aggregation
 from sparkdl.server.allreduce import SumStore
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update, lengths_of
+from sparkdl.worker.collective import WorkerContext
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl import devices
 from sparkdl.core.vectors import LARGE, trim
 from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
@@ -27,16 +26,17 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.data.schema import Schema
 from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
-from sparkdl.member import Task, membership
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.modeling.backends.base import Center, Replica
-from sparkdl.rebalance import rebalance
 from sparkdl.rules import Rule
-from sparkdl.steppers import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
 from sparkdl.transport.client import Heartbeat
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Update
+from sparkdl.worker import devices
+from sparkdl.worker.rebalance import rebalance
+from sparkdl.worker.session import Task, membership
+from sparkdl.worker.strategies import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
 
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word

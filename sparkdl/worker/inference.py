@@ -17,8 +17,8 @@ from sparkdl.data.schema import Schema, as_pair
 from sparkdl.modeling import models
 from sparkdl.modeling.backends import prepare_backend
 from sparkdl.modeling.classification import classify
-from sparkdl.tasks import blocks_of
-from sparkdl.worker import evaluate, take_model, take_replica
+from sparkdl.worker.loop import evaluate, take_model, take_replica
+from sparkdl.worker.tasks import blocks_of
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import devices
 from sparkdl.config import choose
 from sparkdl.core.vectors import Array
-from sparkdl.member import Task, membership
 from sparkdl.server.allreduce import NUMBERS
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update
+from sparkdl.worker import devices
+from sparkdl.worker.session import Task, membership
 
 
 class Operation(StrEnum):

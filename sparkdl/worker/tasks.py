@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from sparkdl.collective import run_task
 from sparkdl.data.arrays import as_rows
 from sparkdl.data.bad_values import Faults, Watched
 from sparkdl.data.blocks import (
@@ -31,10 +30,11 @@ from sparkdl.data.blocks import (
 )
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import DataError, SparkDLError, WorkerError
-from sparkdl.member import Task
 from sparkdl.process.reasons import own_lines, reason_of, text_of
 from sparkdl.transport import client
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.worker.collective import run_task
+from sparkdl.worker.session import Task
 
 
 class Call(NamedTuple):
@@ -231,20 +231,20 @@ def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
 
 def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl import worker
+    from sparkdl.worker import loop
 
     job, task = call.shared.value, _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
     faults = None if call.options.get("checked") else _faults(job, call.options)
     watched = Watched(blocks, faults, shuffled=call.options.get("shuffled", False))
     own = [call.options.get(name) for name in ("distribution", "rule")]
-    code = worker.Code(call.objects or {}, call.builder, *own)
+    code = loop.Code(call.objects or {}, call.builder, *own)
     if job.hosted is None:
-        worker.train_task(job, task, watched, code)
+        loop.train_task(job, task, watched, code)
     else:
-        from sparkdl import hosting
+        from sparkdl.worker import hosted_server
 
-        yield from hosting.train(job, task, watched, code, context)
+        yield from hosted_server.train(job, task, watched, code, context)
     for _ in iterator:
         pass
 
@@ -280,14 +280,14 @@ def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -
 
 
 def _predict(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl import inference
+    from sparkdl.worker import inference
 
     inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
     return inference.predict_stage(inputs, call.shared.value, call.objects or {}, call.builder)
 
 
 def _evaluate(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl import inference
+    from sparkdl.worker import inference
 
     inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
     yield from inference.evaluate_stage(inputs, call.shared.value, call.objects or {}, call.builder)

@@ -17,7 +17,6 @@ from sparkdl.core.vectors import Vector
 from sparkdl.data import arrow
 from sparkdl.data.bad_values import Watched
 from sparkdl.errors import RefusedError
-from sparkdl.member import Task
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
@@ -25,7 +24,8 @@ from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
 from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
-from sparkdl.worker import Code, TrainJob, train_task
+from sparkdl.worker.loop import Code, TrainJob, train_task
+from sparkdl.worker.session import Task
 
 ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch
 LEAVE_SECONDS = 60.0  # how long worker 0 waits for the others to end before it closes the endpoint
