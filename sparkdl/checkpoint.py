@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import files
 from sparkdl.config import CheckpointConfig
 from sparkdl.core import packing
 from sparkdl.core.vectors import Array
@@ -31,6 +30,7 @@ from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import Lease
 from sparkdl.server.state import Cut, Held
+from sparkdl.spark import files
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"

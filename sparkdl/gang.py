@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sparkdl import failures
-from sparkdl.cluster import NOTICE_SECONDS, Cluster
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.hosted import Store
-from sparkdl.launch import Job
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.spark import failures
+from sparkdl.spark.application import NOTICE_SECONDS, Cluster
+from sparkdl.spark.jobs import Job
 from sparkdl.transport import tls
 from sparkdl.transport.exchange import Endpoint
 

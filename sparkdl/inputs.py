@@ -7,11 +7,11 @@ from typing import Any
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl.cluster import Cluster
 from sparkdl.data.arrays import HOMES, is_array
 from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
 from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
+from sparkdl.spark.application import Cluster
 from sparkdl.tables import FrameSource, frame_source
 
 EVERY = Takes()  # rows with labels, and no strings

@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkdl import files
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.spark import files
 
 logger = logging.getLogger(__name__)
 NAME = "lease"

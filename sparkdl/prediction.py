@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparkdl import preflight
-from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.config import FitConfig
 from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
-from sparkdl.launch import Stage
 from sparkdl.modeling import models
 from sparkdl.modeling.classification import AS_IT_IS, Head
 from sparkdl.sources import NoRowsError
+from sparkdl.spark import preflight
+from sparkdl.spark.application import Cluster, cluster_of, ship
+from sparkdl.spark.jobs import Stage
 from sparkdl.tables import FrameSource, column_of_predictions
 from sparkdl.worker.inference import InferenceJob
 
@@ -116,12 +116,6 @@ def unknown_inputs(model: Model) -> ModelError:
         f'The model "{model.name}" does not say which inputs it takes, of which shapes. Build it from '
         "keras.Input with whole shapes."
     )
-
-
-def ship(cluster: Cluster) -> None:
-    """Send sparkdl along with a job that is not ours to start again."""
-    if not cluster.local:
-        cluster.ship_package()
 
 
 @short

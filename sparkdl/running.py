@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl import launch, preflight
-from sparkdl.cluster import cluster_of
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, short
 from sparkdl.gang import POLL_SECONDS, Gang, serving
-from sparkdl.launch import Job, Stage
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import SumStore
 from sparkdl.server.http_server import Traffic
+from sparkdl.spark import jobs, preflight
+from sparkdl.spark.application import cluster_of
+from sparkdl.spark.jobs import Job, Stage
 from sparkdl.worker.collective import WorkerContext
 
 
@@ -62,10 +62,10 @@ def run(
     context = cluster.context  # which says so where there is none
     cluster.require_python(_backend())
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
-    launch.logger.info("%d workers: %s.", num_workers, why)
+    jobs.logger.info("%d workers: %s.", num_workers, why)
     store = SumStore(secrets.token_bytes(16), num_workers)
     with Cleanup() as stack:
-        stack.enter_context(launch.claim(cluster, num_workers))
+        stack.enter_context(jobs.claim(cluster, num_workers))
         endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))
         tasks = context.parallelize(range(num_workers), num_workers)
         expected = preflight.expectations(_backend(), local=cluster.local)
@@ -75,7 +75,7 @@ def run(
                 "run", expected, endpoint=endpoint, generation=generation, function=function,
                 workers=num_workers, profile=cluster.profile,
             )  # fmt: skip
-            return Job(cluster, launch.run_rdd(tasks, stage, barrier=barrier))
+            return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
         gang = Gang(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
         stack.callback(gang.cancel)

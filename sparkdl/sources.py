@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyspark import RDD
 
-from sparkdl import launch, preflight
-from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows, as_rows
 from sparkdl.data.bad_values import Classes, Fault, Faults
@@ -26,8 +24,10 @@ from sparkdl.data.batch_plan import even_split, ranks
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
 from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.launch import Stage
 from sparkdl.modeling import models
+from sparkdl.spark import jobs, preflight
+from sparkdl.spark.application import Cluster, cluster_of
+from sparkdl.spark.jobs import Stage
 
 
 class NoRowsError(DataError):
@@ -203,10 +203,10 @@ class ArraySource(Source):
             train = stage("train", encoding="dealt", checked=shuffled is None)
             if shuffled is not None:
                 blocks = rdd.union(shuffled.dealt(num_workers, None, stage, part=VALIDATION))
-                return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
+                return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
             if in_place:
-                return launch.run_rdd(rdd, train, barrier=barrier)
-            return launch.run_dealt(rdd, num_workers, train, barrier=barrier)
+                return jobs.run_rdd(rdd, train, barrier=barrier)
+            return jobs.run_dealt(rdd, num_workers, train, barrier=barrier)
 
         return make
 
@@ -230,13 +230,13 @@ class ArraySource(Source):
 
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        action = launch.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
-        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        action = jobs.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
     def predictions(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[Any]:
         """Return the predictions of the rows, in order and in a few parts, by a job."""
-        action = launch.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
-        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        action = jobs.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
     @staticmethod
     def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> tuple[Any, bool]:
@@ -266,8 +266,8 @@ _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 def first_row(rdd: RDD[Any]) -> Any:
     """Return the first row of an RDD, by a small job that leaves the rest unread, once for each RDD."""
     if rdd not in _first_rows:
-        with launch.other_processes():
-            rows = launch.run(lambda: rdd.take(1), cluster_of())
+        with jobs.other_processes():
+            rows = jobs.run(lambda: rdd.take(1), cluster_of())
         if not rows:
             raise NoRowsError("There are no rows: the RDD is empty.")
         _first_rows[rdd] = rows[0]
@@ -338,7 +338,7 @@ class RddSource(Source):
 
     def num_partitions(self) -> int:
         """Return how many partitions there are."""
-        return int(launch.run(self.rdd.getNumPartitions, cluster_of()))
+        return int(jobs.run(self.rdd.getNumPartitions, cluster_of()))
 
     def training(
         self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
@@ -355,7 +355,7 @@ class RddSource(Source):
             if in_place:
                 place = "partition" if fits else "worker"
                 train = stage("train", encoding="rows", schema=self.schema, place=place, **common)
-                return launch.run_rdd(rdd, train, barrier=barrier and fits)
+                return jobs.run_rdd(rdd, train, barrier=barrier and fits)
             blocks = self.dealt(num_workers, seed, stage, **common)
             if isinstance(validation, RddSource):
                 blocks = blocks.union(validation.dealt(num_workers, None, stage, part=VALIDATION))
@@ -363,7 +363,7 @@ class RddSource(Source):
                 held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
                 blocks = blocks.union(_in_slices(cluster, held))
             train = stage("train", encoding="dealt", split=split, shuffled=seed is not None)
-            return launch.run_dealt(blocks, num_workers, train, barrier=barrier)
+            return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make
 
@@ -375,8 +375,8 @@ class RddSource(Source):
     def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         run = stage("evaluate", encoding="rows", schema=self.schema)
-        action = launch.run_rdd(self.rdd, run, barrier=False)
-        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        action = jobs.run_rdd(self.rdd, run, barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
 
 class FunctionSource(Source):
@@ -408,8 +408,8 @@ class FunctionSource(Source):
             "look", expected=preflight.expectations(models.backend(), local=cluster.local),
             function=self.function, workers=self.workers, counts=self.counts, labels=self.labels,
         )  # fmt: skip
-        action = launch.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
-        rows = launch.run(action, cluster, of_rows=False)
+        action = jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
+        rows = jobs.run(action, cluster, of_rows=False)
         if not rows:
             raise NoRowsError("There are no rows: the function returns none for worker 0.")
         sample: Sample = rows[0]
@@ -431,7 +431,7 @@ class FunctionSource(Source):
                 "train", encoding="function", schema=self.schema, function=self.function, held=held,
                 workers=num_workers, split=split, split_seed=seed or 0,
             )  # fmt: skip
-            return launch.run_rdd(self._tasks(cluster, num_workers), train, barrier=barrier)
+            return jobs.run_rdd(self._tasks(cluster, num_workers), train, barrier=barrier)
 
         return make
 
@@ -439,5 +439,5 @@ class FunctionSource(Source):
         """Return the metric states and the rows of each task, by a job."""
         options = {"schema": self.schema, "function": self.function, "workers": self.workers}
         run = stage("evaluate", encoding="function", **options)
-        action = launch.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
-        return launch.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        action = jobs.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]

@@ -17,8 +17,7 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns, files, launch
-from sparkdl.cluster import Cluster, cluster_of
+from sparkdl import columns
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
 from sparkdl.core.tree import leaves
 from sparkdl.data.arrays import array_of
@@ -39,13 +38,15 @@ from sparkdl.inputs import (
 from sparkdl.lease import Lease, lease_of
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
-from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful, ship
+from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.server.state import Carried
 from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
+from sparkdl.spark import files, jobs
+from sparkdl.spark.application import Cluster, cluster_of, ship
 from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
 from sparkdl.worker.inference import features_of
@@ -402,7 +403,7 @@ class SparkModel:
         """Become the only run that writes to a checkpoint folder, until the fit ends."""
         if checkpoint is None or self.config.placement is Placement.WORKER:  # which has no checkpoints
             return
-        self._lease = lease_of(checkpoint.uri, launch.active_context())
+        self._lease = lease_of(checkpoint.uri, jobs.active_context())
         self._lease.acquire()
         self._lease.start()
 
@@ -424,7 +425,7 @@ class SparkModel:
             most if joint else None,
             self.config.start_timeout,
         )
-        launch.logger.info("%d workers: %s.", num_workers, why)
+        jobs.logger.info("%d workers: %s.", num_workers, why)
         if joint:
             models.require_divisible(self.model, num_workers)
         return num_workers
@@ -683,7 +684,7 @@ class SparkModel:
         """
         _require_keras_file(path)
         values = self.config.to_dict() | {"merge": to_settings(self.config.merge)}
-        context = launch.active_context()
+        context = jobs.active_context()
         if files.exists(path, context=context) and not overwrite:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
         with tempfile.TemporaryDirectory() as folder:
@@ -716,7 +717,7 @@ class SparkModel:
             ModelError: the file is not a compiled Keras model.
         """
         _require_keras_file(path)
-        context = launch.active_context()
+        context = jobs.active_context()
         with tempfile.TemporaryDirectory() as folder:
             local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
             files.get(path, local, context=context)

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import launch
-from sparkdl.cluster import Cluster, cluster_of
 from sparkdl.columns import Found, folded, resolve
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import Array
@@ -22,9 +20,11 @@ from sparkdl.data import arrow
 from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.launch import Stage
 from sparkdl.modeling.classification import AS_IT_IS, Classes, Head
 from sparkdl.sources import NoRowsError, Source, first_value
+from sparkdl.spark import jobs
+from sparkdl.spark.application import Cluster, cluster_of
+from sparkdl.spark.jobs import Stage
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold
@@ -173,7 +173,7 @@ class FrameSource(Source):
                 "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch)), or predict it."
             )
         first = self.frame.select(*self._select(raw=True)).limit(1)
-        rows = launch.run(lambda: launch.collect(first), cluster_of(self.session))
+        rows = jobs.run(lambda: jobs.collect(first), cluster_of(self.session))
         if not rows:
             raise NoRowsError("There are no rows: the DataFrame is empty.")
         given, fields = iter(rows[0]), iter(self.frame.select(*self.selected).schema.fields)
@@ -212,7 +212,7 @@ class FrameSource(Source):
                 "does not tell. Leave it out, or take a SparkSession without remote()."
             )
         rows = self.frame.select(*self.selected)
-        return int(launch.run(lambda: launch.num_partitions(rows), cluster))
+        return int(jobs.run(lambda: jobs.num_partitions(rows), cluster))
 
     def _rows(self, columns: Sequence[Column], *more: Any) -> DataFrame:
         """Return the columns of a schema, a key, and more; weights that are missing are 1."""
@@ -263,7 +263,7 @@ class FrameSource(Source):
                 "train", encoding="arrow", schema=schema, seed=order, decode=self.decode,
                 shuffled=order is not None,
             )  # fmt: skip
-            return launch.run_frame(
+            return jobs.run_frame(
                 frame, train, "data binary", barrier=barrier and not coalesced, streams=bool(self.ahead)
             )
 
@@ -274,8 +274,8 @@ class FrameSource(Source):
         part = functions.lit(TRAINING).cast("int").alias(arrow.PART)
         run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
         frame = self._rows(self.schema.columns, part)
-        action = launch.run_frame(frame, run, "states binary, rows long", barrier=False)
-        return [tuple(row) for row in launch.run(action, cluster)]
+        action = jobs.run_frame(frame, run, "states binary, rows long", barrier=False)
+        return [tuple(row) for row in jobs.run(action, cluster)]
 
 
 def _worker_of(num_workers: int, seed: int) -> Any:
@@ -317,7 +317,7 @@ def column_of_predictions(
     else:
         kind = _nested(output)
     run = stage("predict", encoding="arrow", schema=schema, output=output, head=head, decode=decode)
-    return launch.column_function(run, kind)
+    return jobs.column_function(run, kind)
 
 
 def _nested(shape: tuple[int, ...]) -> Any:
@@ -456,7 +456,7 @@ def frame_source(
     ]
     sample = Sample.of(parts, tuple(lengths))
     made = functools.partial(FrameSource, frame, sample, indicator, decode, texts)
-    source: FrameSource = launch.run(made, cluster_of(frame.sparkSession))
+    source: FrameSource = jobs.run(made, cluster_of(frame.sparkSession))
     unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # one that reads features only may be told of labels too
         raise ConfigError(

@@ -19,13 +19,13 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import files, launch, records
-from sparkdl.cluster import Cluster, cluster_of
+from sparkdl import records
 from sparkdl.data import arrow
 from sparkdl.errors import ConfigError, DataError, short
-from sparkdl.prediction import ship
 from sparkdl.process import interrupts
 from sparkdl.records import Record
+from sparkdl.spark import files, jobs
+from sparkdl.spark.application import Cluster, cluster_of, ship
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
 LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # 0 and 1 are booleans
@@ -175,7 +175,7 @@ def _infer(found: DataFrame, cluster: Cluster, *, sequences: bool) -> types.Stru
         )
 
     schema = "name string, kind string, depth long"
-    rows = launch.run(lambda: found.mapInArrow(look, schema).collect(), cluster)
+    rows = jobs.run(lambda: found.mapInArrow(look, schema).collect(), cluster)
     columns: dict[str, tuple[set[str], int]] = {}
     for name, kind, depth in rows:
         kinds, deepest = columns.get(name, (set(), 0))
@@ -238,7 +238,7 @@ def write_tfrecords(
     # Executors make no folders: a task that goes on after its job has failed finds none to write into.
     files.make_folder(f"{made}/_temporary", context=context)
     try:
-        written = launch.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
+        written = jobs.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
         for name, _ in written:
             files.move(f"{made}/_temporary/{name}", f"{made}/{name}", context=context)
         files.remove(f"{made}/_temporary", context=context)

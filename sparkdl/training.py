@@ -17,10 +17,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
 
-from sparkdl import launch, preflight
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.checkpoint import Checkpoints, Saved
-from sparkdl.cluster import Cluster
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
@@ -34,7 +32,6 @@ from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.hosted import HostedStore, Store
-from sparkdl.launch import Job, Stage
 from sparkdl.lease import Lease
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import sliced_tables
@@ -49,6 +46,9 @@ from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
 from sparkdl.server.state import Carried, Cut, EpochResult, RunShape
 from sparkdl.sources import Source
+from sparkdl.spark import jobs, preflight
+from sparkdl.spark.application import Cluster
+from sparkdl.spark.jobs import Job, Stage
 from sparkdl.transport import tls
 from sparkdl.worker.loop import TrainJob
 from sparkdl.worker.strategies import TrainSettings
@@ -213,7 +213,7 @@ class Run:
         with Cleanup() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
-            stack.enter_context(launch.claim(self.cluster, self.num_workers + request.asks))
+            stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.asks))
             store, gang, display = self._start(stack)
             if self.resumed and changed and not store.cut.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
@@ -363,7 +363,7 @@ class Run:
         terms = replace(terms, rule=Average())  # the rule travels with what is code
         encrypted = tls.is_wanted(config.tls, self.cluster)
         hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
-        return HostedStore(hosted, functools.partial(launch.relay, self.cluster))
+        return HostedStore(hosted, functools.partial(jobs.relay, self.cluster))
 
     def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
@@ -592,7 +592,7 @@ class Run:
                 'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
             )
         checkpoints = Checkpoints(
-            fit.checkpoint, launch.active_context(), fresh=not fit.resume, lease=self.request.lease
+            fit.checkpoint, jobs.active_context(), fresh=not fit.resume, lease=self.request.lease
         )
         config = self.request.config
         others = {

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from sparkdl import CheckpointConfig, SparkModel
 
 PHASES = {  # the function of a worker that begins a phase, and which of its calls is meant
-    "preflight": ("sparkdl/preflight.py", "check", 1),
+    "preflight": ("sparkdl/spark/preflight.py", "check", 1),
     "feed": ("sparkdl/data/spill.py", "add", 1),
     "trace": ("src/trainers/trainer.py", "compute_loss", 1),
     "exchange": ("sparkdl/transport/client.py", "send", 3),

@@ -20,12 +20,12 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkdl.cluster import cluster_of
 from sparkdl.config import without_place
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
 from sparkdl.modeling import models
 from sparkdl.rules.settings import from_settings, to_settings
+from sparkdl.spark.application import cluster_of
 
 logger = logging.getLogger(__name__)
 FILE = "model.keras"

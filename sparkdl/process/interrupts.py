@@ -35,7 +35,7 @@ LOCKED = {
     "sparkdl.hosted",
     "sparkdl.server.http_server",
     "sparkdl.gang",
-    "sparkdl.launch",
+    "sparkdl.spark.jobs",
 }
 BUSY = {"py4j", "pyspark", "logging"}  # An exception within these leaves tracebacks, or half a message.
 OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"  # PySpark 3.5 to 4.3; cancels all jobs first

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 from pyspark.sql import SparkSession
 
-from sparkdl import CheckpointConfig, SparkModel, files
+from sparkdl import CheckpointConfig, SparkModel
+from sparkdl.spark import files
 
 folder, mode, frequency, weights, epochs, *through = sys.argv[1:]
 if through:

@@ -13,8 +13,8 @@ from bombs import Bomb, hang, kill, kill_executor
 from leaks import on_the_driver
 
 from sparkdl import SparkModel
-from sparkdl.cluster import cluster_of
 from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
+from sparkdl.spark.application import cluster_of
 
 MASTERS = ("local", "local-cluster")
 

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, files, load_spark_model
+from sparkdl import SparkModel, load_spark_model
 from sparkdl.config import Mode
 from sparkdl.errors import ModelError
+from sparkdl.spark import files
 
 pytestmark = pytest.mark.usefixtures("spark")
 SETTINGS = {"batch_size": 32, "shuffle": False, "verbose": 0}

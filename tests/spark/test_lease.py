@@ -20,9 +20,10 @@ import pytest
 from clock import Clock
 
 import sparkdl
-from sparkdl import SparkModel, files, lease
+from sparkdl import SparkModel, lease
 from sparkdl.errors import CheckpointError
 from sparkdl.lease import SILENCE_SECONDS, Lease, Owner, lease_of
+from sparkdl.spark import files
 
 HERE = Path(__file__).parent
 PATIENCE = 250  # seconds, for a driver that comes to its end

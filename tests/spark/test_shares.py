@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import functions
 
 from sparkdl import SparkModel
-from sparkdl.cluster import Cluster
+from sparkdl.spark.application import Cluster
 
 MASTERS = ("local", "local-cluster", "connect")
 ROWS, WORKERS = 203, 2

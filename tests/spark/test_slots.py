@@ -5,8 +5,9 @@ import threading
 import pytest
 from pyspark import InheritableThread
 
-from sparkdl import SparkModel, gang, launch
+from sparkdl import SparkModel, gang
 from sparkdl.errors import ClusterError
+from sparkdl.spark import jobs
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_sl
 
 def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
     """Two that each got half of their slots would wait for each other; whoever came first goes first."""
-    claims, begun, over = launch.Claims(), [], {name: threading.Event() for name in "abc"}
+    claims, begun, over = jobs.Claims(), [], {name: threading.Event() for name in "abc"}
 
     def gang(name, wanted):
         with claims.claim(wanted, 3):

@@ -5,9 +5,10 @@ import gzip
 import pytest
 from pyspark.sql import types
 
-from sparkdl import SparkModel, files, records
+from sparkdl import SparkModel, records
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.records import Record
+from sparkdl.spark import files
 from sparkdl.tfrecords import _from_record, read_tfrecords, write_tfrecords
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")

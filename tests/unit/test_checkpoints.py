@@ -13,13 +13,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sparkdl import files
 from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import lease_of
 from sparkdl.server.state import Book, Cut, Held
+from sparkdl.spark import files
 
 VECTOR = np.arange(5, dtype=np.float32)
 DESCRIPTION = Description(

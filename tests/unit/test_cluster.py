@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 import sparkdl
-from sparkdl import cluster
-from sparkdl.cluster import Cluster
+from sparkdl.spark import application
+from sparkdl.spark.application import Cluster
 
 
 @pytest.mark.parametrize("jump", [-3600, 0, 3600])
@@ -34,16 +34,16 @@ def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
         (package / name).write_text(name)
         os.utime(package / name, (0, 0))
     found = SimpleNamespace(submodule_search_locations=[str(package)])
-    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(application.importlib.util, "find_spec", lambda name: found)
     (tmp_path / "made").mkdir()
 
-    with zipfile.ZipFile(cluster._pack(str(tmp_path / "made"))) as archive:
+    with zipfile.ZipFile(application._pack(str(tmp_path / "made"))) as archive:
         assert b"store.py" == archive.read("sparkdl/server/coordinator.py")
 
 
 def test_the_package_is_sent_whole(tmp_path):
     """With every module, and nothing that was compiled."""
-    with zipfile.ZipFile(cluster._pack(str(tmp_path))) as archive:
+    with zipfile.ZipFile(application._pack(str(tmp_path))) as archive:
         names = {name for name in archive.namelist() if name.endswith(".py")}
         assert not any("__pycache__" in name for name in archive.namelist())
 
@@ -54,7 +54,7 @@ def test_the_package_is_sent_whole(tmp_path):
 def test_sparkdl_is_sent_along_once(monkeypatch, tmp_path):
     """Every later task of the application brings along the list of what was sent."""
     context = mock.MagicMock()
-    monkeypatch.setattr(cluster.SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr(application.SparkFiles, "getRootDirectory", lambda: str(tmp_path))
     of_session = Cluster.__new__(Cluster)
     of_session.session = SimpleNamespace(sparkContext=context)
 

@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 from py4j.protocol import Py4JError
 
-from sparkdl import files
 from sparkdl.process import interrupts
+from sparkdl.spark import files
 
 
 @pytest.mark.parametrize("links", [True, False])

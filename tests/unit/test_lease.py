@@ -17,9 +17,10 @@ from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl import checkpoint, files, lease
+from sparkdl import checkpoint, lease
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
+from sparkdl.spark import files
 
 # -- on a disk ------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ADVICE, WorkerError
-from sparkdl.failures import explain
 from sparkdl.process import memory
 from sparkdl.process.reasons import reason_of
+from sparkdl.spark.failures import explain
 
 LOADER = "libtensorflow_cc.so.2: failed to map segment from shared object"
 
@@ -133,7 +133,7 @@ class Cluster:
 
 IMPORT = f"""Job aborted due to stage failure: Task 0.0 in stage 1.0 (TID 1) (10.0.0.1 executor 0)
 PythonException: [PYTHON_EXCEPTION] The worker: Traceback (most recent call last):
-  File "/sparkdl/preflight.py", line 256, in task_main
+  File "/sparkdl/spark/preflight.py", line 256, in task_main
     tasks.import_keras()
   File "/venv/lib/python3.11/site-packages/tensorflow/__init__.py", line 1, in <module>
     from tensorflow.python import pywrap_tensorflow

@@ -25,13 +25,13 @@ from weakref import WeakSet
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl import preflight, repeats
-from sparkdl.cluster import NOTICE_SECONDS, Cluster, cluster_of
 from sparkdl.core.pickling import pickled
 from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
-from sparkdl.failures import explain, lacks_package
 from sparkdl.process import interrupts
+from sparkdl.spark import preflight, task_logs
+from sparkdl.spark.application import NOTICE_SECONDS, Cluster, cluster_of
+from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
 
@@ -152,7 +152,7 @@ class Job:
     def _run(self) -> None:
         try:
             self._cluster.tag(self._tag)
-            with repeats.hidden(self._cluster.log_context):
+            with task_logs.hidden(self._cluster.log_context):
                 self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error

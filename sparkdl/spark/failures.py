@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pyspark import errors as of_spark
 
-from sparkdl import errors, preflight
-from sparkdl.cluster import Cluster
+from sparkdl import errors
 from sparkdl.errors import (
     ClusterError,
     ConfigError,
@@ -26,6 +25,8 @@ from sparkdl.errors import (
 )
 from sparkdl.process import memory
 from sparkdl.process.reasons import BLOCK, FRAME, RAISED, first_reason
+from sparkdl.spark import preflight
+from sparkdl.spark.application import Cluster
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
 NAMED = (  # errors of ours that a task raises for the driver to raise

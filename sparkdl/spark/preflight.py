@@ -259,7 +259,7 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     place = context.partitionId() if expected["local"] else None
     apart = call["stage"] in ("train", "run")
     with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
-        from sparkdl import preflight
+        from sparkdl.spark import preflight
         from sparkdl.worker import tasks
 
         if call["stage"] not in ("deal", "run"):

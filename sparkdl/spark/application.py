@@ -32,10 +32,10 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
-from sparkdl import files, interpreter, preflight
 from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.process import interrupts
+from sparkdl.spark import files, interpreter, preflight
 
 logger = logging.getLogger(__name__)
 NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
@@ -545,3 +545,9 @@ def _address_towards(host: str) -> str:
             probe.connect(address)  # which sends nothing
             return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def ship(cluster: Cluster) -> None:
+    """Send sparkdl along with a job that is not ours to start again."""
+    if not cluster.local:
+        cluster.ship_package()

@@ -1,0 +1,1 @@
+"""Spark: the application and its slots, the jobs on it, and what their failures mean."""
