@@ -5,11 +5,12 @@ import gzip
 import pytest
 from pyspark.sql import types
 
-from sparkdl import SparkModel, records
+from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.records import Record
 from sparkdl.spark import files
-from sparkdl.tfrecords import _from_record, read_tfrecords, write_tfrecords
+from sparkdl.tfrecords import read_tfrecords, records, write_tfrecords
+from sparkdl.tfrecords.dataframe import _from_record
+from sparkdl.tfrecords.records import Record
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
 SCHEMA = (

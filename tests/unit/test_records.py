@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.records import Record, parse, read, serialize, write
+from sparkdl.tfrecords.records import Record, parse, read, serialize, write
 
 VALUES = st.one_of(
     st.lists(st.integers(-(2**63), 2**63 - 1)),

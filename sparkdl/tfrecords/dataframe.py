@@ -19,13 +19,13 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions, types
 
-from sparkdl import records
 from sparkdl.data import arrow
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.process import interrupts
-from sparkdl.records import Record
 from sparkdl.spark import files, jobs
 from sparkdl.spark.application import Cluster, cluster_of, ship
+from sparkdl.tfrecords import records
+from sparkdl.tfrecords.records import Record
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
 LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # 0 and 1 are booleans
