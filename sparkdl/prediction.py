@@ -12,11 +12,11 @@ from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
 from sparkdl.modeling import models
 from sparkdl.modeling.classification import AS_IT_IS, Head
-from sparkdl.sources import NoRowsError
+from sparkdl.sources.base import NoRowsError
+from sparkdl.sources.dataframe import FrameSource, column_of_predictions
 from sparkdl.spark import preflight
 from sparkdl.spark.application import Cluster, cluster_of, ship
 from sparkdl.spark.jobs import Stage
-from sparkdl.tables import FrameSource, column_of_predictions
 from sparkdl.worker.inference import InferenceJob
 
 Model = Any  # a keras.Model, which this file hands on and does not open

@@ -17,7 +17,6 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl import columns
 from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
 from sparkdl.core.tree import leaves
 from sparkdl.data.arrays import array_of
@@ -26,15 +25,6 @@ from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Column, Sample, Schema
 from sparkdl.epochs import Metrics, check_callbacks
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
-from sparkdl.inputs import (
-    make_source,
-    refuse_columns,
-    require_partitions,
-    require_partner,
-    require_sendable,
-    share_weights,
-    whole_partitions,
-)
 from sparkdl.lease import Lease, lease_of
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
@@ -44,10 +34,20 @@ from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.server.state import Carried
-from sparkdl.sources import ArraySource, NoRowsError, Source, first_row, sample_of
+from sparkdl.sources import columns
+from sparkdl.sources.base import ArraySource, NoRowsError, Source, first_row, sample_of
+from sparkdl.sources.dataframe import FrameSource, require_free
+from sparkdl.sources.resolve import (
+    make_source,
+    refuse_columns,
+    require_partitions,
+    require_partner,
+    require_sendable,
+    share_weights,
+    whole_partitions,
+)
 from sparkdl.spark import files, jobs
 from sparkdl.spark.application import Cluster, cluster_of, ship
-from sparkdl.tables import FrameSource, require_free
 from sparkdl.training import Request, Run, asks, hybrid_of
 from sparkdl.worker.inference import features_of
 

@@ -45,7 +45,7 @@ from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
 from sparkdl.server.state import Carried, Cut, EpochResult, RunShape
-from sparkdl.sources import Source
+from sparkdl.sources.base import Source
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import Cluster
 from sparkdl.spark.jobs import Job, Stage

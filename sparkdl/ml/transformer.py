@@ -13,7 +13,7 @@ from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.modeling import losses, models
 from sparkdl.prediction import column_function, frame_features
-from sparkdl.tables import frame_source, require_free
+from sparkdl.sources.dataframe import frame_source, require_free
 
 
 class Predicts(PredictionParams, Stored):

@@ -29,7 +29,7 @@ from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
 from sparkdl.rules import DiLoCo, Rule
-from sparkdl.tables import frame_source
+from sparkdl.sources.dataframe import frame_source
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
 NAMES = list("abcdef")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, functions, types
 
-from sparkdl.columns import Found, folded, resolve
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import Array
 from sparkdl.data import arrow
@@ -21,7 +20,8 @@ from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, Classes, Head
-from sparkdl.sources import NoRowsError, Source, first_value
+from sparkdl.sources.base import NoRowsError, Source, first_value
+from sparkdl.sources.columns import Found, folded, resolve
 from sparkdl.spark import jobs
 from sparkdl.spark.application import Cluster, cluster_of
 from sparkdl.spark.jobs import Stage

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 from sparkdl.data.arrays import HOMES, is_array
 from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
-from sparkdl.sources import ArraySource, FunctionSource, RddSource, Source
+from sparkdl.sources.base import ArraySource, FunctionSource, RddSource, Source
+from sparkdl.sources.dataframe import FrameSource, frame_source
 from sparkdl.spark.application import Cluster
-from sparkdl.tables import FrameSource, frame_source
 
 EVERY = Takes()  # rows with labels, and no strings
 

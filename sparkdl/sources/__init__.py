@@ -1,0 +1,1 @@
+"""The user's data, and how it becomes the partitions of workers."""
