@@ -353,7 +353,7 @@ def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
 
 
 def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
-    """Return what ``sparkdl.rules.evidence`` has to know: combinations that fell short, and on what most.
+    """Return the combinations that fell short, and on what most, as ``known_shortfalls`` states them.
 
     A default did when five seeds miss its bar, a rule that is named when the one seed of the pilot lies a
     point or more below plain Keras.

@@ -15,7 +15,7 @@ _HOMES = {
     "CheckpointConfig": "sparkdl.config",
     "SparkModel": "sparkdl.spark_model",
     "load_spark_model": "sparkdl.spark_model",
-    "predict_udf": "sparkdl.prediction",
+    "predict_udf": "sparkdl.driver.predictions",
     "run": "sparkdl.running",
     "to_simple_rdd": "sparkdl.spark_model",
     "SparkDLError": "sparkdl.errors",
@@ -34,8 +34,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sparkdl.config import CheckpointConfig
+    from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
-    from sparkdl.prediction import predict_udf
     from sparkdl.running import run
     from sparkdl.spark_model import SparkModel, load_spark_model, to_simple_rdd
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.config import TrainConfig
+from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
 from sparkdl.errors import ConfigError, short
-from sparkdl.gang import POLL_SECONDS, Gang, serving
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import SumStore
 from sparkdl.server.http_server import Traffic

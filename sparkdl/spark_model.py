@@ -23,12 +23,13 @@ from sparkdl.data.arrays import array_of
 from sparkdl.data.bad_values import Classes, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Column, Sample, Schema
-from sparkdl.epochs import Metrics, check_callbacks
+from sparkdl.driver.epochs import Metrics, check_callbacks
+from sparkdl.driver.fit import Request, Run, asks, hybrid_of
+from sparkdl.driver.lease import Lease, lease_of
+from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
-from sparkdl.lease import Lease, lease_of
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
-from sparkdl.prediction import column_function, frame_features, inference_stage, refuse_stateful
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
@@ -48,7 +49,6 @@ from sparkdl.sources.resolve import (
 )
 from sparkdl.spark import files, jobs
 from sparkdl.spark.application import Cluster, cluster_of, ship
-from sparkdl.training import Request, Run, asks, hybrid_of
 from sparkdl.worker.inference import features_of
 
 P = ParamSpec("P")

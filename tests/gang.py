@@ -9,7 +9,7 @@ import numpy as np
 from sparkdl.data.batch_plan import Plan, even_split, ranks
 from sparkdl.data.schema import Sample
 from sparkdl.data.spill import Rows
-from sparkdl.epochs import DriverModel, Metrics
+from sparkdl.driver.epochs import DriverModel, Metrics
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import distributed, make_replica, sliced_tables
 from sparkdl.rules import choose

@@ -8,11 +8,11 @@ from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, functions
 
+from sparkdl.driver.predictions import column_function, frame_features
 from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.modeling import losses, models
-from sparkdl.prediction import column_function, frame_features
 from sparkdl.sources.dataframe import frame_source, require_free
 
 

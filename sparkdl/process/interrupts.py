@@ -32,9 +32,9 @@ NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
 LOCKED = {
     "sparkdl.server.coordinator",
     "sparkdl.server.allreduce",
-    "sparkdl.hosted",
+    "sparkdl.driver.remote_server",
     "sparkdl.server.http_server",
-    "sparkdl.gang",
+    "sparkdl.driver.worker_group",
     "sparkdl.spark.jobs",
 }
 BUSY = {"py4j", "pyspark", "logging"}  # An exception within these leaves tracebacks, or half a message.

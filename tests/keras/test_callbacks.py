@@ -8,7 +8,7 @@ import pytest
 from gang import even_split, train
 
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
-from sparkdl.epochs import check_callbacks
+from sparkdl.driver.epochs import check_callbacks
 from sparkdl.errors import ConfigError
 
 ROWS, BATCH, EPOCHS, RATE = 70, 8, 3, 0.2

@@ -5,15 +5,15 @@ from unittest import mock
 
 import pytest
 
+from sparkdl.driver.fit import Run
 from sparkdl.server.coordinator import ParameterStore
-from sparkdl.training import Run
 
 
 def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
     """The error of the fit is raised, and no thread waits for another checkpoint."""
     run = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
     run._save.side_effect = MemoryError
-    with mock.patch("sparkdl.training.replace"), pytest.raises(MemoryError):
+    with mock.patch("sparkdl.driver.fit.replace"), pytest.raises(MemoryError):
         Run._end(run, mock.Mock(spec=ParameterStore, cut=None), {})
 
     run.checkpoints.close.assert_called_once_with()

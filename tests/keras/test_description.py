@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 from sparkdl.data.schema import Column, Schema
-from sparkdl.description import describe
+from sparkdl.driver.description import describe
 from sparkdl.modeling import models
 from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import FedOpt

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sparkdl.driver.fit import _gpus_of
 from sparkdl.errors import ConfigError
 from sparkdl.server.state import Member
-from sparkdl.training import _gpus_of
 
 
 def store_of(*workers):

@@ -6,7 +6,7 @@ import pytest
 from gang import even_split, fit
 from keras import layers, ops
 
-from sparkdl.epochs import Metrics
+from sparkdl.driver.epochs import Metrics
 from sparkdl.modeling import losses, models
 
 TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none

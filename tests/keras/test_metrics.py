@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.epochs import Metrics
+from sparkdl.driver.epochs import Metrics
 from sparkdl.modeling import models
 
 SHARES = ((0, 3), (3, 10), (10, 20))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.epochs import DriverModel
+from sparkdl.driver.epochs import DriverModel
 from sparkdl.errors import ModelError
 from sparkdl.modeling import losses, models, optimizers
 from sparkdl.server.state import Cut

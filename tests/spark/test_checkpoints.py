@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl import CheckpointConfig, SparkModel, checkpoint
+from sparkdl import CheckpointConfig, SparkModel
+from sparkdl.driver import checkpoints
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.rules import Rule
 
@@ -297,7 +298,7 @@ def test_a_run_with_other_settings_is_refused(
 
 def half_way_through(folder):
     """Leave only the newest checkpoint that was made in the middle of an epoch, and return its cut."""
-    cuts = {path: checkpoint._read(str(path), None).cut for path in sorted(folder.iterdir())}
+    cuts = {path: checkpoints._read(str(path), None).cut for path in sorted(folder.iterdir())}
     newest = max(path for path, cut in cuts.items() if cut.place)
     for path in cuts.keys() - {newest}:
         path.unlink()
@@ -363,7 +364,7 @@ def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, ev
         problem.x, problem.y, **{**options, "epochs": 2}
     )
     newest = max(tmp_path.iterdir())
-    cut = checkpoint._read(str(newest), None).cut if every == "epoch" else half_way_through(tmp_path)
+    cut = checkpoints._read(str(newest), None).cut if every == "epoch" else half_way_through(tmp_path)
     model = problem.model(keras.optimizers.SGD(1e-30))
 
     SparkModel(model, num_workers=2).fit(problem.x, problem.y, resume=True, **{**options, "epochs": 3})

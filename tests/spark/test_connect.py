@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, hosted, predict_udf, run
+from sparkdl import SparkModel, predict_udf, run
+from sparkdl.driver import remote_server
 from sparkdl.errors import ClusterError, ConfigError, DivergedError, PreflightError, WorkerError
 from sparkdl.ml import KerasTransformer
 from sparkdl.tfrecords import write_tfrecords
@@ -130,7 +131,7 @@ def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table)
 
 def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     """The other workers know it from Spark, and so does the task by which the client asks."""
-    endpoints, certificates, find = [], [], hosted.endpoint_at
+    endpoints, certificates, find = [], [], remote_server.endpoint_at
 
     def endpoint_at(*given):
         endpoints.append(find(*given))
@@ -140,7 +141,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
         shown = ssl.get_server_certificate((endpoints[0].host, endpoints[0].port), timeout=20)
         certificates.append(ssl.PEM_cert_to_DER_cert(shown))
 
-    monkeypatch.setattr(hosted, "endpoint_at", endpoint_at)
+    monkeypatch.setattr(remote_server, "endpoint_at", endpoint_at)
     callback = keras.callbacks.LambdaCallback(on_epoch_end=peek)
     model, reference = problem.model(), problem.model()
     start = model.get_weights()

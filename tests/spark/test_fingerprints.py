@@ -9,7 +9,7 @@ import pytest
 from bombs import Bomb, kill, kill_executor
 
 from sparkdl import CheckpointConfig, SparkModel
-from sparkdl.checkpoint import _read
+from sparkdl.driver.checkpoints import _read
 from sparkdl.errors import DataError, WorkerError
 
 MASTERS = ("local-cluster",)

@@ -20,9 +20,10 @@ import pytest
 from clock import Clock
 
 import sparkdl
-from sparkdl import SparkModel, lease
+from sparkdl import SparkModel
+from sparkdl.driver import lease
+from sparkdl.driver.lease import SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError
-from sparkdl.lease import SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.spark import files
 
 HERE = Path(__file__).parent

@@ -6,8 +6,9 @@ import pytest
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
+from sparkdl.driver import known_shortfalls
 from sparkdl.errors import ConfigError, DivergedError
-from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule, evidence
+from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule
 
 
 def moved(problem, model):
@@ -137,7 +138,7 @@ def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
 @pytest.mark.parametrize(("frequency", "warned"), [("batch", False), (4, True)])
 def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkeypatch, frequency, warned):
     """Where they step on their own; two are too many here."""
-    monkeypatch.setattr("sparkdl.training.STUDIED", 1)
+    monkeypatch.setattr("sparkdl.driver.fit.STUDIED", 1)
     SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
 
     assert warned == ("What 2 workers that step on their own learn" in "\n".join(caplog.messages))
@@ -150,8 +151,8 @@ def test_what_the_study_saw_fall_short_is_named(
     spark, problem, caplog, monkeypatch, frequency, merge, warned
 ):
     """With what it ended in and what does better; the number of workers here is not that of the study."""
-    sums = [one._replace(workers=2) for one in evidence.SHORTFALLS if one.rule == "sum"]
-    monkeypatch.setattr(evidence, "SHORTFALLS", tuple(sums))
+    sums = [one._replace(workers=2) for one in known_shortfalls.SHORTFALLS if one.rule == "sum"]
+    monkeypatch.setattr(known_shortfalls, "SHORTFALLS", tuple(sums))
     spark_model = SparkModel(problem.model(), frequency=frequency, num_workers=2, merge=merge)
     spark_model.fit(problem.x, problem.y, 16, 1, verbose=0)
 

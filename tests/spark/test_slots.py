@@ -5,7 +5,8 @@ import threading
 import pytest
 from pyspark import InheritableThread
 
-from sparkdl import SparkModel, gang
+from sparkdl import SparkModel
+from sparkdl.driver import worker_group
 from sparkdl.errors import ClusterError
 from sparkdl.spark import jobs
 
@@ -33,7 +34,7 @@ def held_slot(spark, tmp_path, eventually):
 
 def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot, monkeypatch, caplog):
     """One of two workers starts, the other when the slot is free."""
-    monkeypatch.setattr(gang, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_group, "NOTICE_SECONDS", 0.2)
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
     fit = threading.Thread(target=spark_model.fit, args=(problem.x, problem.y), kwargs={"verbose": 0})
     waiting = "Waiting for 1 of 2 workers to start since"
@@ -61,14 +62,14 @@ def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
     """Two that each got half of their slots would wait for each other; whoever came first goes first."""
     claims, begun, over = jobs.Claims(), [], {name: threading.Event() for name in "abc"}
 
-    def gang(name, wanted):
+    def worker_group(name, wanted):
         with claims.claim(wanted, 3):
             begun.append(name)
             over[name].wait()
 
     threads = []
     for name, wanted in (("a", 2), ("b", 2), ("c", 1)):
-        threads.append(threading.Thread(target=gang, args=(name, wanted)))
+        threads.append(threading.Thread(target=worker_group, args=(name, wanted)))
         threads[-1].start()
         assert eventually(lambda: len(claims._waiting) + len(begun) == len(threads))
 

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from sparkdl import lease
-from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig
+from sparkdl.driver import lease
+from sparkdl.driver.checkpoints import Checkpoints, Description, Saved
 from sparkdl.errors import CheckpointError
 from sparkdl.server.state import Cut, Held
 

@@ -13,11 +13,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sparkdl.checkpoint import Checkpoints, Description, Saved
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.data.fingerprint import Fingerprint
+from sparkdl.driver.checkpoints import Checkpoints, Description, Saved
+from sparkdl.driver.lease import lease_of
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.lease import lease_of
 from sparkdl.server.state import Book, Cut, Held
 from sparkdl.spark import files
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.driver.known_shortfalls import SHORTFALLS, Shortfall, shortfall, words_of
 from sparkdl.rules import RULES, Average, DiLoCo, Rule
-from sparkdl.rules.evidence import SHORTFALLS, Shortfall, shortfall, words_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

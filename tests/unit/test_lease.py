@@ -17,9 +17,9 @@ from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl import checkpoint, lease
+from sparkdl.driver import checkpoints, lease
+from sparkdl.driver.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.spark import files
 
 # -- on a disk ------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_a_fork_has_no_lease(tmp_path):
 def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
     """SIGKILL takes away the heartbeat, and the next run sees it at once."""
     code = (
-        "import sys, time; from sparkdl.lease import lease_of; mine = lease_of(sys.argv[1], None);"
+        "import sys, time; from sparkdl.driver.lease import lease_of; mine = lease_of(sys.argv[1], None);"
         "mine.acquire(); mine.start(); print('has it', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
@@ -442,7 +442,7 @@ def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_pat
     assert [f"checkpoint-{number:08d}.sparkdl" for number in range(1, last + 1)] == [
         path.name for path in found
     ]
-    versions = [checkpoint._read(str(path), None).cut.version for path in found]
+    versions = [checkpoints._read(str(path), None).cut.version for path in found]
     assert list(range(1, last + 1)) == versions
 
 

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 )
 from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of, store_of, update_of
 
-from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
+from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server import aggregation
 from sparkdl.server.aggregation import Hybrid, Locked

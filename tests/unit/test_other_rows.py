@@ -3,9 +3,9 @@
 import pytest
 from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
 
-from sparkdl.checkpoint import Description, Saved
 from sparkdl.core import packing
 from sparkdl.data.fingerprint import MASK, Fingerprint
+from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.server.state import Held
 from sparkdl.transport.messages import Flag, Kind

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from sparkdl.progress import BarDisplay, LineDisplay
+from sparkdl.driver.progress import BarDisplay, LineDisplay
 
 LOGS = {"loss": 0.5, "f1": np.array([0.25, 0.5])}
 

@@ -30,6 +30,7 @@ from stores import (
 )
 
 from sparkdl.data.batch_plan import Plan
+from sparkdl.driver.remote_server import HostedStore
 from sparkdl.errors import (
     ClusterError,
     DataError,
@@ -39,7 +40,6 @@ from sparkdl.errors import (
     SparkDLError,
     WorkerLostError,
 )
-from sparkdl.hosted import HostedStore
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
 from sparkdl.server import aggregation, state

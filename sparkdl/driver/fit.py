@@ -18,7 +18,6 @@ from math import isfinite, isnan
 from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
-from sparkdl.checkpoint import Checkpoints, Saved
 from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
@@ -27,19 +26,20 @@ from sparkdl.data.bad_values import Classes, judge, sentences_of
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Schema
-from sparkdl.description import describe, outer_name
-from sparkdl.epochs import Callbacks, DriverModel, Metrics, Reports
+from sparkdl.driver.checkpoints import Checkpoints, Saved
+from sparkdl.driver.description import describe, outer_name
+from sparkdl.driver.epochs import Callbacks, DriverModel, Metrics, Reports
+from sparkdl.driver.known_shortfalls import shortfall, words_of
+from sparkdl.driver.lease import Lease
+from sparkdl.driver.progress import Display, choose_display
+from sparkdl.driver.remote_server import HostedStore, Store
+from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.gang import POLL_SECONDS, Gang, serving
-from sparkdl.hosted import HostedStore, Store
-from sparkdl.lease import Lease
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.progress import Display, choose_display
 from sparkdl.rules import STUDIED, Average, choose
-from sparkdl.rules.evidence import shortfall, words_of
 from sparkdl.server.aggregation import Hybrid, Terms, make_merging
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.hosted_run import HostedRun

@@ -27,8 +27,8 @@ from sparkdl.config import CheckpointConfig
 from sparkdl.core import packing
 from sparkdl.core.vectors import Array
 from sparkdl.data.fingerprint import Fingerprint
+from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.lease import Lease
 from sparkdl.server.state import Cut, Held
 from sparkdl.spark import files
 

@@ -20,9 +20,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl.checkpoint import Description, Words
 from sparkdl.core.vectors import Array
 from sparkdl.data.schema import Column, Schema
+from sparkdl.driver.checkpoints import Description, Words
 from sparkdl.modeling import live_objects, models, optimizers
 from sparkdl.modeling.backends.outer import KerasOuter
 

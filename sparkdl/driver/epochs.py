@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkdl import batch_hooks
-from sparkdl.batch_hooks import BatchHooks
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, trim
 from sparkdl.data.batch_plan import Integers
+from sparkdl.driver import batch_hooks
+from sparkdl.driver.batch_hooks import BatchHooks
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import live_objects, models, optimizers
 from sparkdl.modeling.backends.common import loss_metric

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sparkdl.config import TrainConfig, parse_port
+from sparkdl.driver.remote_server import Store
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
-from sparkdl.hosted import Store
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.spark import failures

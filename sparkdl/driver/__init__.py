@@ -1,0 +1,1 @@
+"""One fit on the driver: its worker group, checkpoints, callbacks and metrics."""
