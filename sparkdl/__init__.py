@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CheckpointConfig": "sparkdl.config",
-    "SparkModel": "sparkdl.spark_model",
-    "load_spark_model": "sparkdl.spark_model",
+    "SparkModel": "sparkdl.api.spark_model",
+    "load_spark_model": "sparkdl.api.spark_model",
     "predict_udf": "sparkdl.driver.predictions",
-    "run": "sparkdl.running",
-    "to_simple_rdd": "sparkdl.spark_model",
+    "run": "sparkdl.api.run",
+    "to_simple_rdd": "sparkdl.api.spark_model",
     "SparkDLError": "sparkdl.errors",
 }
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sparkdl.api.run import run
+    from sparkdl.api.spark_model import SparkModel, load_spark_model, to_simple_rdd
     from sparkdl.config import CheckpointConfig
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
-    from sparkdl.running import run
-    from sparkdl.spark_model import SparkModel, load_spark_model, to_simple_rdd
 
 
 def __getattr__(name: str) -> Any:

@@ -11,11 +11,11 @@ from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrix, Vector, Vecto
 from pyspark.mllib.regression import LabeledPoint
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkdl.api.spark_model import SparkModel
 from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import models
 from sparkdl.sources.columns import resolve
-from sparkdl.spark_model import SparkModel
 
 
 class SparkMLlibModel(SparkModel):

@@ -9,12 +9,12 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
+from sparkdl.api.spark_model import SparkModel
 from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.modeling import losses, models
-from sparkdl.spark_model import SparkModel
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import spark_model
+from sparkdl.api import spark_model
 from sparkdl.modeling import models, proof
 from sparkdl.process import interrupts
 

@@ -14,7 +14,7 @@ import sparkdl
         ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.server.coordinator", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.worker.loop", ["pyspark", "flask", "cheroot"]),
-        ("sparkdl.running", ["keras", "tensorflow"]),
+        ("sparkdl.api.run", ["keras", "tensorflow"]),
     ],
 )
 def test_importing_stays_cheap(module, absent):
