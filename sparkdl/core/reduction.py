@@ -8,6 +8,9 @@ import numpy as np
 
 from sparkdl.core.vectors import EMPTY, Vector
 
+NUMBERS = frozenset(  # the dtypes that are added, as NumPy spells them
+    ["<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16"]
+)
 PART = 1 << 16  # elements that are added at a time, and stay in the processor's cache
 
 

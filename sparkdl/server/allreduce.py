@@ -12,7 +12,7 @@ from math import nan
 
 import numpy as np
 
-from sparkdl.core.reduction import Reduction, Total
+from sparkdl.core.reduction import NUMBERS, Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError, WorkerError
@@ -20,10 +20,6 @@ from sparkdl.server.aggregation import Read, Rounds
 from sparkdl.server.coordinator import ParameterStore
 from sparkdl.server.state import RunShape
 from sparkdl.transport.messages import NO_ID, Flag, Kind, Reply, Sections, Update
-
-NUMBERS = {
-    "<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16",
-}  # fmt: skip
 
 
 class SumRounds(Rounds):
