@@ -145,7 +145,7 @@ class WorkerLostError(SparkDLError):
 def short(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function of the public interface raise errors of this package without the frames inside it.
 
-    An interrupt is raised in the same way, once and after the cleanup (see ``interrupts``). The whole
+    An interrupt is raised in the same way, once and after the cleanup (see ``process.interrupts``). The whole
     traceback of an error is logged at DEBUG, to the logger "sparkdl.errors".
     """
 

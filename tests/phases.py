@@ -146,7 +146,7 @@ def main():
     if not Path(folder, "done").exists():
         threading.Thread(target=look, daemon=True).start()
     if phase == "checkpoint":
-        act.file, act.name, act.number = "checkpoint.py", "_write", 2
+        act.file, act.name, act.number = "sparkdl/driver/checkpoints.py", "_write", 2
         act, watching = None, act
         threading.setprofile(watching._see)
     result = call(spark.sparkContext, setting, Path(folder, "checkpoints"), act, phase=phase)

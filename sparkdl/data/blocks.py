@@ -2,7 +2,7 @@
 
 Rows are decoded once. What comes out of a Spark partition is cut into *blocks*: one array per column and
 a key per row, large enough that a shuffle moves few records and small enough that no list of Python row
-objects outlives one of them. What becomes of them on the worker is the affair of ``spool``.
+objects outlives one of them. What becomes of them on the worker is the affair of ``spill``.
 
 A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key, so that
 the order is the same when Spark computes a partition again, in whatever order a shuffle brings the rows.
@@ -200,7 +200,7 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
     """Yield each worker's rows of the blocks; with a seed in its order, else in turn.
 
     With a seed training rows are dealt one to each worker in turn, and those that are left over at the end by
-    chance; ``rebalance`` makes shares equal. An empty partition gives worker 0 a block that says so.
+    chance; ``worker.rebalance`` makes shares equal. An empty partition gives worker 0 a block that says so.
     """
     block = None
     turn: list[Block] = []  # rows that are not one for each worker yet

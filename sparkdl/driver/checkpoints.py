@@ -1,9 +1,9 @@
 """Checkpoints: what of a run is kept on disk, when, and how a run is taken up from there.
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
-and a record (``packing``). A thread writes it beside training, under another name, and gives it its own when
-it is whole. What is torn, or of another run, is named and the one before it is used. Only the run that has
-the folder's lease (``lease``) writes or removes files there, and it never replaces one.
+and a record (``core.packing``). A thread writes it during training under a temporary name and renames it
+when it is complete. A truncated file, or one of another run, is reported and the one before it is used.
+Only the run that has the folder's lease writes or removes files there, and it never replaces a file.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Saved:
     description: Description
 
     def values(self) -> dict[str, Any]:
-        """Return it as ``packing`` takes it."""
+        """Return it as ``core.packing`` takes it."""
         return vars(self) | {"cut": self.cut.values(rule=True), "description": vars(self.description)}
 
     @classmethod

@@ -1,11 +1,12 @@
 """A run whose endpoint is in worker 0, for where executors do not reach the process that called ``fit``.
 
-The store is there then (``hosting``), beside the training of that worker, and its address is spread through
-Spark's barrier once. The client has a ``HostedStore`` in its place. Where no slot is spare, all that it knows
-comes with the job's result. Else it asks the endpoint by small jobs of one task; the address it has from a
-task without rows, before that of worker 0, which ends at once and leaves its slot.
+The endpoint then runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
+workers once, through Spark's barrier. The client has a ``HostedStore`` in its place. Where no slot is
+spare, all that it knows comes with the job's result. Else it asks the endpoint by small jobs of one task;
+the address it has from a task without rows, before that of worker 0, which ends at once and leaves its
+slot.
 
-What there is to know travels as one record (``packing``); nothing is unpickled.
+What there is to know travels as one record (``core.packing``); nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Whether a model that was made again computes what the live one computes, tried out on the first rows.
 
-Workers train a model that is made again from its configuration and from what ``live`` found beside it. That
-is a comparison of attributes, which cannot see into everything: a constructor may hide what it was given in
-the graph of a functional model, in a closure or in an object of another library. So both models compute the
-first rows, on the driver, before anything is trained.
+Workers train a model that is made again from its configuration and the differences that ``live_objects``
+found. That is a comparison of attributes, which cannot see into everything: a constructor may hide what it
+was given in the graph of a functional model, in a closure or in an object of another library. So both
+models compute the first rows, on the driver, before anything is trained.
 """
 
 from __future__ import annotations

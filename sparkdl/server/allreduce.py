@@ -1,8 +1,8 @@
 """Arrays that workers add together: the driver's side of a run of a function of the user's own.
 
-Workers make the same calls in the same order; each is a round of ``merging``, whose arrays, of one dtype, are
-added in worker order as they are. What they are is told by the update: ``metrics`` names the dtype, ``state``
-has the numbers. A worker that returns says so with a report without sections.
+Workers make the same calls in the same order. Each call is a round of ``aggregation``, whose arrays, all of
+one dtype, are added in worker order. In an update, ``metrics`` names the dtype and ``state`` has the
+numbers. A worker that returns says so with a report without sections.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
 * ``POST /v1/join``       JSON: a worker's attempt takes part; 202: an older one is at work, ask again;
 * ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
-* ``POST /v1/exchange``   binary, see ``wire``: updates, each answered by a reply before the next is read;
+* ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
 * ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
 * ``POST /v1/failure``    JSON: what went wrong in it;
 * ``GET  /v1/status``     JSON: counters.
 
-Where the endpoint is in worker 0 (``hosting``), for that run's client and its other workers:
+Where the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
 
-* ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, in ``hosting``'s bytes;
+* ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, packed;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/leave``      JSON: a worker has ended.
 

@@ -153,7 +153,11 @@ class Cut:
         )
 
     def values(self, *, rule: bool = False) -> dict[str, Any]:
-        """Return its fields as ``packing`` takes them, dicts by worker as pairs; ``rule``: its state too."""
+        """Return the fields as ``core.packing`` takes them, with dicts by worker as pairs.
+
+        Args:
+            rule: whether to include the state of the rule.
+        """
         pairs = {name: list(getattr(self, name).items()) for name in ("states", "metrics", "ledger")}
         books = [(epoch, book.values()) for epoch, book in self.books.items()]
         before = self.before and self.before.values(rule=rule)
@@ -211,7 +215,7 @@ class Book:
     cut: Cut | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return what workers reported as ``packing`` takes it."""
+        """Return what workers reported as ``core.packing`` takes it."""
         names = "metrics", "states", "first_losses"
         return {name: list(getattr(self, name).items()) for name in names} | {"rows": self.rows}
 

@@ -1,7 +1,7 @@
 """Where rows come from, and how they become the partitions of workers: arrays, RDDs and functions.
 
 A source is looked at once on the driver, one row deep, which settles the columns; the rest is read on the
-executors. Rows are dealt to workers so that an epoch has the batches of one process (see ``batches``):
+executors. Rows are dealt to workers so that an epoch has the batches of one process (``data.batch_plan``):
 arrays by rank on the driver, RDDs by a shuffle of blocks with a stable key; what a function of the user's
 own returns on a worker is that worker's.
 """

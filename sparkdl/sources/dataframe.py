@@ -282,7 +282,8 @@ def _worker_of(num_workers: int, seed: int) -> Any:
     """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
 
     Which worker a turn begins with is drawn from the seed, the partition and the number of the turn. Shares
-    of a partition differ by one row at most, since its last turn may end early; ``rebalance`` evens them out.
+    of a partition differ by one row at most, since its last turn may end early. ``worker.rebalance`` makes
+    them equal.
     """
     key, count = functions.col(arrow.KEY), functions.lit(num_workers)
     position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))

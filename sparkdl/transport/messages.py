@@ -3,7 +3,7 @@
 A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
 
 * parameters: ``count`` float32, the flat trainable variables from element ``offset`` on; with the flag
-  SLICES a gradient with slices, see ``slices``, of ``count`` words;
+  SLICES a gradient with slices, see ``core.sparse_gradients``, of ``count`` words;
 * statistics: ``statistics`` float32, the flat moving statistics;
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype; of arrays of the
   user's own, their dtype as NumPy writes it;

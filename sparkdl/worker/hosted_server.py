@@ -1,4 +1,7 @@
-"""The endpoint of a run in its worker 0, see ``hosted``: a ``Steward`` there does the driver's half."""
+"""The endpoint of a hosted run, in its worker 0, where a ``Steward`` does the driver's part.
+
+``driver.remote_server`` is its client.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,7 @@ class Steward:
 
 
 def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the results of epochs as ``packing`` takes them."""
+    """Return the results of epochs as ``core.packing`` takes them."""
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 

@@ -16,7 +16,7 @@ class Reading(NamedTuple):
         statistics: the moving statistics.
         loss: the sum of losses and of weights that the loss metric has taken in.
         denominator: what a gradient weighs by in the mean of all workers; 0: the rows it was taken over.
-        sliced: whether the vector is a gradient with slices, encoded as in ``slices``.
+        sliced: whether the vector is a gradient with slices, encoded as in ``core.sparse_gradients``.
     """
 
     vector: Vector
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 class Mean(NamedTuple):
     """What a round makes of its workers' gradients and statistics.
 
-    ``sliced``: whether the gradient has slices, encoded as in ``slices``.
+    ``sliced``: whether the gradient has slices, encoded as in ``core.sparse_gradients``.
     """
 
     gradient: Vector
