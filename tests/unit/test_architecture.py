@@ -31,7 +31,7 @@ def test_a_worker_imports_keras_without_what_it_does_not_use(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError(__name__)")
     code = (
         f"import gc, sys; sys.path.insert(0, {str(tmp_path)!r});"
-        "from sparkdl import tasks; tasks.import_keras(); there = sys.modules.keys();"
+        "from sparkdl.worker import tasks; tasks.import_keras(); there = sys.modules.keys();"
         "print('keras' in there, {'matplotlib', 'pandas', 'pyarrow'} & there, gc.isenabled()); import pandas"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

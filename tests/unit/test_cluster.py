@@ -38,7 +38,7 @@ def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()
 
     with zipfile.ZipFile(application._pack(str(tmp_path / "made"))) as archive:
-        assert b"store.py" == archive.read("sparkdl/server/coordinator.py")
+        assert b"store.py" == archive.read("sparkdl/store.py")
 
 
 def test_the_package_is_sent_whole(tmp_path):

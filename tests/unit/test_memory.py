@@ -82,7 +82,7 @@ def test_the_full_memory_of_a_gpu_is_not_the_machines():
 
 LIMITED = """
 import os, resource
-from sparkdl.reasons import reason_of
+from sparkdl.process.reasons import reason_of
 limit = 3 << 29
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 if KIND == "allocation":

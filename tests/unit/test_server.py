@@ -757,7 +757,7 @@ from unittest import mock
 from leaks import leaked_threads, listening
 
 from sparkdl.errors import ClusterError
-from sparkdl.server import serve
+from sparkdl.server.http_server import serve
 
 before, start = threading.enumerate(), threading.Thread.start
 

@@ -173,10 +173,10 @@ def test_one_class_is_told(folder, labels):
 LIMITED = """
 import re, resource, sys
 import numpy as np
-from sparkdl.batches import Plan
-from sparkdl.feed import TRAINING, Block
-from sparkdl.schema import Column, Schema
-from sparkdl.spool import Spool
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.blocks import TRAINING, Block
+from sparkdl.data.schema import Column, Schema
+from sparkdl.data.spill import Spool
 
 width, size, count = int(sys.argv[1]), int(sys.argv[2]), 100
 keys = iter(np.array_split(np.random.default_rng(0).permutation(size * count).astype(np.uint64), count))
