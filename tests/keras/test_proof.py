@@ -211,3 +211,18 @@ def test_states_of_recurrent_layers_are_left_as_they_are():
     models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
     assert not np.any(models.read(model.layers[0].states)[0])
+
+
+def test_no_variable_gets_a_new_name():
+    """TensorFlow keeps memory for each name that a variable ever had, so that every fit would leave some."""
+    model, again = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
+    for each in (model, again):
+        each.compile(keras.optimizers.Adam(), "mse")
+    again.set_weights(model.get_weights())
+    names = []
+    for _ in range(2):
+        proof.require_same(model, again, (X, Y, None))
+        names.append(keras.Variable(0.0).name)
+
+    number = int(names[0].rpartition("_")[2])
+    assert f"variable_{number + 1}" == names[1]
