@@ -61,8 +61,16 @@ def remedy(*, local: bool) -> str:
     return HERE.format(python=sys.executable) if local else REMEDY
 
 
-def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  # noqa: C901 - see above
+def check(  # noqa: C901 - see above
+    expected: dict[str, Any], endpoint: tuple[Any, ...] | None, *, timeouts: tuple[float, ...] = (10, 60, 60)
+) -> None:
     """Compare this process with the driver's and reach the driver's endpoint.
+
+    Args:
+        expected: what ``expectations`` returns.
+        endpoint: the fields of the endpoint, None for a job without one.
+        timeouts: seconds to wait for an answer, one number per attempt. The later ones are longer, for a
+            driver that is paused: its machine still accepts connections.
 
     Raises:
         RuntimeError: something differs; the message begins with the mark of ``expectations``.
@@ -115,14 +123,23 @@ def check(expected: dict[str, Any], endpoint: tuple[Any, ...] | None) -> None:  
 
     from sparkdl.transport.tls import TlsError, connection_to
 
-    for tries_left in (2, 1, 0):
-        connection = connection_to(address, port, certificate, 10)
+    def accepts() -> bool:
+        try:
+            socket.create_connection((address, port), timeouts[0]).close()
+        except OSError:
+            return False
+        return True
+
+    for tries_left, timeout in zip(range(len(timeouts) - 1, -1, -1), timeouts, strict=True):
+        connection = connection_to(address, port, certificate, timeout)
         try:
             connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
             status = connection.getresponse().status
         except (HTTPException, TlsError, OSError) as error:
             if tries_left and isinstance(error, (HTTPException, ConnectionError)):
                 time.sleep(0.5)
+                continue
+            if tries_left and isinstance(error, TimeoutError) and accepts():
                 continue
             if isinstance(error, (HTTPException, TlsError)):
                 fail(

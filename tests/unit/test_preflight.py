@@ -24,10 +24,10 @@ def endpoint(context=None):
         yield port
 
 
-def check(port, certificate=b"", token="secret"):
+def check(port, certificate=b"", token="secret", **options):
     """Look at an endpoint, as a task does."""
     expected = preflight.expectations(None, local=True)
-    preflight.by_value(preflight.check)(expected, ("127.0.0.1", port, token, RUN, certificate))
+    preflight.by_value(preflight.check)(expected, ("127.0.0.1", port, token, RUN, certificate), **options)
 
 
 def test_an_endpoint_is_reached(identity):
@@ -121,3 +121,25 @@ def test_a_connection_that_fails_is_tried_again(answer):
                     sock.sendall(sent)
 
         assert [None, None] == together(serve_thrice, lambda: check(listener.getsockname()[1]))
+
+
+def test_an_endpoint_that_is_paused_is_waited_for():
+    """A driver may stand still for a minute, while its machine goes on accepting connections."""
+    good = b"HTTP/1.1 204 No Content\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_late():
+            with listener.accept()[0], listener.accept()[0], listener.accept()[0] as sock:
+                sock.recv(1 << 16)
+                sock.sendall(good)
+
+        port = listener.getsockname()[1]
+        assert [None, None] == together(answer_late, lambda: check(port, timeouts=(0.2, 20)))
+
+
+def test_an_endpoint_that_never_answers_is_named():
+    """After as many attempts as there are timeouts."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(RuntimeError, match=rf"cannot reach .* 127.0.0.1:{port} \(timed out\)"):
+            check(port, timeouts=(0.1, 0.1))
