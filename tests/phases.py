@@ -122,7 +122,8 @@ def call(context, setting, folder, act=None, *, phase):
     if phase == "predict":
         model.set_weights([np.full((1, 1), 0.5, np.float32)])
         return np.concatenate(spark_model.predict(rows.map(lambda row: row[0])).collect()).tolist()
-    checkpoint = CheckpointConfig(str(folder), every=5 if phase == "checkpoint" else "epoch")
+    in_epochs = phase == "checkpoint" and act is not None
+    checkpoint = CheckpointConfig(str(folder), every=5 if in_epochs else "epoch")
     spark_model.fit(
         rows, batch_size=BATCH, epochs=EPOCHS, seed=3, verbose=0, preserve_partitions=True,
         validation_split=0.25, checkpoint=checkpoint, resume=True,
