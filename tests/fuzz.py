@@ -1,8 +1,8 @@
 """Fuzzing of the wire format and of the endpoint: inputs that are almost right, and what has to hold for all.
 
-``tests/unit/test_fuzz.py`` tries some thousands of them; ``make fuzz`` a million, guided by coverage where
-there is an atheris (the extra ``fuzz``; it has wheels for Linux on x86-64). ``tests/corpus`` keeps an input
-for each way in which one was refused; ``--keep`` adds those that are new.
+``tests/unit/transport/test_fuzz.py`` tries some thousands of them. ``make fuzz`` tries a million, guided by
+coverage if atheris is installed (the extra ``fuzz``; it has wheels for Linux on x86-64). ``tests/corpus``
+keeps one input for each way in which an input was refused. ``--keep`` adds new ones.
 """
 
 import argparse

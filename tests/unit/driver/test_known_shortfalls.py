@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparkdl.driver.known_shortfalls import SHORTFALLS, Shortfall, shortfall, words_of
 from sparkdl.rules import RULES, Average, DiLoCo, Rule
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import convergence  # noqa: E402

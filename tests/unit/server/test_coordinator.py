@@ -616,7 +616,7 @@ print(kept, begin - resident())
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc gives memory back")
 def test_what_requests_have_freed_is_given_back_now_and_then():
     """The C library keeps the holes between what is still in use, until an epoch ends."""
-    paths = [str(Path(__file__).parents[level]) for level in (1, 2)]
+    paths = [str(Path(__file__).parents[level]) for level in (2, 3)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))  # with a heap of its own
     out = subprocess.check_output([sys.executable, "-c", FREED], env=environment, text=True)
     before, after = map(int, out.split())
