@@ -109,7 +109,7 @@ test-all: test test-lowest test-highest test-backends packed-job ## the whole pr
 
 # -- checks of the text ---------------------------------------------------------------------------
 
-.PHONY: lint types docs notebooks
+.PHONY: lint types docs pictures notebooks
 lint: .venv/.made-dev ## ruff: rules and layout; import-linter: which module imports which
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
@@ -120,6 +120,9 @@ types: .venv/.made-dev ## mypy, strict
 
 docs: .venv/.made-dev ## build docs/ into build/docs, a warning is an error
 	.venv/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+
+pictures: ## draw the pictures of docs/ again, with Graphviz
+	@for picture in docs/pictures/*.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg" || exit 1; done
 
 notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 	@for notebook in notebooks/*.ipynb; do \
