@@ -20,7 +20,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
 from sparkdl.modeling import live_objects, models, optimizers
-from sparkdl.process import interrupts
+from sparkdl.process import interrupts, memory
 from sparkdl.process.reasons import reason_of
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
         ModelError: they do not; it names what differs.
     """
     ours = dict(_results(model, first))
-    theirs = dict(_results(again, first))
+    theirs = dict(_results(again, first, made_again=True))
     apart = [what for what, values in ours.items() if not _equal(values, theirs.get(what))]
     if not apart:
         return
@@ -62,14 +62,18 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
             )
 
 
-def _results(model: keras.Model, first: Sequence[Any]) -> Results:
+def _results(model: keras.Model, first: Sequence[Any], *, made_again: bool = False) -> Results:
+    """Yield what a model computes. For one that was made again, memory that runs out is an error."""
     for compute in (_of_rows, _of_constraints, _of_optimizer, _of_step):
         try:
             with warnings.catch_warnings(action="ignore"):  # training gives the same ones
                 found = list(compute(model, first))
             yield from found
         except Exception as error:  # whatever the user's own code does on a single row
-            logger.debug("%s of %s: %s", compute.__name__, model.name, reason_of(error), exc_info=True)
+            reason = reason_of(error)
+            if made_again and reason.startswith(memory.SHORT):
+                raise
+            logger.debug("%s of %s: %s", compute.__name__, model.name, reason, exc_info=True)
 
 
 def _of_rows(model: keras.Model, first: Sequence[Any]) -> Results:

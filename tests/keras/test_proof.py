@@ -226,3 +226,22 @@ def test_no_variable_gets_a_new_name():
 
     number = int(names[0].rpartition("_")[2])
     assert f"variable_{number + 1}" == names[1]
+
+
+def test_memory_that_runs_out_is_no_difference(monkeypatch):
+    """The models are the same; what could not be computed of the second one is named as it is."""
+    model, again = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
+    for each in (model, again):
+        each.compile("sgd", "mse")
+    again.set_weights(model.get_weights())
+    read = models.read
+
+    def fail(variables):
+        if variables and variables[0] is again.weights[0]:
+            raise MemoryError("too much")
+        return read(variables)
+
+    monkeypatch.setattr(models, "read", fail)
+
+    with pytest.raises(MemoryError, match="too much"):
+        proof.require_same(model, again, (X, Y, None))
