@@ -14,8 +14,9 @@ LOGGERS = (
     "org.apache.spark.api.python.PythonRunner",  # "This may have been caused by a prior exception"
 )
 # Spark ends the Python process of a task that was killed after 2 s (spark.python.task.killTimeout), and logs
-# that then.
+# that then. On a busy machine it takes longer: the loggers stay off for so long, but nobody waits for them.
 SETTLE_SECONDS = 2.5
+LONGEST_SECONDS = 30.0
 LOG_SECONDS = 0.2  # A task that does not run any more is logged by another thread within this time.
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
@@ -36,17 +37,37 @@ def hidden(context: Any) -> Iterator[None]:
         _jobs[context] = _jobs.get(context, 0) + 1
         if _jobs[context] == 1:
             _quiet[context] = _silence(context)
+    settled = True
     try:
         yield
     except BaseException:
-        _settle(context)
+        settled = _settle(context, SETTLE_SECONDS)
         raise
     finally:
-        with _lock:
-            _jobs[context] -= 1
-            if not _jobs[context]:
-                del _jobs[context]
-                _restore(context, _quiet.pop(context))
+        if settled:
+            _release(context)
+        else:
+            _release_later(context)
+
+
+def _release(context: Any) -> None:
+    """Switch the loggers on again, unless another job wants them off."""
+    with _lock:
+        _jobs[context] -= 1
+        if not _jobs[context]:
+            del _jobs[context]
+            _restore(context, _quiet.pop(context))
+
+
+def _release_later(context: Any) -> None:
+    def wait() -> None:
+        _settle(context, LONGEST_SECONDS)
+        _release(context)
+
+    try:
+        threading.Thread(target=wait, name="sparkdl-task-logs", daemon=True).start()
+    except RuntimeError:  # there are too many threads
+        _release(context)
 
 
 def _silence(context: Any) -> list[str]:
@@ -70,13 +91,14 @@ def _restore(context: Any, switched: list[str]) -> None:
         loggers.updateLoggers()
 
 
-def _settle(context: Any) -> None:
-    """Wait until no task runs, for a moment at most."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+def _settle(context: Any, seconds: float) -> bool:
+    """Wait until no task runs, for so many seconds at most; return whether that is so."""
+    deadline = time.monotonic() + seconds
     with suppress(Exception):  # Spark may have been stopped
         tracker = context._jsc.sc().statusTracker()
         while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
             if time.monotonic() > deadline:
-                return
+                return False
             time.sleep(0.05)
         time.sleep(LOG_SECONDS)
+    return True
