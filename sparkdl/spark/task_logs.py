@@ -13,11 +13,13 @@ LOGGERS = (
     "org.apache.spark.executor.Executor",  # "Exception in task", where the executor is the driver's JVM
     "org.apache.spark.api.python.PythonRunner",  # "This may have been caused by a prior exception"
 )
-# Spark ends the Python process of a task that was killed after 2 s (spark.python.task.killTimeout), and logs
-# that then. On a busy machine it takes longer: the loggers stay off for so long, but nobody waits for them.
+# Spark ends the Python process of a killed task after 2 s (spark.python.task.killTimeout). A call that fails
+# waits for that.
 SETTLE_SECONDS = 2.5
+# On a busy machine it takes longer. The loggers stay off until then, but the call does not wait.
 LONGEST_SECONDS = 30.0
-LOG_SECONDS = 0.2  # A task that does not run any more is logged by another thread within this time.
+# Another thread of Spark's logs a task after it has ended.
+LOG_SECONDS = 1.0
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # how many jobs want them off
@@ -25,7 +27,7 @@ _jobs: dict[Any, int] = {}  # how many jobs want them off
 
 @contextmanager
 def hidden(context: Any) -> Iterator[None]:
-    """Have these loggers off in a ``with`` block that runs a job, but those whose level the user set.
+    """Switch these loggers off in a ``with`` block that runs a job, except those whose level the user set.
 
     Args:
         context: the SparkContext; None where the JVM is another machine's.
@@ -37,21 +39,17 @@ def hidden(context: Any) -> Iterator[None]:
         _jobs[context] = _jobs.get(context, 0) + 1
         if _jobs[context] == 1:
             _quiet[context] = _silence(context)
-    settled = True
     try:
         yield
     except BaseException:
-        settled = _settle(context, SETTLE_SECONDS)
+        _settle(context, SETTLE_SECONDS)
+        _release_later(context)
         raise
-    finally:
-        if settled:
-            _release(context)
-        else:
-            _release_later(context)
+    _release(context)
 
 
 def _release(context: Any) -> None:
-    """Switch the loggers on again, unless another job wants them off."""
+    """Restore the loggers, unless another job needs them off."""
     with _lock:
         _jobs[context] -= 1
         if not _jobs[context]:
@@ -60,13 +58,16 @@ def _release(context: Any) -> None:
 
 
 def _release_later(context: Any) -> None:
+    """Restore the loggers once no task runs and the last line is logged, in a thread of its own."""
+
     def wait() -> None:
         _settle(context, LONGEST_SECONDS)
+        time.sleep(LOG_SECONDS)
         _release(context)
 
     try:
         threading.Thread(target=wait, name="sparkdl-task-logs", daemon=True).start()
-    except RuntimeError:  # there are too many threads
+    except RuntimeError:  # The system has no more threads.
         _release(context)
 
 
@@ -91,14 +92,12 @@ def _restore(context: Any, switched: list[str]) -> None:
         loggers.updateLoggers()
 
 
-def _settle(context: Any, seconds: float) -> bool:
-    """Wait until no task runs, for so many seconds at most; return whether that is so."""
+def _settle(context: Any, seconds: float) -> None:
+    """Wait until no task runs, at most for the given number of seconds."""
     deadline = time.monotonic() + seconds
     with suppress(Exception):  # Spark may have been stopped
         tracker = context._jsc.sc().statusTracker()
         while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
             if time.monotonic() > deadline:
-                return False
+                return
             time.sleep(0.05)
-        time.sleep(LOG_SECONDS)
-    return True
