@@ -71,6 +71,7 @@ def measure(kind: str, calls: int) -> list[list[float]]:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.retainedJobs", "10").config("spark.ui.retainedStages", "10")
     builder = builder.config("spark.sql.ui.retainedExecutions", "2").config("spark.driver.memory", "2g")
+    builder = builder.config("spark.sql.streaming.numRecentProgressUpdates", "2")
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     x = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
