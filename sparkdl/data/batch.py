@@ -10,7 +10,7 @@ from sparkdl.core.tree import leaves
 class Batch(NamedTuple):
     """Rows as Keras takes them: arrays of equal length, or structures of such.
 
-    ``y`` is None where there are no labels, ``sample_weight`` where there are no weights.
+    ``y`` is None without labels, and ``sample_weight`` is None without weights.
     """
 
     x: Any
@@ -19,13 +19,13 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(next(leaves(self.x)))
 
     def to_data(self) -> Any:
-        """Return what Keras's ``train_step`` takes in ``fit``: (x, y) or (x, y, sample_weight).
+        """Return the data for Keras's ``train_step``, as ``keras.utils.pack_x_y_sample_weight`` packs it.
 
-        Without labels it is x itself, or (x,) where x is a tuple (``keras.utils.pack_x_y_sample_weight``).
+        That is (x, y) or (x, y, sample_weight). Without labels it is x, or (x,) if x is a tuple.
         """
         if self.y is None:
             return (self.x,) if isinstance(self.x, tuple) else self.x

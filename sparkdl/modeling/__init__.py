@@ -1,1 +1,1 @@
-"""All that is of Keras: a model's variables, what travels of it, its losses, and the backends."""
+"""Keras models: their variables, serialization, losses, optimizers and backends."""

@@ -1,1 +1,1 @@
-"""One Python process: Ctrl-C, its limits of memory, and the text of what went wrong."""
+"""Services for one Python process: Ctrl-C, memory limits, and the texts of exceptions."""

@@ -1,1 +1,1 @@
-"""The endpoint of a run: who takes part, how updates meet, and the HTTP server before it."""
+"""The endpoint of a run: coordinator, aggregation and HTTP server."""

@@ -1,4 +1,4 @@
-"""A run whose endpoint is in worker 0: what that worker makes the endpoint of."""
+"""Hosted runs: the endpoint runs in worker 0."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sparkdl.transport.exchange import Endpoint
 
 @dataclass(frozen=True)
 class HostedRun:
-    """What worker 0 makes a store of: values only, so that tasks can share it.
+    """The values from which worker 0 makes the endpoint of a run. Tasks can share it.
 
     Attributes:
-        shape: what the store has to know of the run.
-        terms: how updates meet; the rule travels apart.
+        shape: the settings of the run that the store needs.
+        terms: the settings of the aggregation. The rule is sent separately.
         parameters: the trainable variables as one vector.
         statistics: the moving statistics as one vector.
-        decays: how much of each statistic a training step keeps.
+        decays: the share of each statistic that a training step keeps.
         token: the run's secret.
-        tls: whether its endpoint speaks TLS.
-        learning_rate: that of all epochs; None: the client says when they begin, and at which.
+        tls: whether the endpoint uses TLS.
+        learning_rate: the rate of all epochs. None if the client starts each epoch and sets its rate.
     """
 
     shape: RunShape
@@ -39,11 +39,11 @@ class HostedRun:
 
     @property
     def ahead(self) -> int:
-        """How many tasks without rows there are before that of worker 0."""
+        """The number of tasks without rows before the task of worker 0."""
         return int(self.learning_rate is None)
 
     def store(self, rule: Rule | None, generation: int) -> ParameterStore:
-        """Return the store of a start of the gang."""
+        """Return the store for one start of the worker group."""
         terms = replace(self.terms, rule=rule or self.terms.rule)
         merging = make_merging(terms, self.parameters, self.statistics, self.decays)
         store = ParameterStore(self.shape, merging)
@@ -52,6 +52,6 @@ class HostedRun:
 
 
 def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:
-    """Return the endpoint of a run whose address is JSON: host, port, and its certificate in hexadecimal."""
+    """Return a run's endpoint from its address: JSON of host, port and the certificate in hexadecimal."""
     host, port, certificate = json.loads(address)
     return Endpoint(host, port, hosted.token, hosted.shape.run, bytes.fromhex(certificate))

@@ -215,7 +215,7 @@ class Book:
     cut: Cut | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return what workers reported as ``core.packing`` takes it."""
+        """Return the reports of workers in the form that ``core.packing`` takes."""
         names = "metrics", "states", "first_losses"
         return {name: list(getattr(self, name).items()) for name in names} | {"rows": self.rows}
 

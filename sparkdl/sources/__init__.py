@@ -1,1 +1,1 @@
-"""The user's data, and how it becomes the partitions of workers."""
+"""Sources of training data, and their division into one partition per worker."""

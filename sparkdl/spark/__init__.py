@@ -1,1 +1,1 @@
-"""Spark: the application and its slots, the jobs on it, and what their failures mean."""
+"""The Spark application: its slots, jobs, files and failures."""

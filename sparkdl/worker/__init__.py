@@ -1,1 +1,1 @@
-"""What runs in a Spark task: the training loop, its strategies, and prediction."""
+"""Code that runs in Spark tasks: the training loop, its strategies, and prediction."""

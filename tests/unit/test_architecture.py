@@ -1,4 +1,4 @@
-"""What importing the package costs, and its public names. `make lint` checks imports between modules."""
+"""The cost of importing the package, and its public names. `make lint` checks imports between modules."""
 
 import subprocess
 import sys
