@@ -19,12 +19,14 @@ _HOMES = {
     "run": "sparkdl.api.run",
     "to_simple_rdd": "sparkdl.api.spark_model",
     "SparkDLError": "sparkdl.errors",
+    "WorkerContext": "sparkdl.worker.collective",
 }
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = [
     "CheckpointConfig",
     "SparkDLError",
     "SparkModel",
+    "WorkerContext",
     "__version__",
     "load_spark_model",
     "predict_udf",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from sparkdl.config import CheckpointConfig
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
+    from sparkdl.worker.collective import WorkerContext
 
 
 def __getattr__(name: str) -> Any:

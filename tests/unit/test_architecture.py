@@ -45,6 +45,7 @@ def test_the_public_names_are_these():
         "CheckpointConfig",
         "SparkDLError",
         "SparkModel",
+        "WorkerContext",
         "__version__",
         "load_spark_model",
         "predict_udf",
