@@ -42,8 +42,7 @@ def hidden(context: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _settle(context, SETTLE_SECONDS)
-        _release_later(context)
+        (_release_later if _settle(context, SETTLE_SECONDS) else _release)(context)
         raise
     _release(context)
 
@@ -92,12 +91,16 @@ def _restore(context: Any, switched: list[str]) -> None:
         loggers.updateLoggers()
 
 
-def _settle(context: Any, seconds: float) -> None:
-    """Wait until no task runs, at most for the given number of seconds."""
+def _settle(context: Any, seconds: float) -> bool:
+    """Wait until no task runs, at most for some seconds; return whether the application goes on."""
     deadline = time.monotonic() + seconds
-    with suppress(Exception):  # Spark may have been stopped
-        tracker = context._jsc.sc().statusTracker()
+    try:
+        inner = context._jsc.sc()
+        tracker = inner.statusTracker()
         while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
             if time.monotonic() > deadline:
-                return
+                break
             time.sleep(0.05)
+        return not inner.isStopped()
+    except Exception:  # noqa: BLE001 - that of a JVM or an application which has gone
+        return False
