@@ -8,6 +8,7 @@ own returns on a worker is that worker's.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyspark import RDD
 
-from sparkdl.core.vectors import Array
+from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data.arrays import AnyRows, as_rows
 from sparkdl.data.bad_values import Classes, Fault, Faults
 from sparkdl.data.batch_plan import even_split, ranks
@@ -217,7 +218,7 @@ class ArraySource(Source):
         """
         parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
         parts = 1 if self.whole else max(1, min(parts, -(-self.count() // self.held_batch)))
-        return cluster.context.parallelize(list(self._in_order(parts)), parts)
+        return _distributed(cluster, list(self._in_order(parts)), parts)
 
     def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
         arrays = self._columns()
@@ -250,14 +251,31 @@ class ArraySource(Source):
         first = next(block for _, block in dealt)
         empty = select(first, slice(0, 0))
         slots = [(piles[k] + [(k, empty)] * longest)[:longest] for k in range(num_workers)]
-        return cluster.context.parallelize(sum(slots, []), num_workers), True
+        return _distributed(cluster, sum(slots, []), num_workers), True
 
 
 def _in_slices(cluster: Cluster, dealt: list[tuple[int, Block]]) -> Any:
     """Return an RDD of blocks, cut so that what a task begins with goes into the message that starts it."""
     most = max((block.nbytes for _, block in dealt), default=1)
     together = max(1, cluster.task_bytes // max(1, most))
-    return cluster.context.parallelize(dealt, max(1, -(-len(dealt) // together)))
+    return _distributed(cluster, dealt, max(1, -(-len(dealt) // together)))
+
+
+_in_the_jvm = 0  # bytes of rows that went there since the last garbage collection
+
+
+def _distributed(cluster: Cluster, blocks: list[tuple[int, Block]], parts: int) -> Any:
+    """Return an RDD of blocks, after the rows of earlier calls were freed if there were many.
+
+    The JVM keeps the rows of an RDD until Python deletes the objects for it. Py4J's refer to each other, so
+    that only the garbage collector finds them, and it seldom looks at objects that lived for a while.
+    """
+    global _in_the_jvm
+    if _in_the_jvm > LARGE:
+        gc.collect()
+        _in_the_jvm = 0
+    _in_the_jvm += sum(block.nbytes for _, block in blocks)
+    return cluster.context.parallelize(blocks, parts)
 
 
 _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()

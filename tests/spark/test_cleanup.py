@@ -1,9 +1,11 @@
 """Nothing is left behind: after a fit, a failing one, a killed worker, Ctrl-C."""
 
+import gc
 import os
 import signal
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import keras
@@ -11,8 +13,11 @@ import numpy as np
 import pytest
 from bombs import Bomb, hang, kill, kill_executor
 from leaks import on_the_driver
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
 
 from sparkdl import SparkModel
+from sparkdl.core.vectors import LARGE
 from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
 from sparkdl.spark.application import cluster_of
 
@@ -311,3 +316,26 @@ def test_an_interrupt_in_the_middle_of_a_finalizer(problem):
     assert len(spark_model.history.history["loss"]) == 2
     assert spark_model.history.training["restarts"] == 0
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_the_rows_of_earlier_calls_are_freed(problem):
+    """The JVM keeps the rows of the last call only, even where Python does not collect garbage by itself."""
+
+    def kept():
+        found = set()
+        for item in [item for item in gc.get_objects() if isinstance(item, JavaObject)]:
+            with suppress(Py4JError):  # the JVM has dropped the object, or it is an entry point
+                found.add(item.toString())
+        return {text for text in found if text.startswith("ParallelCollectionRDD")}
+
+    model = SparkModel(problem.model(), num_workers=2)
+    x = np.zeros((1 + LARGE // 4 // problem.x.shape[1], problem.x.shape[1]), "float32")
+    gc.collect()
+    before = kept()
+    gc.disable()
+    try:
+        for _ in range(2):
+            model.predict(x, batch_size=1 << 20, verbose=0)
+        assert len(kept() - before) == 1
+    finally:
+        gc.enable()
