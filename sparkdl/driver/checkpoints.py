@@ -107,6 +107,17 @@ def _listed(changes: list[str], most: int = 8) -> str:
     return "; ".join([*changes[:most], *more]) or "its code has changed"
 
 
+KINDS: dict[str, type] = {  # of what a run that resumes goes on with
+    "settings": dict,
+    "history": dict,
+    "epochs": list,
+    "training": dict,
+    "counters": dict,
+    "stopped": bool,
+    "learning_rate": float,
+}
+
+
 @dataclass
 class Saved:
     """What a checkpoint is made of.
@@ -143,7 +154,14 @@ class Saved:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Saved:
-        """Return that of which these are the values."""
+        """Return the checkpoint of these values.
+
+        Raises:
+            TypeError: a value has another type than ``values`` gives it.
+        """
+        for name, kind in KINDS.items():
+            if not isinstance(values[name], kind):
+                raise TypeError(f"its {name} are of type {type(values[name]).__name__}")
         held = tuple(Held(rows, Fingerprint.of(found)) for rows, found in values["held"])
         description = Description(**values["description"])
         return cls(**values | {"cut": Cut.of(values["cut"]), "held": held, "description": description})
@@ -240,11 +258,12 @@ class Checkpoints:
             try:
                 saved = _read(self._path(name), self.context)
                 problem = saved.why_not(settings, description)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                changes = saved.description.changes(description)
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 problem = f"it is torn, or no checkpoint ({error})"
             if problem is None:
                 logger.info("The run resumes from %s.", self._path(name))
-                if changes := saved.description.changes(description):
+                if changes:
                     logger.warning("The resumed run differs from its beginning: %s.", _listed(changes))
                 return saved
             reasons.append(f"{name}: {problem}")
@@ -344,7 +363,7 @@ class Checkpoints:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             local = Path(file.name)
             try:
-                _write_to(file, parts)
+                write_to(file, parts)
                 file.close()
                 self._publish(local, name)
             finally:
@@ -395,7 +414,8 @@ class Checkpoints:
         return [number for number in self._names if number not in kept]
 
 
-def _write_to(file: Any, parts: list[Any]) -> None:
+def write_to(file: Any, parts: list[Any]) -> None:
+    """Write a checkpoint of packed parts to an open file."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     file.write(MAGIC + bytes(DIGEST_BYTES))
     for part in parts:

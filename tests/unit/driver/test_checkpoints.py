@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import stat
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from sparkdl.config import CheckpointConfig, FitConfig
+from sparkdl.core import packing
 from sparkdl.data.fingerprint import Fingerprint
-from sparkdl.driver.checkpoints import Checkpoints, Description, Saved
+from sparkdl.driver.checkpoints import Checkpoints, Description, Saved, write_to
 from sparkdl.driver.lease import lease_of
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.server.state import Book, Cut, Held
@@ -136,6 +138,24 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
     spoil(first, how)
     with pytest.raises(ConfigError, match=r"None of the checkpoints in .* can be used\. checkpoint-00000002"):
         newest(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1], {"a": 1}])
+def test_a_checkpoint_with_a_value_of_another_kind_is_used_or_refused_by_name(tmp_path, value):
+    """A file that somebody else wrote ends with a ConfigError, whatever is wrong in it."""
+    whole = saved(cut_at(1)).values()
+    changed = [whole | {name: value} for name in whole]
+    changed += [
+        whole | {part: whole[part] | {name: value}} for part in ("cut", "description") for name in whole[part]
+    ]
+    changed += [{name: whole[name] for name in whole if name != gone} for gone in whole]
+    for number, values in enumerate(changed):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with open(folder / "checkpoint-00000001.sparkdl", "wb") as file:
+            write_to(file, packing.parts(values))
+        with suppress(ConfigError):
+            assert isinstance(newest(folder), Saved)
 
 
 def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, caplog):
