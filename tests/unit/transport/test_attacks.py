@@ -127,9 +127,9 @@ def test_heads_near_the_limit_take_no_thread(store, size, encrypted):
 
 FLOOD = """
 import resource, socket, sys, urllib.request
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-port, socks = int(sys.argv[1]), []
-for _ in range(1000):
+port, count, socks = int(sys.argv[1]), int(sys.argv[2]), []
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for _ in range(count):
     socks.append(socket.socket())
     socks[-1].setblocking(False)
     socks[-1].connect_ex(("127.0.0.1", port))
@@ -140,9 +140,18 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("room", [20, 60, 400])
-def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd, room):
-    """Those that have waited longest make room for a worker's; one line says so, and no page."""
+FLOODS = [(20, 1000), (60, 1000), (400, 1000)]
+LARGER = itertools.product((256, 1024, 4096), (1000, 3000, 8000))
+
+
+@pytest.mark.parametrize(
+    ("room", "count"), [*FLOODS, *(pytest.param(*flood, marks=pytest.mark.whole) for flood in LARGER)]
+)
+def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd, room, count):
+    """The oldest connections make room for a worker's, and one log line says so.
+
+    ``room`` is the number of files that the process may open beside those that are open already.
+    """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange):
@@ -150,7 +159,7 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, limits[1]))
         try:
             flood = subprocess.Popen(
-                [sys.executable, "-c", FLOOD, str(port)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", FLOOD, str(port), str(count)], stdout=subprocess.PIPE, text=True
             )
             replies = [
                 exchange(update_of(store, 0, np.ones(5), sequence=number, base_version=number))
@@ -162,7 +171,8 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
 
     assert "204\n" * 3 == said
     assert [20.0] * 5 == replies[-1].parameters.tolist()
-    assert 1 == len([text for text in caplog.messages if "connections without a request are closed" in text])
+    logged = [text for text in caplog.messages if "connections without a request are closed" in text]
+    assert 1 == len(logged)
     assert ("", "") == capfd.readouterr()
 
 
