@@ -20,10 +20,10 @@ from harness import spread, table
 
 from sparkdl.data.batch_plan import Plan
 from sparkdl.rules import Sum
-from sparkdl.server.aggregation import Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
-from sparkdl.server.state import RunShape
+from sparkdl.server.state import RunSpec
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
@@ -33,11 +33,11 @@ RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "token"
 SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}
 
 
-def store_of(size: int) -> ParameterStore:
+def store_of(size: int) -> Coordinator:
     """Return a store of so many parameters for one asynchronous worker."""
-    shape = RunShape(RUN, LAYOUT, 1, Plan((), 0, 1, 1, False, False, 0), 1, frozenset(), 0, 0, 0)
+    shape = RunSpec(RUN, LAYOUT, 1, Plan((), 0, 1, 1, False, False, 0), 1, frozenset(), 0, 0, 0)
     start = np.zeros(size, np.float32), np.zeros(0, np.float32)
-    store = ParameterStore(shape, make_merging(Terms("asynchronous", False, 1, Sum()), *start))
+    store = Coordinator(shape, make_aggregation(AggregationSpec("asynchronous", False, 1, Sum()), *start))
     store.release(0, float("nan"))
     return store
 

@@ -134,10 +134,10 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     from sparkdl.data.schema import Sample
     from sparkdl.modeling import models
     from sparkdl.rules import choose
-    from sparkdl.server.aggregation import Terms, make_merging
-    from sparkdl.server.coordinator import ParameterStore
+    from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+    from sparkdl.server.coordinator import Coordinator
     from sparkdl.server.http_server import Traffic, make_app, serve
-    from sparkdl.server.state import RunShape
+    from sparkdl.server.state import RunSpec
     from sparkdl.worker.loop import TrainJob
     from sparkdl.worker.strategies import TrainSettings
 
@@ -147,14 +147,16 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     layouts, (spec, _) = models.Layouts.of(model), models.freeze(model)
     plan = Plan((), 0, batch_size, window, joint, True, 0)
     rule, power = choose(None, mode="synchronous", window=window)
-    shape = RunShape(
+    shape = RunSpec(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=num_workers, plan=plan, epochs=EPOCHS,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
-    store = ParameterStore(shape, make_merging(Terms("synchronous", joint, num_workers, rule), center, held))
+    store = Coordinator(
+        shape, make_aggregation(AggregationSpec("synchronous", joint, num_workers, rule), center, held)
+    )
     schema = Sample.of((x[0], y[0]), (1, 1)).schema(keras.config.floatx())
     settings = TrainSettings(plan, EPOCHS, True, batch_size, rule, power)
     job = TrainJob(spec, settings, schema, layouts.trainable.digest)

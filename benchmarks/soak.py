@@ -32,10 +32,10 @@ sys.path.insert(0, str(harness.REPOSITORY))
 
 from sparkdl.data.batch_plan import Plan
 from sparkdl.rules import choose
-from sparkdl.server.aggregation import Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
-from sparkdl.server.state import RunShape
+from sparkdl.server.state import RunSpec
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Flag, Kind, Update
 from sparkdl.worker.session import Task, membership
@@ -164,17 +164,17 @@ def sample() -> tuple[float, ...]:
     return held(Path("/proc/self"))[0] / 1e6, threads, descriptors
 
 
-def store_of(workers: int) -> ParameterStore:
+def store_of(workers: int) -> Coordinator:
     """Return the store of a run without end."""
     plan = Plan((), 0, ROWS, 1, False, False, 0)
-    shape = RunShape(RUN, LAYOUT, workers, plan, epochs=1 << 31, silence=SILENCE, stall=STALL)
+    shape = RunSpec(RUN, LAYOUT, workers, plan, epochs=1 << 31, silence=SILENCE, stall=STALL)
     rule = choose("sum", mode="asynchronous", window=1).rule
-    terms = Terms("asynchronous", False, workers, rule, None, None)
+    terms = AggregationSpec("asynchronous", False, workers, rule, None, None)
     center, statistics = np.zeros(SIZE, np.float32), np.zeros(0, np.float32)
-    return ParameterStore(shape, make_merging(terms, center, statistics, None))
+    return Coordinator(shape, make_aggregation(terms, center, statistics, None))
 
 
-def drive(store: ParameterStore, gang: Gang, seconds: float) -> dict[str, np.ndarray]:
+def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarray]:
     """Be the driver of a run for so long; return what this process held, once a second."""
     samples = np.ones((int(seconds) + 1, len(BARS)))  # which takes no more memory as time passes
     begun, epoch, count = time.monotonic(), 0, 0

@@ -13,10 +13,10 @@ from sparkdl.driver.epochs import DriverModel, Metrics
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import distributed, make_replica, sliced_tables
 from sparkdl.rules import choose
-from sparkdl.server.aggregation import GradientRounds, Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.aggregation import AggregationSpec, GradientRounds, make_aggregation
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.local_exchange import LocalExchange
-from sparkdl.server.state import Held, RunShape
+from sparkdl.server.state import RowsHeld, RunSpec
 from sparkdl.worker.loop import Loop
 from sparkdl.worker.strategies import TrainSettings
 
@@ -48,7 +48,7 @@ def train(
         (), 0, batch_size, window, joint, seed is not None, seed or 0, steps_per_epoch=steps_per_epoch
     )
     rule, power = choose(merge, mode=mode, window=window)
-    shape = RunShape(
+    shape = RunSpec(
         run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
@@ -58,12 +58,12 @@ def train(
     )  # fmt: skip
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
-    make = merging or partial(make_merging, decays=models.decays(model))
+    make = merging or partial(make_aggregation, decays=models.decays(model))
     tables = sliced_tables(layouts.trainable, joint=joint)
-    terms = Terms(mode, joint, len(rows), rule, staleness, hybrid, tables)
-    store = ParameterStore(shape, make(terms, center, held))
+    terms = AggregationSpec(mode, joint, len(rows), rule, staleness, hybrid, tables)
+    store = Coordinator(shape, make(terms, center, held))
     if cut is not None:
-        store.take_up(cut, tuple(map(Held, rows)))
+        store.take_up(cut, tuple(map(RowsHeld, rows)))
     if stores is not None:
         stores.append(store)
     settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power, slices=slices)

@@ -15,9 +15,9 @@ from sparkdl.errors import RefusedError
 from sparkdl.rules import choose
 from sparkdl.server import aggregation
 from sparkdl.server import coordinator as store_module
-from sparkdl.server.aggregation import Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
-from sparkdl.server.state import Held, RunShape
+from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.state import RowsHeld, RunSpec
 from sparkdl.transport.messages import Kind, Update, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16
@@ -31,23 +31,23 @@ def vector(*values):
 
 
 def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, staleness=None,
-    hybrid=None, center=None, decays=None, tables=(), kind=ParameterStore, **shape,
+    hybrid=None, center=None, decays=None, tables=(), kind=Coordinator, **shape,
 ):  # fmt: skip
     """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
     plan = Plan((), 0, 4, 1, joint, False, 0)
-    run = RunShape(
+    run = RunSpec(
         **{"run": RUN, "layout": LAYOUT, "num_workers": workers, "plan": plan, "epochs": 2, **shape}
     )
     rule = choose(merge, mode=mode, window=None).rule
     parameters = np.zeros(size, np.float32) if center is None else vector(*center)
-    terms = Terms(mode, joint, workers, rule, staleness, hybrid, tables)
-    return kind(run, make_merging(terms, parameters, np.zeros(statistics, np.float32), decays))
+    terms = AggregationSpec(mode, joint, workers, rule, staleness, hybrid, tables)
+    return kind(run, make_aggregation(terms, parameters, np.zeros(statistics, np.float32), decays))
 
 
 def begun(store, rows=10, attempt=1):
     """Let every worker of a store join and be ready with so many rows; return the store."""
-    outcomes_of(store, [Held(rows)] * store.shape.num_workers, attempt)
+    outcomes_of(store, [RowsHeld(rows)] * store.shape.num_workers, attempt)
     return store
 
 

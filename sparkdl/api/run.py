@@ -12,7 +12,7 @@ from sparkdl.config import TrainConfig
 from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
 from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.server.allreduce import SumStore
+from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.http_server import Traffic
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import cluster_of
@@ -63,7 +63,7 @@ def run(
     cluster.require_python(_backend())
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     jobs.logger.info("%d workers: %s.", num_workers, why)
-    store = SumStore(secrets.token_bytes(16), num_workers)
+    store = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
     with Cleanup() as stack:
         stack.enter_context(jobs.claim(cluster, num_workers))
         endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))

@@ -34,7 +34,7 @@ from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.rules.settings import from_settings, to_settings
-from sparkdl.server.state import Carried
+from sparkdl.server.state import CarriedState
 from sparkdl.sources import columns
 from sparkdl.sources.base import ArraySource, NoRowsError, Source, first_row, sample_of
 from sparkdl.sources.dataframe import FrameSource, require_free
@@ -218,7 +218,7 @@ class SparkModel:
         self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
-        self._carried: tuple[int, bytes, Carried | None] | None = None
+        self._carried: tuple[int, bytes, CarriedState | None] | None = None
         self._flags: models.Trainability | None = None  # of the last fit
         self._original: keras.Model | None = None  # what the model is a copy of
         self._lease: Lease | None = None  # of the checkpoint folder, during a fit
@@ -458,7 +458,7 @@ class SparkModel:
                 )
         return size
 
-    def _carried_on(self, num_workers: int) -> Carried | None:
+    def _carried_on(self, num_workers: int) -> CarriedState | None:
         """Return what workers and rule kept of the last fit, if nothing was done to the model since."""
         if self._carried is None:
             return None

@@ -29,7 +29,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.server.state import Cut, Held
+from sparkdl.server.state import RowsHeld, Snapshot
 from sparkdl.spark import files
 
 logger = logging.getLogger(__name__)
@@ -138,8 +138,8 @@ class Saved:
 
     settings: dict[str, Any]
     first: tuple[int, float]
-    cut: Cut
-    held: tuple[Held, ...]
+    cut: Snapshot
+    held: tuple[RowsHeld, ...]
     learning_rate: float
     history: dict[str, list[Any]]
     epochs: list[int]
@@ -162,9 +162,9 @@ class Saved:
         for name, kind in KINDS.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"its {name} are of type {type(values[name]).__name__}")
-        held = tuple(Held(rows, Fingerprint.of(found)) for rows, found in values["held"])
+        held = tuple(RowsHeld(rows, Fingerprint.of(found)) for rows, found in values["held"])
         description = Description(**values["description"])
-        return cls(**values | {"cut": Cut.of(values["cut"]), "held": held, "description": description})
+        return cls(**values | {"cut": Snapshot.of(values["cut"]), "held": held, "description": description})
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ class Checkpoints:
         self.config, self.context, self.lease = config, context, lease
         self._problem: CheckpointError | None = None  # why no more are written
         self.failed = 0
-        self.saved: Cut | None = None  # the newest cut that was handed over
+        self.saved: Snapshot | None = None  # the newest cut that was handed over
         self._version, self._time = 0, time.monotonic()  # those of the last one
         self._noted = False
         self._names: dict[int, str] = {}
@@ -285,7 +285,7 @@ class Checkpoints:
         self._noted = True
         return True
 
-    def is_due(self, cut: Cut, *, ends: bool) -> bool:
+    def is_due(self, cut: Snapshot, *, ends: bool) -> bool:
         """Return whether a cut is to be kept; ``ends``: an epoch does, with what callbacks made of it."""
         if cut is self.saved:
             return False
@@ -322,7 +322,7 @@ class Checkpoints:
             "A checkpoint could not be written to %s; training goes on: %s", self.config.uri, error
         )
 
-    def start_from(self, cut: Cut) -> None:
+    def start_from(self, cut: Snapshot) -> None:
         """Count from a cut: one that is kept, or where the run begins."""
         self.saved, self._version, self._time, self._noted = cut, cut.version, time.monotonic(), False
 

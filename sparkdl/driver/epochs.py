@@ -26,7 +26,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import live_objects, models, optimizers
 from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.process import interrupts
-from sparkdl.server.state import Cut
+from sparkdl.server.state import Snapshot
 from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)
@@ -336,7 +336,7 @@ class DriverModel:
         """Return the moving statistics as one vector."""
         return self.layouts.statistics.pack(models.reading(self.variables.statistics))
 
-    def load(self, cut: Cut, rows: Sequence[int]) -> None:
+    def load(self, cut: Snapshot, rows: Sequence[int]) -> None:
         """Put a cut into the model: weights, statistics, and the optimizer's state.
 
         Args:
@@ -358,7 +358,7 @@ class DriverModel:
             models.write(self.variables.generators, layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # the values before
 
-    def is_at(self, cut: Cut) -> bool:
+    def is_at(self, cut: Snapshot) -> bool:
         """Return whether the model has the weights of a cut, but for the rounding of a swap there and back.
 
         SwapEMAWeights swaps by sums and differences on TensorFlow.
@@ -371,7 +371,7 @@ class DriverModel:
             np.allclose(new, old, rtol=0, atol=ROUNDING * np.abs(old).max(initial=0)) for old, new in pairs
         )
 
-    def _optimizer_states(self, cut: Cut, rows: Sequence[int]) -> list[Array] | None:
+    def _optimizer_states(self, cut: Snapshot, rows: Sequence[int]) -> list[Array] | None:
         """Return the replicas' common state, or the row-weighted mean of the workers' own."""
         size, layout = self.layouts.optimizer.nbytes, self.layouts.optimizer
         whole = size + self.layouts.generators.nbytes

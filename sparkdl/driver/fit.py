@@ -32,7 +32,7 @@ from sparkdl.driver.epochs import Callbacks, DriverModel, Metrics, Reports
 from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.lease import Lease
 from sparkdl.driver.progress import Display, choose_display
-from sparkdl.driver.remote_server import HostedStore, Store
+from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import models, optimizers
@@ -40,11 +40,11 @@ from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import STUDIED, Average, choose
-from sparkdl.server.aggregation import Hybrid, Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
-from sparkdl.server.state import Carried, Cut, EpochResult, RunShape
+from sparkdl.server.state import CarriedState, EpochResult, RunSpec, Snapshot
 from sparkdl.sources.base import Source
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import Cluster
@@ -99,7 +99,7 @@ class Request:
     history: Any
     metrics: Metrics
     flags: models.Trainability
-    carried: Carried | None = None
+    carried: CarriedState | None = None
     distribution: Callable[[], Any] | None = None
     asks: bool = False
     divides: bool = False
@@ -167,9 +167,9 @@ class Run:
         self.metrics = request.metrics
         self.rate = float("nan")  # the learning rate that workers were last told
         self.begun = 0.0  # the run's progress when the epoch began
-        self.before: Cut | None = None  # the newest cut when savers asked for one
+        self.before: Snapshot | None = None  # the newest cut when savers asked for one
         self.traffic = Traffic()
-        self.carried: Carried | None = None
+        self.carried: CarriedState | None = None
         self.training: dict[str, Any] = {
             "workers": num_workers, "merge": None if self.joint else self.rule.name,
             "learning_rate_scale": 1.0, "rows": 0,
@@ -237,8 +237,8 @@ class Run:
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         optimizers.finalize(request.model, self.driver.variables.trainable)
-        if isinstance(store, ParameterStore):
-            self.carried = Carried(store.cut.states, store.cut.rule)
+        if isinstance(store, Coordinator):
+            self.carried = CarriedState(store.cut.states, store.cut.rule)
         self._record(store, gang)
         self._end(store, logs)
 
@@ -259,7 +259,7 @@ class Run:
         model, checkpoints = self.request.model, self.checkpoints
         before = models.digests(model.weights) if checkpoints else []
         self.callbacks.end(logs)
-        if checkpoints is None or not isinstance(store, ParameterStore):
+        if checkpoints is None or not isinstance(store, Coordinator):
             return
         try:
             if model.stop_training or before != models.digests(model.weights):
@@ -291,14 +291,14 @@ class Run:
         )  # fmt: skip
         job = TrainJob(
             spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
-            store.hosted if isinstance(store, HostedStore) else None, request.classes,
+            store.hosted if isinstance(store, RemoteCoordinator) else None, request.classes,
         )  # fmt: skip
         with interrupts.held():
             shared = self.cluster.share(job)
             stack.callback(self.cluster.forget, shared)
         trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
         endpoint, restarts = None, 0  # a store in worker 0 is lost with it
-        if isinstance(store, ParameterStore):
+        if isinstance(store, Coordinator):
             endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
             restarts = config.max_restarts
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
@@ -317,7 +317,7 @@ class Run:
                 profile=self.cluster.profile,
             )  # fmt: skip
             action = partitions(stage, barrier)
-            if isinstance(store, HostedStore):
+            if isinstance(store, RemoteCoordinator):
                 return Job(self.cluster, lambda: store.receive(action()))
             return Job(self.cluster, action)
 
@@ -333,7 +333,7 @@ class Run:
         config, fit, layouts = self.request.config, self.request.fit, self.driver.layouts
         own = fit.validation_split > 0 or self.request.source.indicator is not None
         validating = self.request.validation is not None or own
-        shape = RunShape(
+        shape = RunSpec(
             run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
             plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
             attended=validating and self.callbacks.attends,
@@ -346,15 +346,15 @@ class Run:
                 every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
             ),
         )  # fmt: skip
-        terms = Terms(
+        terms = AggregationSpec(
             config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid,
             sliced_tables(layouts.trainable, joint=self.joint),
         )  # fmt: skip
         start = self.driver.parameters(), self.driver.statistics()
         decays = models.decays(self.request.model)
         if config.placement is Placement.DRIVER:
-            store = ParameterStore(
-                shape, make_merging(terms, *start, decays), None if self.resumed else self.request.carried
+            store = Coordinator(
+                shape, make_aggregation(terms, *start, decays), None if self.resumed else self.request.carried
             )
             if self.checkpoints is not None:
                 self._ready_checkpoints(self.checkpoints, store)
@@ -363,7 +363,7 @@ class Run:
         terms = replace(terms, rule=Average())  # the rule travels with what is code
         encrypted = tls.is_wanted(config.tls, self.cluster)
         hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
-        return HostedStore(hosted, functools.partial(jobs.relay, self.cluster))
+        return RemoteCoordinator(hosted, functools.partial(jobs.relay, self.cluster))
 
     def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
@@ -421,13 +421,13 @@ class Run:
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Have the workers say what they are once callbacks that save after batches are to save."""
-        if isinstance(store, ParameterStore) and self.before is None and self.callbacks.batches.is_due(done):
+        if isinstance(store, Coordinator) and self.before is None and self.callbacks.batches.is_due(done):
             self.before = store.noted
             store.note()
 
     def _save_batch(self, store: Store) -> None:
         """Let the callbacks that save after batches save what the workers said, if they have."""
-        if not isinstance(store, ParameterStore) or self.before is None or self.before is store.noted:
+        if not isinstance(store, Coordinator) or self.before is None or self.before is store.noted:
             return
         cut, self.before = store.noted, None
         hooks = self.callbacks.batches
@@ -457,7 +457,7 @@ class Run:
             return self.metrics.merge(result.metrics)
         return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
 
-    def _end_batches(self, cut: Cut, results: dict[str, Any], store: Store) -> None:
+    def _end_batches(self, cut: Snapshot, results: dict[str, Any], store: Store) -> None:
         """Put the end of an epoch into the model, and call the batch hooks that are left."""
         self.callbacks.batches.check()
         self._load(cut, store)
@@ -603,7 +603,7 @@ class Run:
         self.description = describe(self.request.model, self.request.schema, others)
         return checkpoints, checkpoints.newest(self.settings, self.description)
 
-    def _ready_checkpoints(self, checkpoints: Checkpoints, store: ParameterStore) -> None:
+    def _ready_checkpoints(self, checkpoints: Checkpoints, store: Coordinator) -> None:
         """Bring a store to where the checkpoint is that the run goes on from, if there is one.
 
         Raises:
@@ -642,7 +642,7 @@ class Run:
     def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
         """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
         checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, ParameterStore) or not store.plans or store.broken:
+        if checkpoints is None or not isinstance(store, Coordinator) or not store.plans or store.broken:
             return
         if checkpoints.asks():
             store.note()
@@ -653,7 +653,7 @@ class Run:
             self._save(checkpoints, store, cut, logs)
 
     def _save(
-        self, checkpoints: Checkpoints, store: ParameterStore, cut: Cut, logs: dict[str, Any] | None
+        self, checkpoints: Checkpoints, store: Coordinator, cut: Snapshot, logs: dict[str, Any] | None
     ) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
@@ -664,13 +664,13 @@ class Run:
         value = None if logs is None else logs.get(checkpoints.config.monitor)
         checkpoints.save(saved, value, wait=logs is not None)
 
-    def _load(self, cut: Cut, store: Store) -> None:
+    def _load(self, cut: Snapshot, store: Store) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""
         rate = optimizers.learning_rate(self.request.model)
         self.driver.load(cut, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)
 
-    def _interrupted(self, store: Store, gang: Gang) -> Cut:
+    def _interrupted(self, store: Store, gang: Gang) -> Snapshot:
         """Give the run a moment to say where it has got to, and return that."""
         if store.plans and store.failure is None and gang.job is not None and gang.job.running:
             store.stop()

@@ -1,7 +1,7 @@
 """A run whose endpoint is in worker 0, for where executors do not reach the process that called ``fit``.
 
 The endpoint then runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
-workers once, through Spark's barrier. The client has a ``HostedStore`` in its place. Where no slot is
+workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in its place. Where no slot is
 spare, all that it knows comes with the job's result. Else it asks the endpoint by small jobs of one task;
 the address it has from a task without rows, before that of worker 0, which ends at once and leaves its
 slot.
@@ -23,9 +23,9 @@ from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import SparkDLError
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
-from sparkdl.server.state import Cut, EpochResult, Member
+from sparkdl.server.state import EpochResult, Member, Snapshot
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Running
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Ask = Callable[[Endpoint, str, bytes], bytes]  # (endpoint, path, body): what is answered there
 
 
-class HostedStore:
+class RemoteCoordinator:
     """The store in worker 0 as the client knows it: as it asks for it, or as it comes with the job's result.
 
     Args:
@@ -49,14 +49,14 @@ class HostedStore:
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
         first = self.shape.plan.first_epoch
-        self.cut = Cut(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
+        self.cut = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
         self.generation = 1
         self.log: deque[dict[str, Any]] = deque()
         self.members: dict[int, Member] = {}
         self.plans: list[Plan] = []
         self._summary: dict[str, Any] = {}
         self._results: dict[int, EpochResult] = {}
-        self._stopped: Cut | None = None
+        self._stopped: Snapshot | None = None
         self._unattended: dict[int, EpochResult] = {}
         self._endpoint: Endpoint | None = None
         self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False, "short": -1}
@@ -89,7 +89,7 @@ class HostedStore:
                 self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             self._results |= _results(known["results"])
             if known["stopped"] is not None:
-                self._stopped = Cut.of(known["stopped"])
+                self._stopped = Snapshot.of(known["stopped"])
             self._unattended |= _results(known["unattended"])
             self._changed.notify_all()
 
@@ -118,17 +118,17 @@ class HostedStore:
         return self._unattended.get(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
-        """Let workers evaluate an epoch, as ParameterStore does."""
+        """Let workers evaluate an epoch, as Coordinator does."""
         self._unattended.clear()
         if self._endpoint is not None:
             body = b"".join(part.tobytes() for part in weights or ())
             self.ask(self._endpoint, f"/v1/evaluate/{epoch}", body)
 
     def release(self, epoch: int, learning_rate: float) -> None:
-        """Let the workers train up to and with this epoch, as ParameterStore does, when next it is asked."""
+        """Let the workers train up to and with this epoch, as Coordinator does, when next it is asked."""
         self._orders.update(released=epoch, learning_rate=learning_rate)
 
-    def commit(self, cut: Cut) -> None:
+    def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that is known to be complete."""
         self.cut = cut
 
@@ -140,7 +140,7 @@ class HostedStore:
         self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
 
     def cut_short(self, epoch: int) -> None:
-        """End an epoch early, and training with it, as ParameterStore does, when next it is asked."""
+        """End an epoch early, and training with it, as Coordinator does, when next it is asked."""
         self._orders["short"] = epoch
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class HostedStore:
         """Whether a run that was stopped has said where it has got to."""
         return self._over
 
-    def stopped_cut(self) -> Cut:
+    def stopped_cut(self) -> Snapshot:
         """Return where a run that is ending early has got to: the last epoch's end, where it did not say."""
         return self._stopped or self.cut
 
@@ -177,9 +177,9 @@ def _member(fields: dict[str, Any]) -> Member:
     return Member(**fields | {"running": running})
 
 
-Store = ParameterStore | HostedStore
+Store = Coordinator | RemoteCoordinator
 
 
 def _results(given: Iterable[Any]) -> dict[int, EpochResult]:
     """Return the results of epochs, of which these are the values."""
-    return {epoch: EpochResult(**fields | {"cut": Cut.of(fields["cut"])}) for epoch, fields in given}
+    return {epoch: EpochResult(**fields | {"cut": Snapshot.of(fields["cut"])}) for epoch, fields in given}

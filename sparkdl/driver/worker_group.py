@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sparkdl.config import TrainConfig, parse_port
 from sparkdl.driver.remote_server import Store
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.spark import failures
 from sparkdl.spark.application import NOTICE_SECONDS, Cluster
@@ -28,7 +28,7 @@ ABSENT_SECONDS = 3.0  # and where the task of an absent worker may not end at al
 
 @contextmanager
 def serving(
-    store: ParameterStore, cluster: Cluster, config: TrainConfig, traffic: Traffic
+    store: Coordinator, cluster: Cluster, config: TrainConfig, traffic: Traffic
 ) -> Iterator[Endpoint]:
     """Serve a store to the workers of a run in a ``with`` block, which closes it; yields where that is."""
     token = secrets.token_urlsafe(32)

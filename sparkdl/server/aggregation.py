@@ -39,7 +39,7 @@ Read = Callable[[], Update]
 Control = Callable[[bool], Reply]  # the control words of this moment; True: the update, or round, counts
 
 
-class Merging(ABC):
+class Aggregation(ABC):
     """What a center and its way of merging are to the store.
 
     Attributes:
@@ -173,7 +173,7 @@ class Hybrid(NamedTuple):
     merge_late: bool = False
 
 
-class Rounds(Merging):
+class SynchronousRounds(Aggregation):
     """Synchronous: a round closes when all workers are in that are not absent; sums run in worker order.
 
     The order makes a run repeat bit for bit. An update that comes before its turn is kept while it fits
@@ -421,7 +421,7 @@ class Rounds(Merging):
         """Use the means of a round, empty when no worker had rows, and fill in its reply."""
 
 
-class GradientRounds(Rounds):
+class GradientRounds(SynchronousRounds):
     """Every worker gets the mean gradient of a round and applies it with its own optimizer.
 
     One that is late applies the means of the rounds that it missed, one after the other, so that replicas
@@ -490,7 +490,7 @@ class GradientRounds(Rounds):
         )  # fmt: skip
 
 
-class DeltaRounds(Rounds):
+class DeltaRounds(SynchronousRounds):
     """The center moves by the rule's answer to the reduced delta; every worker goes on from the center."""
 
     def __init__(
@@ -524,7 +524,7 @@ class DeltaRounds(Rounds):
         )  # fmt: skip
 
 
-class Locked(Merging):
+class Asynchronous(Aggregation):
     """Asynchronous: each update is merged under one lock, its staleness known.
 
     The center is changed in place, and a worker gets a copy of it. However many workers there are, few
@@ -688,7 +688,7 @@ class Locked(Merging):
         self.version += 1
 
 
-class Striped(Locked):
+class Hogwild(Asynchronous):
     """Hogwild (Recht et al., 2011): updates are merged at once, element by element.
 
     There is no lock over the whole center. An addition takes a short lock per stripe, because NumPy's
@@ -773,7 +773,7 @@ def without_body(update: Update) -> Update:
     return replace(update, parameters=EMPTY, statistics=EMPTY)
 
 
-def _check(merging: Merging, update: Update) -> None:
+def _check(merging: Aggregation, update: Update) -> None:
     """Refuse an update on its way: its generation has ended, its attempt was superseded, or nothing merges.
 
     Raises:
@@ -793,7 +793,7 @@ def _check(merging: Merging, update: Update) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
+class AggregationSpec:
     """The terms on which updates meet.
 
     Attributes:
@@ -815,9 +815,9 @@ class Terms:
     tables: Tables = ()
 
 
-def make_merging(
-    terms: Terms, parameters: Vector, statistics: Vector, decays: Vector | None = None
-) -> Merging:
+def make_aggregation(
+    terms: AggregationSpec, parameters: Vector, statistics: Vector, decays: Vector | None = None
+) -> Aggregation:
     """Return a center on which updates meet on these terms.
 
     Args:
@@ -832,5 +832,5 @@ def make_merging(
     decays = np.full_like(statistics, np.nan) if decays is None else decays
     if terms.mode == "synchronous":
         return DeltaRounds(*start, terms.rule, decays, terms.hybrid)
-    kind = {"asynchronous": Locked, "hogwild": Striped}[terms.mode]
+    kind = {"asynchronous": Asynchronous, "hogwild": Hogwild}[terms.mode]
     return kind(*start, terms.rule, decays, terms.staleness)

@@ -16,13 +16,13 @@ from sparkdl.core.reduction import NUMBERS, Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError, WorkerError
-from sparkdl.server.aggregation import Read, Rounds
-from sparkdl.server.coordinator import ParameterStore
-from sparkdl.server.state import RunShape
+from sparkdl.server.aggregation import Read, SynchronousRounds
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.state import RunSpec
 from sparkdl.transport.messages import NO_ID, Flag, Kind, Reply, Sections, Update
 
 
-class SumRounds(Rounds):
+class AllReduceRounds(SynchronousRounds):
     """Rounds whose arrays are added, whatever their length and dtype.
 
     Attributes:
@@ -52,7 +52,7 @@ class SumRounds(Rounds):
         return replace(reply, version=self.version, state=parameters.tobytes())
 
 
-class SumStore(ParameterStore):
+class AllReduceCoordinator(Coordinator):
     """The book of a run whose workers add arrays.
 
     Args:
@@ -62,8 +62,8 @@ class SumStore(ParameterStore):
 
     def __init__(self, run: bytes, num_workers: int) -> None:
         plan = Plan((), 0, 1, 1, True, False, 0)
-        self.rounds = SumRounds(num_workers)
-        super().__init__(RunShape(run, NO_ID, num_workers, plan, epochs=1), self.rounds)
+        self.rounds = AllReduceRounds(num_workers)
+        super().__init__(RunSpec(run, NO_ID, num_workers, plan, epochs=1), self.rounds)
         self.asked = dict.fromkeys(range(num_workers), -1)  # each worker's last round
         self.returned: set[int] = set()
         self.release(0, nan)

@@ -1,6 +1,6 @@
 """The driver's side of a run: who takes part, what was counted, how far the epochs are.
 
-``ParameterStore`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``,
+``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``,
 ``fail``) from many threads, and those of the driver's one thread (``release``, ``wait_epoch``,
 ``replace``, ``restart``, ``close``). It knows no HTTP and no Keras: metric states and optimizer
 variables are bytes to it.
@@ -45,16 +45,23 @@ from sparkdl.errors import (
     WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server.aggregation import PATIENCE, GradientRounds, Locked, Merging, Read, Rounds
-from sparkdl.server.divergence import FARTHEST, FIRST, Watch
+from sparkdl.server.aggregation import (
+    PATIENCE,
+    Aggregation,
+    Asynchronous,
+    GradientRounds,
+    Read,
+    SynchronousRounds,
+)
+from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.state import (
-    Book,
-    Carried,
-    Cut,
+    CarriedState,
+    EpochReports,
     EpochResult,
-    Held,
     Member,
-    RunShape,
+    RowsHeld,
+    RunSpec,
+    Snapshot,
     check_sections,
     kept,
     spooled,
@@ -73,7 +80,7 @@ REMEDY = (
 )
 
 
-class ParameterStore:
+class Coordinator:
     """Versioned parameters, a way of merging, and the book of a run.
 
     Args:
@@ -82,7 +89,7 @@ class ParameterStore:
         carried: what the run goes on from, if it goes on from an earlier one.
     """
 
-    def __init__(self, shape: RunShape, merging: Merging, carried: Carried | None = None) -> None:
+    def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
         self.shape, self.merging = shape, merging
         self.changed = threading.Condition(merging.lock)
         self.clock = time.monotonic
@@ -93,7 +100,7 @@ class ParameterStore:
         self.generation = 1
         merging.generation = 1
         self.members: dict[int, Member] = {}
-        self.books: dict[int, Book] = {}
+        self.books: dict[int, EpochReports] = {}
         self.plans: list[Plan] = []
         self.released = 0  # epochs before this one may be trained
         self.attended: dict[int, tuple[Vector, Vector] | None] = {}  # weights to evaluate; None: the cut's
@@ -105,31 +112,33 @@ class ParameterStore:
         self.failure: SparkDLError | None = None
         self.closed = False
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
-        self.standing: Book | None = None  # what is known of a cut that is being made
+        self.standing: EpochReports | None = None  # what is known of a cut that is being made
         self.wanted = False  # whether there is to be one as soon as rounds allow
         self.unsaid: set[int] = set()  # without rounds, who has still to say what it is since it was noted
         self.said: dict[int, bytes | mmap] = {}  # and what those said that have ended no epoch since
         self.shares: dict[int, int] = {}  # rows that each worker was dealt, before some are passed on
         self.passed: dict[tuple[int, int], bytes | mmap] = {}  # the rows that one worker passed to another
-        self.held: tuple[Held, ...] = ()  # what each worker holds, where the run goes on from
+        self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
         self.counters = dict.fromkeys(COUNTED, 0)
         merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
-        together = shape.num_workers if isinstance(merging, Rounds) else 1  # workers that a loss is of
+        together = (
+            shape.num_workers if isinstance(merging, SynchronousRounds) else 1
+        )  # workers that a loss is of
         begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
-        self.watch = Watch(merging.parameters, merged=merged, first=begin)
+        self.watch = DivergenceDetector(merging.parameters, merged=merged, first=begin)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
         first = shape.plan.first_epoch
-        states, rule = carried or Carried({}, merging.state)
+        states, rule = carried or CarriedState({}, merging.state)
         merging.state = rule
         parameters, statistics = kept(merging.parameters), merging.statistics
-        self.cut = Cut(first, parameters, statistics, merging.version, shape.first_step, states, rule)
+        self.cut = Snapshot(first, parameters, statistics, merging.version, shape.first_step, states, rule)
         self.noted = self.cut  # the newest one, which may not have been committed
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # replicas have their own
 
-    def take_up(self, cut: Cut, held: tuple[Held, ...]) -> None:
+    def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
 
         Args:
@@ -139,14 +148,14 @@ class ParameterStore:
         with self.changed:
             self.held, self.cut, self.noted = held, cut, cut
             self._go_on(cut)
-            if isinstance(self.merging, Locked):
+            if isinstance(self.merging, Asynchronous):
                 self.merging.last, self.said = dict(cut.ledger), dict(cut.states)
             self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
             for epoch, book in self.books.items():
                 if len(book.metrics) == self.shape.num_workers:
                     book.cut = self._cut_of(book, epoch + 1)
 
-    def _go_on(self, cut: Cut) -> None:
+    def _go_on(self, cut: Snapshot) -> None:
         self.merging.restore(cut.parameters, cut.statistics, cut.version, cut.rule)
         self.progress, self.merging.losses = cut.progress, list(cut.losses)
 
@@ -182,7 +191,7 @@ class ParameterStore:
 
     def _leave_rounds(self, worker: int, member: Member) -> None:
         """Lose a worker that begins anew in rounds: its replica is gone. Refuse it if the gang does too."""
-        if not self.agreed or not isinstance(self.merging, Rounds) or worker in self.absent:
+        if not self.agreed or not isinstance(self.merging, SynchronousRounds) or worker in self.absent:
             return
         self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
         if worker not in self.absent:
@@ -194,7 +203,7 @@ class ParameterStore:
     ) -> dict[str, Any] | None:  # fmt: skip
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
-            member, held = self._member(worker, generation, attempt), Held(rows, fingerprint)
+            member, held = self._member(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
             if begins and self.agreed:
                 self._compare_one(worker, held)
@@ -235,7 +244,7 @@ class ParameterStore:
 
     def _agree(self) -> None:
         """Settle what the workers hold, and how they share it, before the first of them begins."""
-        held = tuple(self.members[k].held or Held(0) for k in range(self.shape.num_workers))
+        held = tuple(self.members[k].held or RowsHeld(0) for k in range(self.shape.num_workers))
         if self.held and self.held != held:
             self._compare(held)
         rows = tuple(each.rows for each in held)
@@ -250,15 +259,15 @@ class ParameterStore:
             self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             self.merging.bind(plan.working)
         self.held, self.agreed = held, True
-        if isinstance(self.merging, Rounds):
+        if isinstance(self.merging, SynchronousRounds):
             self._begin_rounds(self.merging)
 
-    def _compare(self, held: tuple[Held, ...]) -> None:
+    def _compare(self, held: tuple[RowsHeld, ...]) -> None:
         """Go on with workers that hold something else than before, where these are the same rows.
 
         In rounds they may be on other workers, and in another order: the epoch under way begins again.
         """
-        rounds = isinstance(self.merging, Rounds)
+        rounds = isinstance(self.merging, SynchronousRounds)
         alike = [each.rows for each in held] == [each.rows for each in self.held]
         if whole(held) != whole(self.held) or not (alike or rounds):
             self._refuse_rows(_other_rows(self.held, held, resumed=not self.plans))
@@ -271,7 +280,7 @@ class ParameterStore:
             says += " With validation_split other rows may be held out."
         self._warn(says)
 
-    def _compare_one(self, worker: int, held: Held) -> None:
+    def _compare_one(self, worker: int, held: RowsHeld) -> None:
         """Go on with a worker that comes back while others train, and may have taken rows of theirs."""
         if held.rows != self.held[worker].rows:
             self._refuse_count(worker, held.rows, self.held[worker].rows)
@@ -294,7 +303,7 @@ class ParameterStore:
     def _warn(self, message: str) -> None:
         self._tell(logging.WARNING, f"{message} {REMEDY}")
 
-    def _begin_rounds(self, merging: Rounds) -> None:
+    def _begin_rounds(self, merging: SynchronousRounds) -> None:
         """Open the first round after the cut."""
         merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
         self._expect(merging, None)
@@ -329,7 +338,7 @@ class ParameterStore:
 
     def _admit_move(self, update: Update, lengths: Sections) -> None:
         """Refuse what cannot be merged: once a sequence is counted it is too late."""
-        rounds = isinstance(self.merging, Rounds)
+        rounds = isinstance(self.merging, SynchronousRounds)
         if not self.agreed:
             raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
         if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
@@ -372,9 +381,9 @@ class ParameterStore:
         if center := self._boarding(update):
             center.sent()
 
-    def _boarding(self, update: Update) -> Locked | None:
+    def _boarding(self, update: Update) -> Asynchronous | None:
         """Return the center in whose memory an exchange takes room, if it does."""
-        return self.merging if isinstance(self.merging, Locked) and update.kind in BOARDING else None
+        return self.merging if isinstance(self.merging, Asynchronous) and update.kind in BOARDING else None
 
     def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
@@ -521,7 +530,7 @@ class ParameterStore:
     def _counted(self, update: Update, counts: bool) -> Reply:
         """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
         with self.changed:
-            if counts and isinstance(self.merging, Rounds):
+            if counts and isinstance(self.merging, SynchronousRounds):
                 self.ending = self.short >= 0  # all workers are in this round, and learn of it together
                 self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
@@ -539,11 +548,11 @@ class ParameterStore:
         index = update.sequence % self.plans[0].windows
         return sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
 
-    def _end_round(self, merging: Rounds) -> Flag:
+    def _end_round(self, merging: SynchronousRounds) -> Flag:
         """Return whether the workers are to stand after the round that closes, for a cut."""
         due = self._is_due(merging.round)
         self.wanted = self.wanted and not due
-        self._expect(merging, Book() if due else None, merging.round + 1)
+        self._expect(merging, EpochReports() if due else None, merging.round + 1)
         return Flag.CUT if due else Flag.NONE
 
     def _is_due(self, sequence: int) -> bool:
@@ -552,7 +561,9 @@ class ParameterStore:
         place = sequence % windows + 1
         return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
 
-    def _expect(self, merging: Rounds, standing: Book | None, sequence: int | None = None) -> None:
+    def _expect(
+        self, merging: SynchronousRounds, standing: EpochReports | None, sequence: int | None = None
+    ) -> None:
         """Begin or end a cut; the round before one, and the one after it meanwhile, wait for all workers."""
         self.standing = standing
         merging.whole = standing is not None or self._is_due(merging.round if sequence is None else sequence)
@@ -584,13 +595,13 @@ class ParameterStore:
 
     def _part(self, worker: int) -> None:
         """Let nobody wait for a worker that waits itself, has ended, or will begin again."""
-        if isinstance(self.merging, Locked):
+        if isinstance(self.merging, Asynchronous):
             self.merging.leave(worker)
 
     def _take_up(self, worker: int) -> None:
         """Count a worker among those that are training, if it has anything to train on."""
         held = self.members[worker].held
-        if isinstance(self.merging, Locked) and held is not None and held.rows:
+        if isinstance(self.merging, Asynchronous) and held is not None and held.rows:
             self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
@@ -598,7 +609,7 @@ class ParameterStore:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
-        self.books.setdefault(update.epoch, Book()).take(update)
+        self.books.setdefault(update.epoch, EpochReports()).take(update)
         self.said.pop(update.worker, None)
         self._end_epochs()
         self.changed.notify_all()
@@ -615,15 +626,15 @@ class ParameterStore:
             except DivergedError as error:
                 self.fail(self.generation, error)
 
-    def _cut_of(self, book: Book, epoch: int) -> Cut:
+    def _cut_of(self, book: EpochReports, epoch: int) -> Snapshot:
         """Return where the run is, of which every worker has said what there is to say.
 
         Without rounds one that was absent is in it as it was when it said so last.
         """
         merging = self.merging
-        before = {} if isinstance(merging, Rounds) else self._states()
+        before = {} if isinstance(merging, SynchronousRounds) else self._states()
         parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
-        return Cut(
+        return Snapshot(
             epoch, parameters, statistics, merging.version, self.progress, before | book.states,
             merging.state,
         )  # fmt: skip
@@ -637,10 +648,14 @@ class ParameterStore:
         with self.changed:
             self._check_member(update.worker, update.generation, update.attempt)
             merging, standing = self.merging, self.standing
-            if standing is not None and isinstance(merging, Rounds) and update.sequence == merging.round:
+            if (
+                standing is not None
+                and isinstance(merging, SynchronousRounds)
+                and update.sequence == merging.round
+            ):
                 standing.take(update)
                 self._end_standing(merging, standing)
-            elif isinstance(merging, Locked) and self._is_new(update):
+            elif isinstance(merging, Asynchronous) and self._is_new(update):
                 self.said[update.worker] = spooled(update.state)
                 self.unsaid.discard(update.worker)
             return self._control()  # also where it comes again, and the cut is made
@@ -652,7 +667,7 @@ class ParameterStore:
             self.merging.next_sequence(worker), self._next_epoch(worker)
         )  # fmt: skip
 
-    def _end_standing(self, merging: Rounds, standing: Book) -> None:
+    def _end_standing(self, merging: SynchronousRounds, standing: EpochReports) -> None:
         """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
         if not merging.all_of(standing.metrics):
             return
@@ -681,7 +696,7 @@ class ParameterStore:
     def _gate(self, update: Update) -> Reply:
         """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
         last = update.epoch + 1 >= self.shape.epochs
-        rounds = isinstance(self.merging, Rounds)
+        rounds = isinstance(self.merging, SynchronousRounds)
         through = update.epoch + (2 if rounds or last else 1)
 
         def open_() -> bool:
@@ -930,7 +945,7 @@ class ParameterStore:
             self._part(worker)
             self.merging.lose(worker)
             self._end_epochs()
-            if self.standing is not None and isinstance(self.merging, Rounds):
+            if self.standing is not None and isinstance(self.merging, SynchronousRounds):
                 self._end_standing(self.merging, self.standing)
         else:
             self.failure = self.failure or WorkerLostError(words)
@@ -938,7 +953,7 @@ class ParameterStore:
 
     def _readmit(self, worker: int) -> None:
         """Take an absent worker's new attempt in: in rounds at a cut, which is to be made soon."""
-        if isinstance(self.merging, Rounds):
+        if isinstance(self.merging, SynchronousRounds):
             self.note()
         else:
             self._come_back(worker)
@@ -949,7 +964,10 @@ class ParameterStore:
             member = self.members[worker]
             if member.lost or member.held is None or self.cut.epoch >= self.shape.epochs:
                 continue
-            if isinstance(self.merging, Rounds) and self.merging.next_sequence(worker) > self.merging.round:
+            if (
+                isinstance(self.merging, SynchronousRounds)
+                and self.merging.next_sequence(worker) > self.merging.round
+            ):
                 self.note()
             else:
                 self._come_back(worker)
@@ -966,7 +984,7 @@ class ParameterStore:
             return None
         return min(k for k in range(self.shape.num_workers) if k not in self.absent)
 
-    def _is_mute(self, book: Book) -> bool:
+    def _is_mute(self, book: EpochReports) -> bool:
         """Return whether worker 0 was lost before it had said what all replicas have."""
         return self._deputy() is not None and book.weights is None
 
@@ -980,12 +998,12 @@ class ParameterStore:
     def _tell(self, level: int, message: str) -> None:
         self.log.append({"name": "store", "level": level, "message": message})
 
-    def commit(self, cut: Cut) -> None:
+    def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
             self.cut = self.noted = cut
             self.wanted = False
-            if isinstance(self.merging, Rounds) and self.plans:
+            if isinstance(self.merging, SynchronousRounds) and self.plans:
                 self._expect(self.merging, self.standing)
             if isinstance(self.merging, GradientRounds):
                 self.merging.parameters = cut.parameters  # which the replicas have reached
@@ -1018,10 +1036,10 @@ class ParameterStore:
         """
         with self.changed:
             merging = self.merging
-            if isinstance(merging, Rounds):
+            if isinstance(merging, SynchronousRounds):
                 self.wanted = merging.whole = bool(self.plans)
                 return
-            assert isinstance(merging, Locked)  # noqa: S101 - the other kind
+            assert isinstance(merging, Asynchronous)  # noqa: S101 - the other kind
             merging.settle()
             if not ends:
                 self.unsaid = set(range(self.shape.num_workers))
@@ -1047,7 +1065,7 @@ class ParameterStore:
             if self.short == epoch:
                 return
             self.short = epoch
-            self.ending = not isinstance(self.merging, Rounds)  # else with the round that is open
+            self.ending = not isinstance(self.merging, SynchronousRounds)  # else with the round that is open
             self.changed.notify_all()
 
     def restart(self) -> int:
@@ -1065,19 +1083,19 @@ class ParameterStore:
             self.agreed = False
             self.shares.clear()
             self.passed.clear()
-            self.ending = self.short >= 0 and not isinstance(self.merging, Rounds)
+            self.ending = self.short >= 0 and not isinstance(self.merging, SynchronousRounds)
             self.absent.clear()
-            self.watch.restart(rolled_back=isinstance(self.merging, Rounds))
+            self.watch.restart(rolled_back=isinstance(self.merging, SynchronousRounds))
             self.merging.generation = self.generation
             self.merging.attempts.clear()
-            if isinstance(self.merging, Rounds):
+            if isinstance(self.merging, SynchronousRounds):
                 self._roll_back(self.merging)
             self.failure = self.failure if self.broken else None
             self.merging.wake()
             self.changed.notify_all()
             return self.generation
 
-    def _roll_back(self, merging: Rounds) -> None:
+    def _roll_back(self, merging: SynchronousRounds) -> None:
         self.books = {
             epoch: replace(book, validation={}) for epoch, book in self.books.items() if book.cut is not None
         }
@@ -1096,7 +1114,7 @@ class ParameterStore:
             self.changed.notify_all()
         self.merging.wake()
 
-    def stopped_cut(self) -> Cut:
+    def stopped_cut(self) -> Snapshot:
         """Return where a run that is ending early has got to: the last complete merge it knows of.
 
         That is the last epoch's end where what came after it has thrown the center away.
@@ -1194,7 +1212,7 @@ class ParameterStore:
         return epoch not in self.shape.evaluated or self.merging.all_of(book.validation)
 
 
-def _other_rows(before: Sequence[Held], now: Sequence[Held], *, resumed: bool) -> str:
+def _other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: bool) -> str:
     """Return what is wrong with the rows of workers, and what to do."""
     rows = [tuple(each.rows for each in held) for held in (now, before)]
     whose = "the checkpoint" if resumed else "the gang before"

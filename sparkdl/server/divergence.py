@@ -23,7 +23,7 @@ AWAY = 1.0  # by how many times itself the loss, over windows or at their start,
 LOST = 5  # and over how many epochs its median to be above that of the start, for a run to be lost
 
 
-class Watch:
+class DivergenceDetector:
     """What a run's updates say about whether it diverges. Its owner's lock guards it.
 
     Args:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from sparkdl.core.vectors import Vector
 from sparkdl.rules import Rule
-from sparkdl.server.aggregation import Terms, make_merging
-from sparkdl.server.coordinator import ParameterStore
-from sparkdl.server.state import RunShape
+from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.state import RunSpec
 from sparkdl.transport.exchange import Endpoint
 
 
@@ -28,8 +28,8 @@ class HostedRun:
         learning_rate: the rate of all epochs. None if the client starts each epoch and sets its rate.
     """
 
-    shape: RunShape
-    terms: Terms
+    shape: RunSpec
+    terms: AggregationSpec
     parameters: Vector
     statistics: Vector
     decays: Vector | None
@@ -42,11 +42,11 @@ class HostedRun:
         """The number of tasks without rows before the task of worker 0."""
         return int(self.learning_rate is None)
 
-    def store(self, rule: Rule | None, generation: int) -> ParameterStore:
-        """Return the store for one start of the worker group."""
+    def store(self, rule: Rule | None, generation: int) -> Coordinator:
+        """Return the coordinator for one start of the worker group."""
         terms = replace(self.terms, rule=rule or self.terms.rule)
-        merging = make_merging(terms, self.parameters, self.statistics, self.decays)
-        store = ParameterStore(self.shape, merging)
+        merging = make_aggregation(terms, self.parameters, self.statistics, self.decays)
+        store = Coordinator(self.shape, merging)
         store.generation = merging.generation = generation
         return store
 

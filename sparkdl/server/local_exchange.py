@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.transport.exchange import Exchange, awaiting
 from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
@@ -19,7 +19,7 @@ class LocalExchange(Exchange):
         attempt: a number that is larger for a later attempt of the same worker.
     """
 
-    def __init__(self, store: ParameterStore, worker: int, attempt: int = 0) -> None:
+    def __init__(self, store: Coordinator, worker: int, attempt: int = 0) -> None:
         self.store, self.worker, self.attempt = store, worker, attempt
         self.generation = store.generation
         store.join(worker, self.generation, attempt, "localhost", 0)

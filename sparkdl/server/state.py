@@ -30,7 +30,7 @@ ROWS_BYTES = 1 << 30  # the largest message of rows that is taken
 
 
 @dataclass(frozen=True)
-class RunShape:
+class RunSpec:
     """What the store has to know of a run.
 
     Attributes:
@@ -75,14 +75,14 @@ class RunShape:
     cuts: tuple[int, ...] = ()
 
 
-class Held(NamedTuple):
+class RowsHeld(NamedTuple):
     """What a worker holds: so many training rows, and the fingerprint of them and of those for validation."""
 
     rows: int
     fingerprint: Fingerprint = NOTHING
 
 
-def whole(held: Sequence[Held]) -> tuple[int, int]:
+def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
     """Return what a gang holds, whoever has which row: how many training rows, and what tells them all."""
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
@@ -99,7 +99,7 @@ class Member:
     host: str
     pid: int
     heard: float
-    held: Held | None = None
+    held: RowsHeld | None = None
     validation_rows: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
@@ -109,7 +109,7 @@ class Member:
     running: list[Running] = field(default_factory=list)
 
 
-class Carried(NamedTuple):
+class CarriedState(NamedTuple):
     """What a run leaves to the next one: each worker's state, and the rule's."""
 
     states: dict[int, bytes | mmap]
@@ -117,7 +117,7 @@ class Carried(NamedTuple):
 
 
 @dataclass
-class Cut:
+class Snapshot:
     """All that a run is taken up from: the center, every worker's state, and the rule's.
 
     Attributes:
@@ -141,8 +141,8 @@ class Cut:
     metrics: dict[int, bytes] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     ledger: dict[int, int] = field(default_factory=dict)
-    books: dict[int, Book] = field(default_factory=dict)
-    before: Cut | None = None
+    books: dict[int, EpochReports] = field(default_factory=dict)
+    before: Snapshot | None = None
 
     def __str__(self) -> str:
         """Say where it was made."""
@@ -165,10 +165,10 @@ class Cut:
         return vars(self) | pairs | own
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Cut:
+    def of(cls, values: dict[str, Any]) -> Snapshot:
         """Return the cut of which these are the values."""
         pairs = {name: dict(values[name]) for name in ("states", "metrics", "ledger")}
-        books = {epoch: Book.of(each) for epoch, each in values["books"]}
+        books = {epoch: EpochReports.of(each) for epoch, each in values["books"]}
         before = values["before"] and cls.of(values["before"])
         return cls(**values | pairs | {"books": books, "before": before})
 
@@ -195,7 +195,7 @@ class EpochResult:
             for each update that was not merged because it had NaN or Inf in it.
     """
 
-    cut: Cut
+    cut: Snapshot
     metrics: list[bytes]
     validation: list[bytes]
     rows: int
@@ -203,7 +203,7 @@ class EpochResult:
 
 
 @dataclass
-class Book:
+class EpochReports:
     """What workers said of one epoch, at its end or in the middle, by worker."""
 
     metrics: dict[int, bytes] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class Book:
     weights: tuple[Vector, Vector] | None = None
     rows: int = 0
     first_losses: dict[int, float] = field(default_factory=dict)
-    cut: Cut | None = None
+    cut: Snapshot | None = None
 
     def values(self) -> dict[str, Any]:
         """Return the reports of workers in the form that ``core.packing`` takes."""
@@ -220,15 +220,15 @@ class Book:
         return {name: list(getattr(self, name).items()) for name in names} | {"rows": self.rows}
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Book:
+    def of(cls, values: dict[str, Any]) -> EpochReports:
         """Return the book of which these are the values."""
         fields = {name: value if name == "rows" else dict(value) for name, value in values.items()}
         return cls(**fields)  # type: ignore[arg-type]
 
-    def noted(self) -> Book:
+    def noted(self) -> EpochReports:
         """Return what workers have reported by now, without what comes of it."""
         states, losses = dict(self.states), dict(self.first_losses)
-        return Book(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
+        return EpochReports(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
 
     def take(self, update: Update) -> None:
         """Take in what a worker said, or nothing of it; it may say it again, with more in it."""
@@ -245,7 +245,7 @@ class Book:
 
 
 def check_sections(
-    update: Update, lengths: Sections, shape: RunShape, parameters: int, statistics: int
+    update: Update, lengths: Sections, shape: RunSpec, parameters: int, statistics: int
 ) -> None:
     """Check that an update has no sections but those of its kind, each of its length, or none of it.
 

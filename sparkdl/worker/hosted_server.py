@@ -1,4 +1,4 @@
-"""The endpoint of a hosted run, in its worker 0, where a ``Steward`` does the driver's part.
+"""The endpoint of a hosted run, in its worker 0, where a ``HostedDriver`` does the driver's part.
 
 ``driver.remote_server`` is its client.
 """
@@ -21,7 +21,7 @@ from sparkdl.data import arrow
 from sparkdl.data.bad_values import Watched
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Rule
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
 from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
 from sparkdl.server.state import EpochResult
@@ -35,7 +35,7 @@ LEAVE_SECONDS = 60.0  # how long worker 0 waits for the others to end before it 
 LINGER_SECONDS = 2.0  # how long a run that failed waits for the task that failed to say so itself
 
 
-class Steward:
+class HostedDriver:
     """The driver's half of a run, in worker 0.
 
     Args:
@@ -44,7 +44,7 @@ class Steward:
         learning_rate: see HostedRun.
     """
 
-    def __init__(self, store: ParameterStore, traffic: Traffic, learning_rate: float | None) -> None:
+    def __init__(self, store: Coordinator, traffic: Traffic, learning_rate: float | None) -> None:
         self.store, self.traffic, self.learning_rate = store, traffic, learning_rate
         self.results: dict[int, EpochResult] = {}
         self._left: set[int] = set()
@@ -213,10 +213,10 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
 
 def _host(
     stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
-) -> tuple[Steward, str]:  # fmt: skip
+) -> tuple[HostedDriver, str]:  # fmt: skip
     """Serve a store until the stack is closed; return its steward, and its address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
-    steward = Steward(store, traffic, hosted.learning_rate)
+    steward = HostedDriver(store, traffic, hosted.learning_rate)
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
     app = make_app(store, hosted.token, traffic)
     add_steward(app, steward)

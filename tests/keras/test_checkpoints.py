@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from sparkdl.driver.fit import Run
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.coordinator import Coordinator
 
 
 def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
@@ -14,6 +14,6 @@ def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
     run = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
     run._save.side_effect = MemoryError
     with mock.patch("sparkdl.driver.fit.replace"), pytest.raises(MemoryError):
-        Run._end(run, mock.Mock(spec=ParameterStore, cut=None), {})
+        Run._end(run, mock.Mock(spec=Coordinator, cut=None), {})
 
     run.checkpoints.close.assert_called_once_with()

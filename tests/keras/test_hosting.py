@@ -6,7 +6,7 @@ import pytest
 from stores import store_of
 
 from sparkdl.server.http_server import Traffic, add_steward, make_app
-from sparkdl.worker.hosted_server import Steward
+from sparkdl.worker.hosted_server import HostedDriver
 
 
 @pytest.mark.parametrize("worker", [-1, 0, 2])
@@ -14,7 +14,7 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
     """Others would let worker 0 end before those that are still at work."""
     store, traffic = store_of(workers=2), Traffic()
     app = make_app(store, "secret", traffic)
-    add_steward(app, Steward(store, traffic, None))
+    add_steward(app, HostedDriver(store, traffic, None))
     headers = {"Authorization": "Bearer secret"}
     leave = partial(app.test_client().post, "/v1/leave", headers=headers)
 
@@ -26,7 +26,7 @@ def test_weights_that_come_late_are_refused():
     """A request that comes again after the next epoch was released would undo what that one trained."""
     store, traffic = store_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
     app = make_app(store, "secret", traffic)
-    add_steward(app, Steward(store, traffic, None))
+    add_steward(app, HostedDriver(store, traffic, None))
     send = partial(app.test_client().post, headers={"Authorization": "Bearer secret"}, data=b"\1" * 8)
     store.release(0, 0.1)
 

@@ -12,7 +12,7 @@ import pytest
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.errors import ModelError
 from sparkdl.modeling import losses, models, optimizers
-from sparkdl.server.state import Cut
+from sparkdl.server.state import Snapshot
 
 
 def compiled(loss="mse"):
@@ -357,7 +357,7 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
             np.full(shape, value, dtype) for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
         ]
         states[worker] = layout.to_bytes(arrays)
-    cut = Cut(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
+    cut = Snapshot(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
     driver.load(cut, (10, 30))
 
     momentum = models.read(optimizers.variables(model))[-1]
@@ -369,7 +369,7 @@ def test_a_constraint_holds_in_the_model_whatever_was_merged():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
     model.compile("sgd", "mse")
     driver = DriverModel(model, joint=False)
-    driver.load(Cut(1, np.float32([0.5, -0.25, 0, -1]), driver.statistics(), 1, 1.0), (10,))
+    driver.load(Snapshot(1, np.float32([0.5, -0.25, 0, -1]), driver.statistics(), 1, 1.0), (10,))
 
     assert [[0.5], [0.0], [0.0]] == model.get_weights()[0].tolist()
     assert [-1.0] == model.get_weights()[1].tolist()

@@ -13,7 +13,7 @@ from sparkdl.config import CheckpointConfig
 from sparkdl.driver import lease
 from sparkdl.driver.checkpoints import Checkpoints, Description, Saved
 from sparkdl.errors import CheckpointError
-from sparkdl.server.state import Cut, Held
+from sparkdl.server.state import RowsHeld, Snapshot
 
 folder, last, beat = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 lease.BEAT_SECONDS, lease.SILENCE_SECONDS, lease.POLL_SECONDS = beat, 7 * beat, beat / 3
@@ -29,10 +29,10 @@ try:
     count = 0 if found is None else found.cut.version
     while count < last:
         count += 1
-        cut = Cut(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
+        cut = Snapshot(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
         history = {"process": [mine.me.id]}  # so that no two drivers write the same bytes
         checkpoints.save(
-            Saved({}, (0, 0.0), cut, (Held(1),), 0.1, history, [], {}, {}, False, description), wait=True
+            Saved({}, (0, 0.0), cut, (RowsHeld(1),), 0.1, history, [], {}, {}, False, description), wait=True
         )
         checkpoints.require_owned()
         time.sleep(0.02)

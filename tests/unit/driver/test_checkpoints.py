@@ -20,7 +20,7 @@ from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Checkpoints, Description, Saved, write_to
 from sparkdl.driver.lease import lease_of
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.server.state import Book, Cut, Held
+from sparkdl.server.state import EpochReports, RowsHeld, Snapshot
 from sparkdl.spark import files
 
 VECTOR = np.arange(5, dtype=np.float32)
@@ -37,7 +37,7 @@ DESCRIPTION = Description(
 
 
 def cut_at(version, epoch=0):
-    return Cut(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
+    return Snapshot(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
 
 
 def saved(cut, run="this"):
@@ -45,7 +45,7 @@ def saved(cut, run="this"):
         {"run": run, "seed": 3},
         (0, 1.0),
         cut,
-        (Held(2, Fingerprint(1, 1 << 63)), Held(3)),
+        (RowsHeld(2, Fingerprint(1, 1 << 63)), RowsHeld(3)),
         0.1,
         {"loss": [0.5]},
         [0],
@@ -84,8 +84,8 @@ def version_of(path):
 
 def test_a_checkpoint_is_what_was_saved(tmp_path):
     """The cut with states, metrics, ledger and reports by worker, and the rule's state."""
-    books = {2: Book(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
-    cut = Cut(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, books)
+    books = {2: EpochReports(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
+    cut = Snapshot(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, books)
     checkpoints = open_(tmp_path / "new" / "folder", fresh=True)
     checkpoints.save(saved(cut), wait=True)
     checkpoints.close()

@@ -20,13 +20,13 @@ from sparkdl.errors import DivergedError, RefusedError, RuleError
 from sparkdl.rules import Average, DynSGD, Sum
 from sparkdl.server import aggregation
 from sparkdl.server.aggregation import (
+    AggregationSpec,
+    Asynchronous,
     DeltaRounds,
     GradientRounds,
+    Hogwild,
     Hybrid,
-    Locked,
-    Striped,
-    Terms,
-    make_merging,
+    make_aggregation,
 )
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
@@ -261,7 +261,7 @@ def test_a_generation_that_ends_lets_its_requests_go():
 
 # -- one at a time, and at once -------------------------------------------------------------------
 
-KINDS = [Locked, Striped]
+KINDS = [Asynchronous, Hogwild]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -378,7 +378,7 @@ def test_many_threads_lose_no_addition(kind, size):
 
 def test_a_new_center_is_not_overrun_by_an_addition_under_way():
     """Weights that a callback sets while a hogwild worker's are added wait for the stripe."""
-    center = Striped(vector(0.0), EMPTY, 2, Sum(), EMPTY)
+    center = Hogwild(vector(0.0), EMPTY, 2, Sum(), EMPTY)
     setting = threading.Thread(target=center.replace, args=(vector(7.0), EMPTY))
     with center.stripes[0]:
         read = center.parameters[0]
@@ -405,18 +405,18 @@ def test_an_update_of_an_old_generation_is_refused(kind):
     ("joint", "mode", "kind"),
     [
         (True, "synchronous", GradientRounds), (False, "synchronous", DeltaRounds),
-        (False, "asynchronous", Locked), (False, "hogwild", Striped),
+        (False, "asynchronous", Asynchronous), (False, "hogwild", Hogwild),
     ],
 )  # fmt: skip
 def test_a_mode_has_its_way_of_merging(joint, mode, kind):
     """The words of the user choose the class; nothing else does."""
-    assert type(make_merging(Terms(mode, joint, 1, Average()), vector(0.0), EMPTY)) is kind
+    assert type(make_aggregation(AggregationSpec(mode, joint, 1, Average()), vector(0.0), EMPTY)) is kind
 
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_a_new_center_is_a_new_version(mode):
     """Workers see by the version that they have to take it up; updates do not touch what was given."""
-    center = make_merging(Terms(mode, mode == "joint", 1, Average()), vector(1.0), EMPTY)
+    center = make_aggregation(AggregationSpec(mode, mode == "joint", 1, Average()), vector(1.0), EMPTY)
     given = vector(7.0)
     given.flags.writeable = False
     center.replace(given, EMPTY)
@@ -431,7 +431,7 @@ def test_a_new_center_is_a_new_version(mode):
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_who_asks_at_once_gets_one_copy(mode):
     """A gang that starts again does not take the driver's memory for each of its workers."""
-    center = make_merging(Terms(mode, False, 2, Sum()), vector(1.0), EMPTY)
+    center = make_aggregation(AggregationSpec(mode, False, 2, Sum()), vector(1.0), EMPTY)
     before = center.snapshot()[0]
 
     assert before is center.snapshot()[0]
@@ -446,7 +446,7 @@ def test_who_asks_at_once_gets_one_copy(mode):
 def test_a_merge_takes_memory_for_its_reply_alone(mode):
     """The center of a large model is changed where it is."""
     size = 1 << 20
-    center = make_merging(Terms(mode, False, 1, Sum()), np.zeros(size, np.float32), EMPTY)
+    center = make_aggregation(AggregationSpec(mode, False, 1, Sum()), np.zeros(size, np.float32), EMPTY)
     update = delta(0, *[1.0] * size)
     tracemalloc.start()
     try:

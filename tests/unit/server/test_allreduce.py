@@ -10,7 +10,7 @@ from stores import RUN, give, impatient, together
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
 from sparkdl.server import aggregation
-from sparkdl.server.allreduce import SumStore
+from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update, lengths_of
 from sparkdl.worker.collective import WorkerContext
@@ -19,7 +19,7 @@ from sparkdl.worker.collective import WorkerContext
 @pytest.fixture
 def gang():
     """A store, and the contexts of three workers that are ready."""
-    store = SumStore(RUN, 3)
+    store = AllReduceCoordinator(RUN, 3)
     exchanges = [LocalExchange(store, worker) for worker in range(3)]
     together(*(partial(exchange.ready, 1, 0, {}) for exchange in exchanges))
     return store, [WorkerContext(worker, 3, "cpu:0", exchanges[worker]) for worker in range(3)]

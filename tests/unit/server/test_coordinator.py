@@ -30,7 +30,7 @@ from stores import (
 )
 
 from sparkdl.data.batch_plan import Plan
-from sparkdl.driver.remote_server import HostedStore
+from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import (
     ClusterError,
     DataError,
@@ -45,7 +45,7 @@ from sparkdl.rules import Sum
 from sparkdl.server import aggregation, state
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.hosted_run import HostedRun
-from sparkdl.server.state import Held
+from sparkdl.server.state import RowsHeld
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind, lengths_of
 
@@ -90,7 +90,7 @@ def test_a_gang_without_rows_ends_by_name():
     store = store_of(workers=2)
 
     with impatient():
-        assert RefusedError in map(type, outcomes_of(store, [Held(0)] * 2))
+        assert RefusedError in map(type, outcomes_of(store, [RowsHeld(0)] * 2))
 
     assert isinstance(store.failure, DataError)
     assert "no rows to train on: the workers have none, and 0 for validation" in str(store.failure)
@@ -696,7 +696,7 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
         give(store, update_of(store, 1, kind=Kind.VALIDATION, metrics=b"v"))
     for _ in range(restarts):
         store.restart()
-        begins = outcomes_of(store, [Held(10)] * 2)
+        begins = outcomes_of(store, [RowsHeld(10)] * 2)
         waiting = together(
             *(lambda k=k: give(store, report_of(store, k, flags=Flag.AWAIT)) for k in range(2))
         )
@@ -1006,10 +1006,10 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """Who brings others is told what there were."""
     store = store_of(workers=2)
-    store.take_up(store.cut, (Held(10), Held(11)))
+    store.take_up(store.cut, (RowsHeld(10), RowsHeld(11)))
 
     with impatient():
-        _, refused = outcomes_of(store, [Held(10)] * 2)
+        _, refused = outcomes_of(store, [RowsHeld(10)] * 2)
 
     assert refused.status == 422
     assert isinstance(store.failure, DataError)
@@ -1028,7 +1028,7 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     first.note()
     cut = replace(first.noted, parameters=vector(2.0))
     store = store_of(mode, workers=2, size=1, generators=1)
-    store.take_up(cut, (Held(10),) * 2)
+    store.take_up(cut, (RowsHeld(10),) * 2)
     begun(store)
 
     assert ([2.0], 1, 1, 0) == (
@@ -1058,7 +1058,7 @@ def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode
 
     assert {0: b"a", 1: b"b"} == store.noted.states
     other = store_of(mode, **shape)
-    other.take_up(store.noted, (Held(10),) * 2)
+    other.take_up(store.noted, (RowsHeld(10),) * 2)
     store.restart()
     for each, states in ((other, [b"a", b"b"]), (store, [b"a", b"c"])):
         begun(each, attempt=2)
@@ -1075,7 +1075,7 @@ def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_ther
             give(first, report_of(first, worker))
     first.note()
     store = store_of(mode, workers=2, size=1)
-    store.take_up(first.noted, (Held(10),) * 2)
+    store.take_up(first.noted, (RowsHeld(10),) * 2)
     store.release(0, NEVER)
 
     assert store.wait_epoch(0, 0) is None
@@ -1096,7 +1096,7 @@ def test_what_is_noted_stays_as_it_was(mode):
     assert ([0], 10) == (list(cut.books[0].metrics), cut.books[0].rows)
 
     other = store_of(mode, workers=2, size=1)
-    other.take_up(cut, (Held(10),) * 2)
+    other.take_up(cut, (RowsHeld(10),) * 2)
     with impatient():
         give(begun(other), report_of(other, 1))
     assert [0] == list(cut.books[0].metrics)
@@ -1172,7 +1172,7 @@ def test_what_comes_again_late_moves_nobody():
 def store_of_client():
     """Return a store as the client of one in worker 0 has it."""
     shape = store_of().shape
-    return HostedStore(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
+    return RemoteCoordinator(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
 
 
 @pytest.fixture

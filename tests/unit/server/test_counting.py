@@ -16,7 +16,7 @@ from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
 from turns import by_turns
 
-from sparkdl.server.aggregation import Locked, Rounds
+from sparkdl.server.aggregation import Asynchronous, SynchronousRounds
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.transport import client
 
@@ -73,7 +73,7 @@ def test_every_update_counts_once_where_requests_and_answers_get_lost(count, set
         assert [TOTAL] * SIZE == store.merging.snapshot()[0].tolist()
 
 
-class Forgetful(Locked):
+class Forgetful(Asynchronous):
     """Merges without a ledger."""
 
     def counted(self, worker, sequence):
@@ -122,7 +122,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(proces
     assert eventually(lambda: merging.next_sequence(0) > UPDATES // 4)
     gang[0].send_signal(signal.SIGSTOP)
     second = start(0, attempt=2)
-    if isinstance(merging, Rounds):  # in which a gang dies whole
+    if isinstance(merging, SynchronousRounds):  # in which a gang dies whole
         assert eventually(lambda: store.failure)
         assert "cannot come back" in outcome_of(second)[2]
         store.restart()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import DivergedError
-from sparkdl.server.divergence import Watch
+from sparkdl.server.divergence import DivergenceDetector
 from sparkdl.transport.messages import Kind, Update
 
 
@@ -23,7 +23,7 @@ def has_diverged(*epochs, start=1.0, merged=True):
 
     And, if there is a third part, the losses of the windows' first batches.
     """
-    watch = Watch(center(start), merged=merged)
+    watch = DivergenceDetector(center(start), merged=merged)
     for number, (losses, reached, *first) in enumerate(epochs):
         try:
             watch.end_epoch(number, center(reached), losses, *first)
@@ -154,7 +154,7 @@ def test_one_wild_epoch_is_forgiven():
 
 def test_an_epoch_of_nothing_sound_ends_a_run():
     """Whatever other epochs had: workers may be in two at once."""
-    watch = Watch(center(1.0), merged=True)
+    watch = DivergenceDetector(center(1.0), merged=True)
     watch.take(update(0, epoch=0), sound=True)
     watch.take(update(0, epoch=1, sequence=1), sound=True)
     watch.take(update(1, epoch=0), sound=False)
@@ -169,7 +169,7 @@ def test_an_epoch_of_nothing_sound_ends_a_run():
 @pytest.mark.parametrize("rolled_back", [True, False])
 def test_a_restart_forgets_what_comes_again(rolled_back):
     """In rounds all updates since the last cut; elsewhere what was merged stays merged."""
-    watch = Watch(center(1.0), merged=True)
+    watch = DivergenceDetector(center(1.0), merged=True)
     for sequence in range(9):
         watch.take(update(0, sequence=sequence), sound=False)
     watch.restart(rolled_back=rolled_back)

@@ -35,7 +35,7 @@ from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, Refu
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import http_server
 from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
-from sparkdl.server.state import Held
+from sparkdl.server.state import RowsHeld
 from sparkdl.transport import messages, tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
@@ -165,7 +165,7 @@ def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
     store.restart()
     for worker in (0, 1):
         assert 200 == endpoint.request("POST", "/v1/join", joining(worker=worker, generation=2))[0]
-    store.members[1].held = Held(10)
+    store.members[1].held = RowsHeld(10)
     ready = {"generation": 2, "rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]}
     status, _, body = endpoint.request("POST", "/v1/ready", json.dumps(WHO | ready).encode())
 

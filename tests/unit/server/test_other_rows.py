@@ -7,15 +7,15 @@ from sparkdl.core import packing
 from sparkdl.data.fingerprint import MASK, Fingerprint
 from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import DataError, RefusedError
-from sparkdl.server.state import Held
+from sparkdl.server.state import RowsHeld
 from sparkdl.transport.messages import Flag, Kind
 
-HELD = Held(10, Fingerprint(7, 1)), Held(10, Fingerprint(8, MASK))
-OTHERWISE = Held(10, Fingerprint(70, 1)), HELD[1]
-MOVED = Held(10, Fingerprint(71, MASK)), Held(10, Fingerprint(81, 1))
-UNEVEN = Held(13, Fingerprint(72, 5)), Held(7, Fingerprint(82, MASK - 4))
-OTHERS = Held(10, Fingerprint(73, 2)), HELD[1]
-MORE = Held(11, Fingerprint(74, 2)), HELD[1]
+HELD = RowsHeld(10, Fingerprint(7, 1)), RowsHeld(10, Fingerprint(8, MASK))
+OTHERWISE = RowsHeld(10, Fingerprint(70, 1)), HELD[1]
+MOVED = RowsHeld(10, Fingerprint(71, MASK)), RowsHeld(10, Fingerprint(81, 1))
+UNEVEN = RowsHeld(13, Fingerprint(72, 5)), RowsHeld(7, Fingerprint(82, MASK - 4))
+OTHERS = RowsHeld(10, Fingerprint(73, 2)), HELD[1]
+MORE = RowsHeld(11, Fingerprint(74, 2)), HELD[1]
 AFTER = ["restart", "resume"]
 options = {"workers": 2, "size": 1, "metrics": 1, "generators": 1, "cuts": (2,), "epochs": 3}
 

@@ -30,8 +30,8 @@ from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server import aggregation
-from sparkdl.server.aggregation import Hybrid, Locked
-from sparkdl.server.coordinator import ParameterStore
+from sparkdl.server.aggregation import Asynchronous, Hybrid
+from sparkdl.server.coordinator import Coordinator
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         order: the order that the rows of all workers have.
     """
 
-    mode, joint, terms, kind = "asynchronous", False, {}, ParameterStore
+    mode, joint, terms, kind = "asynchronous", False, {}, Coordinator
     goes_on_without = False
 
     def __init__(self):
@@ -930,32 +930,32 @@ def test_the_laws_hold_for_long(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=1000, stateful_step_count=60))
 
 
-class CountsTwice(ParameterStore):
+class CountsTwice(Coordinator):
     """A store that takes an update again when it comes again."""
 
     def exchange(self, update, read):
         aggregation = self.merging
-        taken = aggregation.last if isinstance(aggregation, Locked) else aggregation.taken
+        taken = aggregation.last if isinstance(aggregation, Asynchronous) else aggregation.taken
         if taken.get(update.worker) == update.sequence and update.rows:
             taken[update.worker] -= 1
         return super().exchange(update, read)
 
 
-class ForgetsTheLedger(ParameterStore):
+class ForgetsTheLedger(Coordinator):
     """A store that goes on from a checkpoint as if nobody had sent anything."""
 
     def take_up(self, cut, held):
         super().take_up(replace(cut, ledger={}), held)
 
 
-class ForgetsTheLosses(ParameterStore):
+class ForgetsTheLosses(Coordinator):
     """A store that goes on from a checkpoint with an epoch that has no losses yet."""
 
     def take_up(self, cut, held):
         super().take_up(replace(cut, losses=[]), held)
 
 
-class LosesTheRounds(ParameterStore):
+class LosesTheRounds(Coordinator):
     """A store that goes on from its cut at the round that was open."""
 
     def restart(self):
@@ -965,7 +965,7 @@ class LosesTheRounds(ParameterStore):
         return generation
 
 
-class TrustsTheOrder(ParameterStore):
+class TrustsTheOrder(Coordinator):
     """A store that goes on in the middle of an epoch whatever order its rows have now."""
 
     def _compare(self, held):
@@ -973,16 +973,16 @@ class TrustsTheOrder(ParameterStore):
         super()._compare(held)
 
 
-class NotesWhatIsToCome(ParameterStore):
+class NotesWhatIsToCome(Coordinator):
     """A store whose cut goes on to take in what workers report."""
 
     def note(self, **ends):
         super().note(**ends)
-        if isinstance(self.merging, Locked):
+        if isinstance(self.merging, Asynchronous):
             self.noted = replace(self.noted, books=self.books)
 
 
-class ForgetsWhatWasSaid(ParameterStore):
+class ForgetsWhatWasSaid(Coordinator):
     """A store whose cut has of each worker what it was at an epoch's end."""
 
     def note(self, **ends):
@@ -990,14 +990,14 @@ class ForgetsWhatWasSaid(ParameterStore):
         self.noted = replace(self.noted, states=self.cut.states)
 
 
-class BelievesWhatIsOld(ParameterStore):
+class BelievesWhatIsOld(Coordinator):
     """A store that takes what a worker was for what it is, if that comes again."""
 
     def _is_new(self, update):
         return True
 
 
-class TakesBackTooEarly(ParameterStore):
+class TakesBackTooEarly(Coordinator):
     """A store that takes back, at a cut, a worker whose update is in the round after it."""
 
     def _take_back(self):
@@ -1006,7 +1006,7 @@ class TakesBackTooEarly(ParameterStore):
                 self._come_back(worker)
 
 
-class WaitsForNobodyToSpeak(ParameterStore):
+class WaitsForNobodyToSpeak(Coordinator):
     """A store that makes cuts whether or not a replica has said what all have."""
 
     def _is_mute(self, book):
