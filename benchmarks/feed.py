@@ -77,7 +77,7 @@ def spool_batches(schema):
 
         from sparkdl.data import arrow, blocks, spill
 
-        spooled = spill.Spool(schema, spill.local_directory(), 1)
+        spooled = spill.SpillFile(schema, spill.local_directory(), 1)
         spooled.extend(arrow.blocks_of_batches(batches, schema.columns, 1))
         count = spooled.rows(blocks.TRAINING).count
         yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
@@ -91,7 +91,7 @@ def spool_pairs(schema):
     def run(partition, rows):
         from sparkdl.data import blocks, spill
 
-        spooled = spill.Spool(schema, spill.local_directory(), 1)
+        spooled = spill.SpillFile(schema, spill.local_directory(), 1)
         spooled.extend(blocks.blocks_of_rows(rows, schema, partition))
         yield spooled.rows(blocks.TRAINING).count
 
@@ -187,7 +187,7 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     model = contestants.make_model(Spec("fed", model=name))
     replica = make_replica(model, joint=False)
     schema, began = schema_of(x.shape[1]), time.perf_counter()
-    spooled = spill.Spool(schema, spill.local_directory(), 1)
+    spooled = spill.SpillFile(schema, spill.local_directory(), 1)
     keys = blocks.scramble(np.arange(len(x), dtype=np.uint64), 1)
     size = 10_000
     spooled.extend(

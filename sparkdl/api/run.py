@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.config import TrainConfig
-from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
+from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
 from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.http_server import Traffic
 from sparkdl.spark import jobs, preflight
-from sparkdl.spark.application import cluster_of
+from sparkdl.spark.application import application_of
 from sparkdl.spark.jobs import Job, Stage
 from sparkdl.worker.collective import WorkerContext
 
@@ -58,7 +58,7 @@ def run(
         port=port, tls=tls, start_timeout=start_timeout,  # type: ignore[arg-type]
     )  # fmt: skip
     _require_one_argument(function)
-    cluster = cluster_of(own_gpus=True)
+    cluster = application_of(own_gpus=True)
     context = cluster.context  # which says so where there is none
     cluster.require_python(_backend())
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
@@ -77,12 +77,12 @@ def run(
             )  # fmt: skip
             return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
-        gang = Gang(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
+        gang = WorkerGroup(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
         stack.callback(gang.cancel)
         return _results(gang)
 
 
-def _results(gang: Gang) -> list[Any]:
+def _results(gang: WorkerGroup) -> list[Any]:
     """Start a gang and return what its workers return."""
     gang.start()
     while True:

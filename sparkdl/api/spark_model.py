@@ -48,7 +48,7 @@ from sparkdl.sources.resolve import (
     whole_partitions,
 )
 from sparkdl.spark import files, jobs
-from sparkdl.spark.application import Cluster, cluster_of, ship
+from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.worker.inference import features_of
 
 P = ParamSpec("P")
@@ -349,7 +349,7 @@ class SparkModel:
         if preserve_partitions:
             require_partitions(source, validation)
         models.require_trainable(self.model)
-        cluster = cluster_of(source.session, own_gpus=not self.config.share_gpus)
+        cluster = application_of(source.session, own_gpus=not self.config.share_gpus)
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
         most = min(fit.batch_size, source.count() or fit.batch_size)
@@ -407,7 +407,7 @@ class SparkModel:
         self._lease.acquire()
         self._lease.start()
 
-    def _num_workers(self, cluster: Cluster, most: int, fixed: int | None) -> int:
+    def _num_workers(self, cluster: SparkApplication, most: int, fixed: int | None) -> int:
         """Return the number of workers, of which a joint batch can use ``most``.
 
         Raises:
@@ -521,7 +521,7 @@ class SparkModel:
             message = f"The model cannot be computed on the first row: {reason_of(error)}"
             raise DataError(message, traceback=text_of(error)) from error
 
-    def _stage(self, cluster: Cluster, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
+    def _stage(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
         """Return what makes inference stages, and what their tasks share."""
         return inference_stage(
             cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
@@ -566,7 +566,7 @@ class SparkModel:
             (x, y, sample_weight), (features_col, label_col), counts, decode=decode,
             takes=models.takes(self.model, "test_step"),
         )  # fmt: skip
-        cluster = cluster_of(source.session)
+        cluster = application_of(source.session)
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
         source.workers = cluster.slots()
@@ -617,7 +617,7 @@ class SparkModel:
         count = models.count_parts(self.model)[0]
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
-            cluster = cluster_of()
+            cluster = application_of()
             cluster.rebind(x)
             cluster.require_python(models.backend())
             self._fixed_batch_size(batch_size=batch_size)
@@ -633,7 +633,7 @@ class SparkModel:
         self._fixed_batch_size(batch_size=batch_size)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
-        cluster = cluster_of()
+        cluster = application_of()
         require_sendable(source, cluster)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         if not source.count():

@@ -108,7 +108,7 @@ def _consecutive(places: Integers) -> bool:
     return bool((np.diff(places) == 1).all())
 
 
-class Spool:
+class SpillFile:
     """Blocks on their way into files, then the rows in them.
 
     Args:

@@ -33,7 +33,7 @@ from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.lease import Lease
 from sparkdl.driver.progress import Display, choose_display
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
-from sparkdl.driver.worker_group import POLL_SECONDS, Gang, serving
+from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import sliced_tables
@@ -47,7 +47,7 @@ from sparkdl.server.http_server import Traffic
 from sparkdl.server.state import CarriedState, EpochResult, RunSpec, Snapshot
 from sparkdl.sources.base import Source
 from sparkdl.spark import jobs, preflight
-from sparkdl.spark.application import Cluster
+from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job, Stage
 from sparkdl.transport import tls
 from sparkdl.worker.loop import TrainJob
@@ -118,7 +118,7 @@ class Run:
         num_workers: how many workers it gets.
     """
 
-    def __init__(self, request: Request, cluster: Cluster, num_workers: int) -> None:
+    def __init__(self, request: Request, cluster: SparkApplication, num_workers: int) -> None:
         self.request, self.cluster, self.num_workers = request, cluster, num_workers
         config, fit = request.config, request.fit
         self.joint = config.joint
@@ -272,7 +272,7 @@ class Run:
         checkpoints.require_owned()
         self.training["checkpoints_failed"] = checkpoints.failed
 
-    def _start(self, stack: Cleanup) -> tuple[Store, Gang, Display]:
+    def _start(self, stack: Cleanup) -> tuple[Store, WorkerGroup, Display]:
         request, config = self.request, self.request.config
         with request.flags.applied():
             spec, objects = models.freeze(
@@ -322,7 +322,7 @@ class Run:
             return Job(self.cluster, action)
 
         of_rows = request.source.of_a_plan
-        gang = Gang(self.cluster, store, submit, barrier, restarts, config.start_timeout, of_rows)
+        gang = WorkerGroup(self.cluster, store, submit, barrier, restarts, config.start_timeout, of_rows)
         stack.callback(gang.cancel)
         verbose = 0 if self.callbacks.draws else request.fit.verbose
         display = choose_display(verbose, request.fit.epochs)
@@ -365,7 +365,7 @@ class Run:
         hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
         return RemoteCoordinator(hosted, functools.partial(jobs.relay, self.cluster))
 
-    def _epoch(self, epoch: int, store: Store, gang: Gang, display: Display) -> EpochResult:
+    def _epoch(self, epoch: int, store: Store, gang: WorkerGroup, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
             self._begin_epoch(epoch, store)
             self._release(epoch, store)
@@ -670,7 +670,7 @@ class Run:
         self.driver.load(cut, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)
 
-    def _interrupted(self, store: Store, gang: Gang) -> Snapshot:
+    def _interrupted(self, store: Store, gang: WorkerGroup) -> Snapshot:
         """Give the run a moment to say where it has got to, and return that."""
         if store.plans and store.failure is None and gang.job is not None and gang.job.running:
             store.stop()
@@ -682,7 +682,7 @@ class Run:
     def _rows(self, store: Store) -> tuple[int, ...]:
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
-    def _record(self, store: Store, gang: Gang) -> None:
+    def _record(self, store: Store, gang: WorkerGroup) -> None:
         counts = self.traffic.summary() | store.summary()
         dropped = counts.pop("dropped", {})
         self.training.update(counts, restarts=gang.lost)
@@ -692,7 +692,7 @@ class Run:
         self.request.history.training = self.training
 
 
-def asks(config: TrainConfig, cluster: Cluster, num_workers: int, callbacks: list[Any]) -> bool:
+def asks(config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Any]) -> bool:
     """Return whether there is a slot for asking an endpoint in worker 0.
 
     Raises:

@@ -11,11 +11,11 @@ from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
 from sparkdl.modeling import models
-from sparkdl.modeling.classification import AS_IT_IS, Head
+from sparkdl.modeling.classification import AS_IT_IS, OutputKind
 from sparkdl.sources.base import NoRowsError
 from sparkdl.sources.dataframe import FrameSource, column_of_predictions
 from sparkdl.spark import preflight
-from sparkdl.spark.application import Cluster, cluster_of, ship
+from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.spark.jobs import Stage
 from sparkdl.worker.inference import InferenceJob
 
@@ -23,7 +23,7 @@ Model = Any  # a keras.Model, which this file hands on and does not open
 
 
 def inference_stage(
-    cluster: Cluster, model: Model, schema: Schema, batch_size: int | None,
+    cluster: SparkApplication, model: Model, schema: Schema, batch_size: int | None,
     *, custom_objects: dict[str, Any] | None = None, builder: Callable[[], Model] | None = None,
     streams: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -50,9 +50,16 @@ def inference_stage(
 
 
 def column_function(
-    model: Model, schema: Schema, batch_size: int | None, *, head: Head = AS_IT_IS, predicted: Any = None,
-    decode: Mapping[int, Decode] | None = None, session: Any = None, **code: Any,
-) -> Any:  # fmt: skip
+    model: Model,
+    schema: Schema,
+    batch_size: int | None,
+    *,
+    head: OutputKind = AS_IT_IS,
+    predicted: Any = None,
+    decode: Mapping[int, Decode] | None = None,
+    session: Any = None,
+    **code: Any,
+) -> Any:
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
@@ -66,7 +73,7 @@ def column_function(
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
     """
     refuse_stateful(model)
-    cluster = cluster_of(session)
+    cluster = application_of(session)
     cluster.require_python(models.backend())
     predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
     models.require_numbers(model, predicted)

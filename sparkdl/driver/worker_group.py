@@ -15,7 +15,7 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerL
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.spark import failures
-from sparkdl.spark.application import NOTICE_SECONDS, Cluster
+from sparkdl.spark.application import NOTICE_SECONDS, SparkApplication
 from sparkdl.spark.jobs import Job
 from sparkdl.transport import tls
 from sparkdl.transport.exchange import Endpoint
@@ -28,7 +28,7 @@ ABSENT_SECONDS = 3.0  # and where the task of an absent worker may not end at al
 
 @contextmanager
 def serving(
-    store: Coordinator, cluster: Cluster, config: TrainConfig, traffic: Traffic
+    store: Coordinator, cluster: SparkApplication, config: TrainConfig, traffic: Traffic
 ) -> Iterator[Endpoint]:
     """Serve a store to the workers of a run in a ``with`` block, which closes it; yields where that is."""
     token = secrets.token_urlsafe(32)
@@ -49,7 +49,7 @@ def serving(
 
 
 @dataclass
-class Gang:
+class WorkerGroup:
     """The workers of a run: the job that runs them, and its next start when one is lost.
 
     Attributes:
@@ -62,7 +62,7 @@ class Gang:
         of_rows: whether its job computes rows by a plan of the user's.
     """
 
-    cluster: Cluster
+    cluster: SparkApplication
     store: Store
     submit: Callable[[int, bool], Job]
     barrier: bool

@@ -25,7 +25,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
 from sparkdl.modeling import models
 from sparkdl.rules.settings import from_settings, to_settings
-from sparkdl.spark.application import cluster_of
+from sparkdl.spark.application import application_of
 
 logger = logging.getLogger(__name__)
 FILE = "model.keras"
@@ -43,7 +43,7 @@ class KerasWriter(MLWriter):
         self.stage = stage
 
     def _handleOverwrite(self, path: str) -> None:
-        if not cluster_of(self.sparkSession).remote:
+        if not application_of(self.sparkSession).remote:
             super()._handleOverwrite(path)
             return
         from pyspark.ml.connect.readwrite import RemoteMLWriter
@@ -57,7 +57,7 @@ class KerasWriter(MLWriter):
             ModelError: its model is a function, which no file holds.
             ConfigError: its rule is one of the user's own, or the path is none that Spark Connect writes to.
         """
-        stage, cluster = self.stage, cluster_of(self.sparkSession)
+        stage, cluster = self.stage, application_of(self.sparkSession)
         if cluster.remote and not path.startswith("/"):
             raise ConfigError(
                 "Over Spark Connect a stage is saved to an absolute path of Spark's default file system; got "
@@ -126,7 +126,7 @@ class KerasReader(MLReader[Any]):
         Raises:
             ModelError: the model cannot be restored; says what is missing.
         """
-        cluster = cluster_of(self.sparkSession)
+        cluster = application_of(self.sparkSession)
         metadata = DefaultParamsReader.loadMetadata(path, cluster.handle)
         if not metadata["class"].endswith(f".{self.kind.__name__}"):
             raise ModelError(f"{path} holds a {metadata['class']}, not a {self.kind.__name__}.")

@@ -11,7 +11,7 @@ from sparkdl.core.vectors import Array
 LEAST = 1e-38  # below which float32 has no probability whose logarithm is a number
 
 
-class Head(NamedTuple):
+class OutputKind(NamedTuple):
     """What an output is.
 
     Attributes:
@@ -25,7 +25,7 @@ class Head(NamedTuple):
     thresholds: tuple[float, ...] | None = None
 
 
-AS_IT_IS = Head()
+AS_IT_IS = OutputKind()
 
 
 class Classes(NamedTuple):

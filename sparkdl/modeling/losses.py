@@ -23,7 +23,7 @@ from sparkdl.data.bad_values import Classes
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import models
-from sparkdl.modeling.classification import Head
+from sparkdl.modeling.classification import OutputKind
 from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Reduction(NamedTuple):
     denominator: Any = None
 
 
-class Watch:
+class ReductionWatch:
     """The reductions of the losses that were computed in this thread while it was watched.
 
     What a mean takes in as one number for a batch, such as the loss of an output or a tracker's value, counts
@@ -87,16 +87,16 @@ class Watch:
 
 _reduce, _call = reductions.reduce_weighted_values, reductions.Loss.__call__
 _update = keras.metrics.Mean.update_state
-_watches: dict[int, Watch] = {}  # by thread
+_watches: dict[int, ReductionWatch] = {}  # by thread
 _installing = threading.Lock()
 
 
 @contextmanager
-def watched(scale: Any = None) -> Iterator[Watch]:
+def watched(scale: Any = None) -> Iterator[ReductionWatch]:
     """Watch how losses are reduced in a ``with`` block; ``scale`` is that of Watch."""
     thread = threading.get_ident()
     with _installing:
-        _watches[thread] = watch = Watch(scale)
+        _watches[thread] = watch = ReductionWatch(scale)
         reductions.reduce_weighted_values, reductions.Loss.__call__ = _watched_reduce, _watched_call
         keras.metrics.Mean.update_state = _watched_update
     try:
@@ -308,7 +308,7 @@ CROSSENTROPIES = {
 
 def head_of(
     model: keras.Model, task: str, shape: Any, thresholds: Sequence[float] | None = None
-) -> Head:  # fmt: skip
+) -> OutputKind:  # fmt: skip
     """Return what a model's output is.
 
     Args:
@@ -336,7 +336,7 @@ def head_of(
     classifies = task == "classification" or (task == "auto" and found)
     if thresholds is not None:
         _check_thresholds(thresholds, shape, classifies)
-    return Head(classifies, logits, tuple(thresholds) if thresholds is not None else None)
+    return OutputKind(classifies, logits, tuple(thresholds) if thresholds is not None else None)
 
 
 def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool) -> None:

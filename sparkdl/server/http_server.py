@@ -63,7 +63,7 @@ from sparkdl.errors import (
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.transport import messages, tls
-from sparkdl.transport.connections import HEAD_BYTES, Connections
+from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
 from sparkdl.transport.messages import Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
@@ -557,7 +557,7 @@ class _Server(cheroot.wsgi.Server):
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
     unbound: OSError | None = None  # why it could not bind its socket
-    _connections: Connections
+    _connections: PendingConnections
 
     def clear_stats(self) -> None:
         """Leave the server out of ``logging.statistics``, where cheroot 10 and 11 keep each for good."""
@@ -569,7 +569,7 @@ class _Server(cheroot.wsgi.Server):
         try:
             super().prepare()
             self._connections.close()
-            self._connections = Connections(self)
+            self._connections = PendingConnections(self)
         except BaseException:
             self.requests.stop()
             with suppress(AttributeError):  # there are none yet

@@ -27,7 +27,7 @@ from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import models
 from sparkdl.spark import jobs, preflight
-from sparkdl.spark.application import Cluster, cluster_of
+from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import Stage
 
 
@@ -73,13 +73,13 @@ class Source(ABC):
 
     @abstractmethod
     def training(
-        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job: a function of (how to make a stage, barrier)."""
 
     @abstractmethod
-    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
 
     def count(self) -> int | None:
@@ -162,7 +162,7 @@ class ArraySource(Source):
         return [column.of(array, "x and y") for column, array in pairs]
 
     def dealt(
-        self, cluster: Cluster, num_workers: int, seed: int | None, part: int
+        self, cluster: SparkApplication, num_workers: int, seed: int | None, part: int
     ) -> Iterator[tuple[int, Block]]:
         """Yield each worker's rows as blocks: those that rank as its own in the order of the run.
 
@@ -186,7 +186,7 @@ class ArraySource(Source):
                 yield worker, Block(keys, part, tuple(array[chosen] for array in arrays))
 
     def training(
-        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the arrays, dealt on the driver."""
@@ -211,7 +211,7 @@ class ArraySource(Source):
 
         return make
 
-    def _slices(self, cluster: Cluster) -> Any:
+    def _slices(self, cluster: SparkApplication) -> Any:
         """Return the rows in their order, a block per slot, or more where they would not go into a task.
 
         A block has whole batches of an evaluation.
@@ -229,18 +229,20 @@ class ArraySource(Source):
             keys = np.arange(start, stop, dtype=np.uint64)
             yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))
 
-    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         action = jobs.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
-    def predictions(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[Any]:
+    def predictions(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[Any]:
         """Return the predictions of the rows, in order and in a few parts, by a job."""
         action = jobs.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _parallelize(cluster: Cluster, dealt: list[tuple[int, Block]], num_workers: int) -> tuple[Any, bool]:
+    def _parallelize(
+        cluster: SparkApplication, dealt: list[tuple[int, Block]], num_workers: int
+    ) -> tuple[Any, bool]:
         """Return an RDD of blocks, and whether its partition k is worker k's, in slices of equal length."""
         piles: list[list[tuple[int, Block]]] = [[] for _ in range(num_workers)]
         for worker, block in dealt:
@@ -254,7 +256,7 @@ class ArraySource(Source):
         return _distributed(cluster, sum(slots, []), num_workers), True
 
 
-def _in_slices(cluster: Cluster, dealt: list[tuple[int, Block]]) -> Any:
+def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Any:
     """Return an RDD of blocks, cut so that what a task begins with goes into the message that starts it."""
     most = max((block.nbytes for _, block in dealt), default=1)
     together = max(1, cluster.task_bytes // max(1, most))
@@ -264,7 +266,7 @@ def _in_slices(cluster: Cluster, dealt: list[tuple[int, Block]]) -> Any:
 _in_the_jvm = 0  # bytes of rows that went there since the last garbage collection
 
 
-def _distributed(cluster: Cluster, blocks: list[tuple[int, Block]], parts: int) -> Any:
+def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], parts: int) -> Any:
     """Return an RDD of blocks, after the rows of earlier calls were freed if there were many.
 
     The JVM keeps the rows of an RDD until Python deletes the objects for it. Py4J's refer to each other, so
@@ -285,7 +287,7 @@ def first_row(rdd: RDD[Any]) -> Any:
     """Return the first row of an RDD, by a small job that leaves the rest unread, once for each RDD."""
     if rdd not in _first_rows:
         with jobs.other_processes():
-            rows = jobs.run(lambda: rdd.take(1), cluster_of())
+            rows = jobs.run(lambda: rdd.take(1), application_of())
         if not rows:
             raise NoRowsError("There are no rows: the RDD is empty.")
         _first_rows[rdd] = rows[0]
@@ -348,7 +350,7 @@ class RddSource(Source):
 
     def __init__(self, rdd: RDD[Any], counts: Counts = (None, None), *, labels: bool = True) -> None:
         self.rdd, self.counts, self.labels = rdd, counts, labels
-        cluster_of().rebind(rdd)
+        application_of().rebind(rdd)
 
     def peek(self) -> Sample:
         """Return the first row, which is computed by a small job."""
@@ -356,10 +358,10 @@ class RddSource(Source):
 
     def num_partitions(self) -> int:
         """Return how many partitions there are."""
-        return int(jobs.run(self.rdd.getNumPartitions, cluster_of()))
+        return int(jobs.run(self.rdd.getNumPartitions, application_of()))
 
     def training(
-        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the RDD, shuffled only when it must be."""
@@ -390,7 +392,7 @@ class RddSource(Source):
         deal = stage("deal", schema=self.schema, num_workers=num_workers, seed=seed, **options)
         return self.rdd.mapPartitions(deal.function)
 
-    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         run = stage("evaluate", encoding="rows", schema=self.schema)
         action = jobs.run_rdd(self.rdd, run, barrier=False)
@@ -421,7 +423,7 @@ class FunctionSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row of the first worker, by a job of one task that leaves the rest unread."""
-        cluster = cluster_of()
+        cluster = application_of()
         stage = Stage(
             "look", expected=preflight.expectations(models.backend(), local=cluster.local),
             function=self.function, workers=self.workers, counts=self.counts, labels=self.labels,
@@ -434,11 +436,11 @@ class FunctionSource(Source):
         return sample
 
     @staticmethod
-    def _tasks(cluster: Cluster, count: int) -> Any:
+    def _tasks(cluster: SparkApplication, count: int) -> Any:
         return cluster.context.parallelize(range(count), count)
 
     def training(
-        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job whose tasks have the rows that the function returns there."""
@@ -453,7 +455,7 @@ class FunctionSource(Source):
 
         return make
 
-    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each task, by a job."""
         options = {"schema": self.schema, "function": self.function, "workers": self.workers}
         run = stage("evaluate", encoding="function", **options)

@@ -19,11 +19,11 @@ from sparkdl.data import arrow
 from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling.classification import AS_IT_IS, Classes, Head
+from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind
 from sparkdl.sources.base import NoRowsError, Source, first_value
 from sparkdl.sources.columns import Found, folded, resolve
 from sparkdl.spark import jobs
-from sparkdl.spark.application import Cluster, cluster_of
+from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import Stage
 
 INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
@@ -56,7 +56,7 @@ class FrameSource(Source):
         decode: Mapping[str, arrow.Decode] | None = None, texts: bool = False,
     ) -> None:  # fmt: skip
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
-        cluster_of(self.session).rebind(frame)
+        application_of(self.session).rebind(frame)
         self._names = [(value,) if isinstance(value, str) else tuple(value) for value in sample.values]
         self._found = resolve(frame, [*chain(*self._names), *([indicator] if indicator is not None else [])])
         fold = folded(self.session)
@@ -173,7 +173,7 @@ class FrameSource(Source):
                 "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch)), or predict it."
             )
         first = self.frame.select(*self._select(raw=True)).limit(1)
-        rows = jobs.run(lambda: jobs.collect(first), cluster_of(self.session))
+        rows = jobs.run(lambda: jobs.collect(first), application_of(self.session))
         if not rows:
             raise NoRowsError("There are no rows: the DataFrame is empty.")
         given, fields = iter(rows[0]), iter(self.frame.select(*self.selected).schema.fields)
@@ -205,7 +205,7 @@ class FrameSource(Source):
         Raises:
             ConfigError: nobody tells, over Spark Connect.
         """
-        cluster = cluster_of(self.session)
+        cluster = application_of(self.session)
         if cluster.remote:
             raise ConfigError(
                 "preserve_partitions=True needs to know how many partitions there are, which Spark Connect "
@@ -222,7 +222,7 @@ class FrameSource(Source):
         return self.frame.select(*selected, *ones, key, *more)
 
     def training(
-        self, cluster: Cluster, num_workers: int, *, seed: int | None, validation: Source | None,
+        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
         """Return what makes the action of a job over the DataFrame's Arrow batches."""
@@ -269,7 +269,7 @@ class FrameSource(Source):
 
         return make
 
-    def evaluation(self, cluster: Cluster, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         part = functions.lit(TRAINING).cast("int").alias(arrow.PART)
         run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
@@ -296,7 +296,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; 
 
 
 def column_of_predictions(
-    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: Head = AS_IT_IS,
+    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: OutputKind = AS_IT_IS,
     decode: Mapping[int, arrow.Decode] | None = None,
 ) -> Any:  # fmt: skip
     """Return the function of Spark SQL that predicts from columns.
@@ -457,7 +457,7 @@ def frame_source(
     ]
     sample = Sample.of(parts, tuple(lengths))
     made = functools.partial(FrameSource, frame, sample, indicator, decode, texts)
-    source: FrameSource = jobs.run(made, cluster_of(frame.sparkSession))
+    source: FrameSource = jobs.run(made, application_of(frame.sparkSession))
     unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # one that reads features only may be told of labels too
         raise ConfigError(

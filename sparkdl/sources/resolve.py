@@ -12,7 +12,7 @@ from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
 from sparkdl.sources.base import ArraySource, FunctionSource, RddSource, Source
 from sparkdl.sources.dataframe import FrameSource, frame_source
-from sparkdl.spark.application import Cluster
+from sparkdl.spark.application import SparkApplication
 
 EVERY = Takes()  # rows with labels, and no strings
 
@@ -150,7 +150,7 @@ def _function_source(
     return FunctionSource(function, counts, labels=labels)
 
 
-def require_sendable(source: Source, cluster: Cluster) -> None:
+def require_sendable(source: Source, cluster: SparkApplication) -> None:
     """Check that the rows can go to executors.
 
     Raises:

@@ -1,8 +1,8 @@
 """The Spark application: its slots, its addresses, and what goes to its executors.
 
-A process has one of two kinds. ``Cluster`` is an application whose driver this process is, with a JVM of its
-own beside it; behind ``ConnectCluster`` is a server of Spark Connect, of which a client sees sessions,
-DataFrames and settings, and no SparkContext.
+A process has one of two kinds. The driver of a ``SparkApplication`` is this process, with a JVM of its own.
+The driver of a ``ConnectApplication`` is a server of Spark Connect, of which this process sees sessions,
+DataFrames and settings, but no SparkContext.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 _files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
 
 
-class Cluster:
+class SparkApplication:
     """The Spark application whose driver this process is.
 
     Args:
@@ -377,7 +377,7 @@ class Cluster:
         self._has_package.add(self.context)
 
 
-class ConnectCluster(Cluster):
+class ConnectApplication(SparkApplication):
     """The Spark application behind a server of Spark Connect, whose client this process is.
 
     Args:
@@ -514,16 +514,16 @@ class ConnectCluster(Cluster):
             self._has_package.add(self.session)
 
 
-def cluster_of(session: Any = None, *, own_gpus: bool = False) -> Cluster:
+def application_of(session: Any = None, *, own_gpus: bool = False) -> SparkApplication:
     """Return the Spark application of this process.
 
     Args:
         session: the session that jobs belong to; None is the active one.
-        own_gpus: see ``Cluster``; over Spark Connect tasks are as the application says.
+        own_gpus: see ``SparkApplication``; over Spark Connect tasks are as the application says.
     """
     if is_remote():
-        return ConnectCluster(session or SparkSession.active())
-    return Cluster(session, own_gpus=own_gpus)
+        return ConnectApplication(session or SparkSession.active())
+    return SparkApplication(session, own_gpus=own_gpus)
 
 
 def _pack(folder: str) -> Path:
@@ -547,7 +547,7 @@ def _address_towards(host: str) -> str:
     return "127.0.0.1"
 
 
-def ship(cluster: Cluster) -> None:
+def ship(cluster: SparkApplication) -> None:
     """Send sparkdl along with a job that is not ours to start again."""
     if not cluster.local:
         cluster.ship_package()

@@ -26,7 +26,7 @@ from sparkdl.errors import (
 from sparkdl.process import memory
 from sparkdl.process.reasons import BLOCK, FRAME, RAISED, first_reason
 from sparkdl.spark import preflight
-from sparkdl.spark.application import Cluster
+from sparkdl.spark.application import SparkApplication
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
 NAMED = (  # errors of ours that a task raises for the driver to raise
@@ -58,7 +58,7 @@ WRAPPER = re.compile(
 )
 
 
-def explain(error: Exception, cluster: Cluster, *, of_rows: bool = True) -> SparkDLError:
+def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True) -> SparkDLError:
     """Return what a failed job's exception means.
 
     Args:
@@ -104,7 +104,7 @@ def _of_ours(text: str) -> SparkDLError | None:
     return None
 
 
-def _of_python(text: str, cluster: Cluster) -> SparkDLError | None:
+def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
     """Return what hinders Spark's own Python worker, before it comes to code of ours or of the user's."""
     remedy, hosts = preflight.remedy(local=cluster.local), ", ".join(cluster.hosts())
     if other := re.search(OTHER_PYTHON, text):
@@ -137,7 +137,7 @@ def _is_pysparks(text: str) -> bool:
     return bool(frames) and "/pyspark" in frames[-1]["path"] and "in task_main" not in text
 
 
-def _of_spark(text: str, cluster: Cluster) -> SparkDLError | None:
+def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
     """Return what Spark refuses, or why it ended the job."""
     if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
         return ClusterError(refused[0])
@@ -154,7 +154,7 @@ def _of_spark(text: str, cluster: Cluster) -> SparkDLError | None:
     return None
 
 
-def _raised(text: str, cluster: Cluster, *, of_rows: bool) -> SparkDLError | None:
+def _raised(text: str, cluster: SparkApplication, *, of_rows: bool) -> SparkDLError | None:
     """Return the Python exception that a task's message tells of, which no task of ours wrapped."""
     blocks = list(BLOCK.finditer(text))
     if not blocks or "RefusedError: " in text:
@@ -177,7 +177,7 @@ def _tracebacks(text: str) -> str:
     return re.split(r"\n\s+at [\w.$/]+\(|\nDriver stacktrace", text[max(start, 0) :])[0]
 
 
-def _lost(text: str, cluster: Cluster) -> SparkDLError | None:
+def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
     """Return the loss of an executor or a process, which a run may go on from."""
     lines = re.findall(LOST, text)
     if lines and (died := re.search(r"Python worker exited unexpectedly[^\n.:]*", lines[-1])):
@@ -225,7 +225,7 @@ def refuses_barrier(error: SparkDLError) -> bool:
     return isinstance(error, ClusterError) and BARRIER_REFUSED in str(error)
 
 
-def _more_overhead(cluster: Cluster) -> str:
+def _more_overhead(cluster: SparkApplication) -> str:
     """Return twice the memory overhead of an executor, in MiB as Spark writes it."""
     units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
 

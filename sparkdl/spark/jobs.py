@@ -30,7 +30,7 @@ from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.process import interrupts
 from sparkdl.spark import preflight, task_logs
-from sparkdl.spark.application import NOTICE_SECONDS, Cluster, cluster_of
+from sparkdl.spark.application import NOTICE_SECONDS, SparkApplication, application_of
 from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
@@ -92,7 +92,7 @@ class Claims:
 claims = Claims()
 
 
-def claim(cluster: Cluster, num_workers: int) -> AbstractContextManager[None]:
+def claim(cluster: SparkApplication, num_workers: int) -> AbstractContextManager[None]:
     """Have the slots of a gang in a ``with`` block, which begins when no other gang has them."""
     return claims.claim(num_workers, float("inf") if cluster.dynamic else cluster.slots())
 
@@ -105,7 +105,7 @@ class Stage:
         expected: what an executor has to have in common with the driver.
         endpoint: where the run's endpoint is, if it has one.
         generation: which start of the gang this is.
-        shared: what ``Cluster.share`` returned.
+        shared: what ``SparkApplication.share`` returned.
         objects: the custom objects of the model.
         builder: the function that builds the model, where there is one.
         options: what else the stage takes. "profile", which stays here, is the ResourceProfile of its tasks.
@@ -141,7 +141,7 @@ class Job:
         action: what runs the job.
     """
 
-    def __init__(self, cluster: Cluster, action: Callable[[], Any]) -> None:
+    def __init__(self, cluster: SparkApplication, action: Callable[[], Any]) -> None:
         self._cluster, self._action = cluster, action
         self._tag = f"sparkdl-{uuid.uuid4().hex}"
         self.error: Exception | None = None
@@ -180,7 +180,7 @@ class Job:
         return not self.running
 
 
-def run(action: Callable[[], Any], cluster: Cluster, *, of_rows: bool = True) -> Any:
+def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool = True) -> Any:
     """Return what a job gives; it is run again where executors lack sparkdl, or a process is bound otherwise.
 
     Args:
@@ -221,7 +221,7 @@ def other_processes() -> Iterator[None]:
     A job that leaves rows unread has its Python workers ended, keras and compiled functions and all. Before
     the first stage there is nothing to lose, and the workers apart would be one start more.
     """
-    context = cluster_of().context
+    context = application_of().context
     environment = context.environment
     if context in _used:
         environment["SPARKDL_APART"] = "1"
@@ -272,7 +272,7 @@ def run_frame(
     return made.toLocalIterator if streams else lambda: collect(made)
 
 
-def relay(cluster: Cluster, endpoint: Endpoint, path: str, body: bytes) -> bytes:
+def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes) -> bytes:
     """Return what an endpoint answers that only executors reach, by a job of one task."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")

@@ -23,7 +23,7 @@ from sparkdl.data import arrow
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.process import interrupts
 from sparkdl.spark import files, jobs
-from sparkdl.spark.application import Cluster, cluster_of, ship
+from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.tfrecords import records
 from sparkdl.tfrecords.records import Record
 
@@ -54,7 +54,7 @@ def read_tfrecords(
         DataError: features of one name are of several kinds. What is torn or altered, is no Example, or does
             not fit its column is one in the job that reads it.
     """
-    cluster = cluster_of(spark)
+    cluster = application_of(spark)
     session: SparkSession = cluster.session
     ship(cluster)
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
@@ -156,7 +156,7 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
     )
 
 
-def _infer(found: DataFrame, cluster: Cluster, *, sequences: bool) -> types.StructType:
+def _infer(found: DataFrame, cluster: SparkApplication, *, sequences: bool) -> types.StructType:
     """Return the columns that hold the features of all records."""
 
     def look(batches: Iterator[Any]) -> Iterator[Any]:
@@ -226,7 +226,7 @@ def write_tfrecords(
     frame = frame.select([_writable(field) for field in frame.schema.fields])
     for field in frame.schema.fields:
         _kind_of(field, sequences=sequences)
-    context = (cluster := cluster_of(frame.sparkSession)).context
+    context = (cluster := application_of(frame.sparkSession)).context
     if files.exists(path, context=context, of_spark=True) and not overwrite:
         raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
     ship(cluster)

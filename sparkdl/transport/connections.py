@@ -32,7 +32,7 @@ FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # there is no 
 Connection = Any  # a cheroot.server.HTTPConnection
 
 
-class Connections(ConnectionManager):
+class PendingConnections(ConnectionManager):
     """cheroot's connections between their requests, and those whose request has not begun."""
 
     _selector: Any

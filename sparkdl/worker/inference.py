@@ -162,7 +162,7 @@ def evaluate_stage(
     inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
-    spooled = spill.Spool(job.schema, spill.local_directory())
+    spooled = spill.SpillFile(job.schema, spill.local_directory())
     spooled.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
     rows = spooled.rows(blocks.TRAINING)
     if not rows.count:

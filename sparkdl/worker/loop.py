@@ -36,7 +36,13 @@ from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Updat
 from sparkdl.worker import devices
 from sparkdl.worker.rebalance import rebalance
 from sparkdl.worker.session import Task, membership
-from sparkdl.worker.strategies import ElasticSteps, JointSteps, LocalSteps, Stepper, TrainSettings
+from sparkdl.worker.strategies import (
+    DeltaStrategy,
+    ElasticStrategy,
+    GradientStrategy,
+    Strategy,
+    TrainSettings,
+)
 
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
@@ -84,10 +90,10 @@ class Loop:
         self.stepper = self._stepper()
         self.followed = None if settings.plan.joint else optimizers.follow(replica.model)
 
-    def _stepper(self) -> Stepper:
+    def _stepper(self) -> Strategy:
         if self.settings.rule.elastic:
-            return ElasticSteps(self.replica, self.settings, self._center)
-        return (JointSteps if self.settings.plan.joint else LocalSteps)(self.replica, self.settings)
+            return ElasticStrategy(self.replica, self.settings, self._center)
+        return (GradientStrategy if self.settings.plan.joint else DeltaStrategy)(self.replica, self.settings)
 
     def _center(self, version: int) -> Reply:
         """Return the center of this moment, or nothing if it is still the one of this version."""
@@ -423,7 +429,7 @@ def _train(
     job: TrainJob, task: Task, blocks: Watched, exchange: Exchange, code: Code, heartbeat: Heartbeat
 ) -> None:
     plan = job.settings.plan
-    spooled = spill.Spool(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
+    spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(weigh(blocks, job.schema, job.class_weight))
     if blocks.shuffled:
         rebalance(spooled, task.worker, exchange)

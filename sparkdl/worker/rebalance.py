@@ -17,7 +17,7 @@ from sparkdl.data.arrays import AnyRows
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, rows_of
-from sparkdl.data.spill import Spool
+from sparkdl.data.spill import SpillFile
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import Kind, Update
 
@@ -55,7 +55,7 @@ def moves(counts: Sequence[int]) -> list[Move]:
     return made
 
 
-def rebalance(spooled: Spool, worker: int, exchange: Exchange) -> None:
+def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
     """Pass on training rows so that all workers have as many, or one more.
 
     The rows with the largest keys are passed on, so that a worker that starts again passes on the same ones.

@@ -1,4 +1,4 @@
-"""What a window of batches does to a worker's replica, and what is sent for it: a ``Stepper`` per mode.
+"""What a window of batches does to a worker's replica, and what is sent for it: a ``Strategy`` per mode.
 
 Where all take one step together, a gradient goes out and the mean of all comes back; where workers step on
 their own, what their weights have moved by, and they go on from the center, or from weights of their own.
@@ -55,7 +55,7 @@ class TrainSettings:
         return replace(self, rule=rule, scale=scale)
 
 
-class Stepper(ABC):
+class Strategy(ABC):
     """What a window of batches does to a replica.
 
     Args:
@@ -127,7 +127,7 @@ class Stepper(ABC):
         self.version = reply.version
 
 
-class JointSteps(Stepper):
+class GradientStrategy(Strategy):
     """All workers make each update together: send a gradient, apply the mean of all.
 
     The mean is applied in the same call that takes the next gradient, which saves a call per batch.
@@ -177,7 +177,7 @@ class JointSteps(Stepper):
 Pull = Callable[[int], Reply]  # asks for the center of this moment, if its version is another than this
 
 
-class LocalSteps(Stepper):
+class DeltaStrategy(Strategy):
     """Each worker trains on its own between exchanges: send the way it went, go on from the center.
 
     The center is set in the same call that takes the next step, and the outcome of a window read in the
@@ -232,7 +232,7 @@ class LocalSteps(Stepper):
             self.before, self.statistics, *_ = self.replica.read()
 
 
-class ElasticSteps(LocalSteps):
+class ElasticStrategy(DeltaStrategy):
     """Each worker keeps weights of its own: send how far a spring draws them, and go on from there.
 
     The spring is tied to the center of the moment: that of the last round, or one that is asked for.

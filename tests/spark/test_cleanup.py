@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from sparkdl import SparkModel
 from sparkdl.core.vectors import LARGE
 from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
-from sparkdl.spark.application import cluster_of
+from sparkdl.spark.application import application_of
 
 MASTERS = ("local", "local-cluster")
 
@@ -76,7 +76,9 @@ def nothing_is_left(warm, spark, problem, eventually):
     eventually(lambda: not blocks(spark) - held, 10)
     assert blocks(spark) - held == set()
     assert in_the_workers(spark) == []
-    assert eventually(lambda: cluster_of().slots() >= 2)  # where an executor was killed, another one starts
+    assert eventually(
+        lambda: application_of().slots() >= 2
+    )  # where an executor was killed, another one starts
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import functions
 
 from sparkdl import SparkModel
-from sparkdl.spark.application import Cluster
+from sparkdl.spark.application import SparkApplication
 
 MASTERS = ("local", "local-cluster", "connect")
 ROWS, WORKERS = 203, 2
@@ -28,7 +28,7 @@ def test_shares_of_shuffled_rows_differ_by_one_at_most(spark, problem, monkeypat
     data = data_of(kind, spark, problem)
     options = {"split": {"validation_split": 0.3}, "indicator": {"validation_indicator_col": "held"}}
     if kind == "hashed":
-        monkeypatch.setattr(Cluster, "places_rows", False)
+        monkeypatch.setattr(SparkApplication, "places_rows", False)
 
     model = SparkModel(problem.model(), mode="asynchronous", num_workers=WORKERS)
     history = model.fit(data, epochs=1, batch_size=16, verbose=0, **options.get(kind, {}))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
 from sparkdl.data.schema import Column, Schema
-from sparkdl.data.spill import Spool
+from sparkdl.data.spill import SpillFile
 from sparkdl.errors import DataError
 
 SCHEMA = Schema(
@@ -74,7 +74,7 @@ def partition_of(index, sizes, part=TRAINING):
 
 def shares_of(partitions, num_workers, seed, folder):
     """Return the values that each worker has once the rows of (index, sizes of blocks) are dealt."""
-    spools = [Spool(DEALT, str(folder), seed) for _ in range(num_workers)]
+    spools = [SpillFile(DEALT, str(folder), seed) for _ in range(num_workers)]
     for index, sizes in partitions:
         for worker, block in deal(partition_of(index, sizes), num_workers, seed):
             spools[worker].extend([block])

@@ -9,7 +9,7 @@ from sparkdl.data.blocks import TRAINING, VALIDATION, Block, select
 from sparkdl.data.fingerprint import MASK, NOTHING, Fingerprint, fingerprint, total
 from sparkdl.data.schema import Column, Schema
 from sparkdl.data.sparse import SparseRows
-from sparkdl.data.spill import Spool
+from sparkdl.data.spill import SpillFile
 
 DTYPES = "float32", "float64", "float16", "int64", "uint8", "bool", "int32"
 seeds_ = st.integers(0, 1 << 32)
@@ -171,7 +171,7 @@ def test_a_spool_knows_the_fingerprint_of_all_its_rows(tmp_path):
     schema = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
     keys, x, y = np.arange(4, dtype=np.uint64), np.ones((4, 2), np.float32), np.arange(4)
     blocks = [Block(keys, part, (x + part, y)) for part in (TRAINING, VALIDATION)]
-    spool = Spool(schema, str(tmp_path))
+    spool = SpillFile(schema, str(tmp_path))
     spool.extend([*blocks, Block(keys[:0], 2, ())])
     for part in (TRAINING, VALIDATION):
         spool.rows(part)

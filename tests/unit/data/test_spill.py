@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparkdl.data.batch_plan import MIXED, Plan
 from sparkdl.data.blocks import EMPTY, TRAINING, VALIDATION, Block, scramble
 from sparkdl.data.schema import Column, Schema
-from sparkdl.data.spill import INDEX_BYTES, MEMORY, Spool
+from sparkdl.data.spill import INDEX_BYTES, MEMORY, SpillFile
 
 SCHEMA = Schema((Column("x", (3,), "float32"), Column("y", (), "int64")), (0, 1))
 SPARSE = Schema((replace(SCHEMA.columns[0], sparse=3), SCHEMA.columns[1]), (0, 1))
@@ -31,7 +31,7 @@ def blocks(keys, size=100, part=TRAINING, schema=SCHEMA):
 
 
 def spooled(keys, directory, seed, *, memory, size=100, schema=SCHEMA):
-    spool = Spool(schema, str(directory), seed, memory=memory)
+    spool = SpillFile(schema, str(directory), seed, memory=memory)
     spool.extend(blocks(np.asarray(keys, np.uint64), size, schema=schema))
     return spool.rows(TRAINING)
 
@@ -148,7 +148,7 @@ def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_ord
 
 def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
     """Validation rows are no training rows; a block may say that there are no rows."""
-    spool = Spool(SCHEMA, str(folder), 3)
+    spool = SpillFile(SCHEMA, str(folder), 3)
     none = Block(np.zeros(0, np.uint64), EMPTY, ())
     keys = scramble(np.arange(30, dtype=np.uint64), 1)
     spool.extend([none, *blocks(keys[:20]), *blocks(keys[20:], part=VALIDATION), none])
@@ -163,7 +163,7 @@ def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 1]])
 def test_one_class_is_told(folder, labels):
     """Every label is looked at."""
-    spool = Spool(SCHEMA, str(folder))
+    spool = SpillFile(SCHEMA, str(folder))
     columns = np.zeros((3, 3), np.float32), np.array(labels)
     spool.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
 
@@ -176,7 +176,7 @@ import numpy as np
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.schema import Column, Schema
-from sparkdl.data.spill import Spool
+from sparkdl.data.spill import SpillFile
 
 width, size, count = int(sys.argv[1]), int(sys.argv[2]), 100
 keys = iter(np.array_split(np.random.default_rng(0).permutation(size * count).astype(np.uint64), count))
@@ -185,7 +185,7 @@ held = 1024 * int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read
 resource.setrlimit(resource.RLIMIT_DATA, (held + (64 << 20),) * 2)
 
 schema = Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
-spool = Spool(schema, sys.argv[3], 3, memory=16 << 20)
+spool = SpillFile(schema, sys.argv[3], 3, memory=16 << 20)
 spool.extend(
     Block(some, TRAINING, (np.ones((size, width), np.float32), some.astype(np.int32))) for some in keys
 )

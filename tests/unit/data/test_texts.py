@@ -66,7 +66,7 @@ def test_strings_on_the_disk_stay_beside_their_labels(table, memory):
     columns = Column("words", shape, "string", 256), Column("label", (), "float32")
     rows, labels = columns[0].of(values, "a batch"), np.arange(len(values), dtype="float32")
     keys, last = np.arange(len(values), dtype=np.uint64), len(values) // 2
-    spooled = spill.Spool(Schema(columns, (0, 1)), spill.local_directory(), seed=3, memory=memory)
+    spooled = spill.SpillFile(Schema(columns, (0, 1)), spill.local_directory(), seed=3, memory=memory)
 
     spooled.extend(
         Block(keys[part], TRAINING, (rows[part], labels[part]))

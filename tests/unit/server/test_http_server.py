@@ -805,7 +805,7 @@ def test_a_start_that_runs_out_of_threads_leaves_nothing_behind():
         assert "can't start new thread" in line
 
 
-@pytest.mark.parametrize("where", ["Connections", "socket.socket"])
+@pytest.mark.parametrize("where", ["PendingConnections", "socket.socket"])
 def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch):
     """The error names the cause; the other ports are not tried, and no thread and no port stays."""
     full = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))

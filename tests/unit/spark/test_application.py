@@ -11,7 +11,7 @@ import pytest
 
 import sparkdl
 from sparkdl.spark import application
-from sparkdl.spark.application import Cluster
+from sparkdl.spark.application import SparkApplication
 
 
 @pytest.mark.parametrize("jump", [-3600, 0, 3600])
@@ -23,7 +23,7 @@ def test_an_application_is_as_old_as_its_jvm_at_most(monkeypatch, jump):
     context = SimpleNamespace(startTime=1000 * (now - 10), _jvm=jvm)
     monkeypatch.setattr(time, "time", lambda: now + jump)
 
-    assert 0 <= Cluster._age(SimpleNamespace(context=context)) <= 12
+    assert 0 <= SparkApplication._age(SimpleNamespace(context=context)) <= 12
 
 
 def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_sparkdl_is_sent_along_once(monkeypatch, tmp_path):
     """Every later task of the application brings along the list of what was sent."""
     context = mock.MagicMock()
     monkeypatch.setattr(application.SparkFiles, "getRootDirectory", lambda: str(tmp_path))
-    of_session = Cluster.__new__(Cluster)
+    of_session = SparkApplication.__new__(SparkApplication)
     of_session.session = SimpleNamespace(sparkContext=context)
 
     of_session.ship_package()

@@ -12,7 +12,7 @@ from stores import impatient, status_of, store_of, together, update_of
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.schema import Column, Schema
 from sparkdl.data.sparse import SparseRows, TextRows
-from sparkdl.data.spill import Spool
+from sparkdl.data.spill import SpillFile
 from sparkdl.errors import DataError
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind
@@ -47,7 +47,7 @@ def block_of(keys):
 
 
 def spool_of(keys, folder, size=3):
-    spool = Spool(SCHEMA, folder, 0)
+    spool = SpillFile(SCHEMA, folder, 0)
     spool.extend(block_of(keys[start : start + size]) for start in range(0, len(keys), size))
     return spool
 
