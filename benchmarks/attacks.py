@@ -27,10 +27,12 @@ from harness import ratios, spread, table, verdict
 HEAD = b"POST /v1/exchange HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "
 LIMIT = 16 << 10  # bytes of a head that the endpoint reads
 ATTACKS = {
-    "64 heads of the limit ± 1 byte": "heads", "1,000 silent connections": "silent",
-    "half a head each, 64 times": "halves", "100 requests with a wrong token per s": "tokens",
+    "64 heads of the limit ± 1 byte": "heads",
+    "1,000 silent connections": "silent",
+    "half a head each, 64 times": "halves",
+    "100 requests with a wrong token per s": "tokens",
     "100 connections with random bytes per s": "noise",
-}  # fmt: skip
+}
 ROWS, EPOCHS, PORT = 20_000, 4, 29_471
 SLOWER, LINES = 1.10, 10
 
@@ -52,10 +54,12 @@ def attack(kind: str, encrypted: bool) -> None:
 
     def bytes_of():
         return {
-            "heads": head, "silent": lambda: b"", "halves": lambda: HEAD[: dice.randrange(len(HEAD))],
+            "heads": head,
+            "silent": lambda: b"",
+            "halves": lambda: HEAD[: dice.randrange(len(HEAD))],
             "tokens": lambda: HEAD + b"no\r\nContent-Length: 9999999\r\n\r\n",
             "noise": lambda: dice.randbytes(dice.randrange(1, 5000)),
-        }[kind]()  # fmt: skip
+        }[kind]()
 
     most = {"heads": 64, "silent": 1000, "halves": 64}.get(kind, 1)
     pause = 0.01 if most == 1 else 0.001

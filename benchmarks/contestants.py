@@ -89,8 +89,9 @@ def make_model(spec: Spec):
     import keras
 
     optimizer = {
-        "sgd": keras.optimizers.SGD(0.1 * spec.rate), "adam": keras.optimizers.Adam(1e-3 * spec.rate)
-    }  # fmt: skip
+        "sgd": keras.optimizers.SGD(0.1 * spec.rate),
+        "adam": keras.optimizers.Adam(1e-3 * spec.rate),
+    }
     hidden = {"mlp": mlp, "cnn": cnn, "convnet": convnet}[spec.model](keras.layers)
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10, activation="softmax")])
     model.compile(optimizer[spec.optimizer], "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -139,11 +139,21 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     window = {"batch": 1, "epoch": None}.get(case.frequency, case.frequency)
     try:
         train(
-            model, x[order], y[order], mode=case.mode, window=window, merge=rule_of(case),
-            rows=even_split(len(x), case.workers), batch_size=batch_size, epochs=case.epochs, world=world,
-            paces=[lambda draw=draw: draw.gamma(16) / 16 for draw in draws], seed=case.seed,
-            exchange=Counted, seen=seen,
-        )  # fmt: skip
+            model,
+            x[order],
+            y[order],
+            mode=case.mode,
+            window=window,
+            merge=rule_of(case),
+            rows=even_split(len(x), case.workers),
+            batch_size=batch_size,
+            epochs=case.epochs,
+            world=world,
+            paces=[lambda draw=draw: draw.gamma(16) / 16 for draw in draws],
+            seed=case.seed,
+            exchange=Counted,
+            seen=seen,
+        )
     except DivergedError as error:
         return moved[0], str(error)
     return moved[0], ""
@@ -177,13 +187,26 @@ def told(case: Case) -> str:
 # --- the cases ----------------------------------------------------------------------------------
 
 ROUNDS = [
-    ("Average()", ""), ("Average()", "K ** 0.5"), ("Average()", "K"), ("BMUF()", ""), ("DiLoCo()", ""),
-    ("Sum()", ""), ("Adasum()", ""), ("AEASGD()", ""), ("FedOpt()", ""),
-]  # fmt: skip
+    ("Average()", ""),
+    ("Average()", "K ** 0.5"),
+    ("Average()", "K"),
+    ("BMUF()", ""),
+    ("DiLoCo()", ""),
+    ("Sum()", ""),
+    ("Adasum()", ""),
+    ("AEASGD()", ""),
+    ("FedOpt()", ""),
+]
 ALONE = [
-    ("Sum()", ""), ("DynSGD()", ""), ("DynSGD()", "K ** 0.5"), ("DynSGD()", "K"), ("Average()", "K ** 0.5"),
-    ("ADAG()", ""), ("AEASGD()", ""), ("AEASGD()", "K ** 0.5"),
-]  # fmt: skip
+    ("Sum()", ""),
+    ("DynSGD()", ""),
+    ("DynSGD()", "K ** 0.5"),
+    ("DynSGD()", "K"),
+    ("Average()", "K ** 0.5"),
+    ("ADAG()", ""),
+    ("AEASGD()", ""),
+    ("AEASGD()", "K ** 0.5"),
+]
 DEFAULTS = [
     (mode, frequency, "", "")
     for mode in ("synchronous", "asynchronous")
@@ -196,10 +219,11 @@ PARTS = {
         *[("asynchronous", frequency, *rule) for frequency in ("batch", 16, "epoch") for rule in ALONE],
     ],
     "diloco": [
-        ("synchronous", "batch", "", ""), ("synchronous", 50, "DiLoCo()", ""),
+        ("synchronous", "batch", "", ""),
+        ("synchronous", 50, "DiLoCo()", ""),
         ("synchronous", 50, "DiLoCo(1.0, 0.5)", ""),
     ],
-}  # fmt: skip
+}
 
 
 TITLES = {
@@ -434,9 +458,15 @@ def draw(options, answers: dict[Case, dict]) -> None:
                 if points:
                     k, means, halves = np.array(points).T
                     labels[f"{mode}/{frequency}"] = panel.errorbar(
-                        k * 1.02 ** (place - 2.5), means, halves, ms=3, capsize=2, lw=1,
-                        color=f"C{place % 3}", fmt="o-" if mode == "synchronous" else "o--",
-                    )  # fmt: skip
+                        k * 1.02 ** (place - 2.5),
+                        means,
+                        halves,
+                        ms=3,
+                        capsize=2,
+                        lw=1,
+                        color=f"C{place % 3}",
+                        fmt="o-" if mode == "synchronous" else "o--",
+                    )
             panel.axhline(0, color="black", lw=0.8)
             panel.set(title=name, xlabel="workers", xscale="log", xticks=sorted(options.workers))
             panel.xaxis.set_major_formatter("{x:.0f}")

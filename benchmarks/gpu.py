@@ -148,10 +148,15 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     plan = Plan((), 0, batch_size, window, joint, True, 0)
     rule, power = choose(None, mode="synchronous", window=window)
     shape = RunSpec(
-        run=b"r" * 16, layout=layouts.trainable.digest, num_workers=num_workers, plan=plan, epochs=EPOCHS,
+        run=b"r" * 16,
+        layout=layouts.trainable.digest,
+        num_workers=num_workers,
+        plan=plan,
+        epochs=EPOCHS,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
-        optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
-    )  # fmt: skip
+        optimizer=layouts.optimizer.nbytes,
+        generators=layouts.generators.nbytes,
+    )
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     store = Coordinator(
@@ -198,11 +203,16 @@ def section(options, name, found):
         steps = -(-options.rows // options.batch_size)
         rest = [each["seconds"] for each in found.get((who, "epoch", workers), answers)]
         exchange = (statistics.median(seconds) - statistics.median(rest)) / steps * 1000
-        rows.append([
-            f"{who} {frequency}".strip(), workers, harness.spread([options.rows / s for s in seconds]),
-            f"{base / statistics.median(seconds):.2f}", f"{exchange:.2f}" if frequency == "batch" else "–",
-            harness.spread([each["idle"] for each in answers], ".2f"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{who} {frequency}".strip(),
+                workers,
+                harness.spread([options.rows / s for s in seconds]),
+                f"{base / statistics.median(seconds):.2f}",
+                f"{exchange:.2f}" if frequency == "batch" else "–",
+                harness.spread([each["idle"] for each in answers], ".2f"),
+            ]
+        )
     header = ["", "workers", "rows/s", "/ plain Keras", "exchange, ms a step", "GPU idle"]
     return f"### {name}\n\n{harness.table(header, rows)}"
 

@@ -93,12 +93,15 @@ def mlp():
     layers = keras.layers
     return keras.Sequential(
         [
-            keras.Input((28, 28, 1)), layers.Flatten(),
-            layers.Dense(128, activation="relu"), layers.Dropout(0.2),
-            layers.Dense(128, activation="relu"), layers.Dropout(0.2),
+            keras.Input((28, 28, 1)),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.2),
             layers.Dense(10, activation="softmax"),
         ]
-    )  # fmt: skip
+    )
 
 
 def cnn():
@@ -139,15 +142,25 @@ CLASSES = "sparse_categorical_crossentropy"
 PROBLEMS = {
     "mnist": Problem(images("mnist", 60_000), mlp, CLASSES, "accuracy", 64, {"sgd": 0.1, "adam": 1e-3}),
     "fashion": Problem(
-        images("fashion-mnist", 12_000), cnn, CLASSES, "accuracy", 64,
-        {"sgd": 0.03, "adam": 1e-3, "adamw": 1e-3}, falls=("adamw",),
+        images("fashion-mnist", 12_000),
+        cnn,
+        CLASSES,
+        "accuracy",
+        64,
+        {"sgd": 0.03, "adam": 1e-3, "adamw": 1e-3},
+        falls=("adamw",),
     ),
     "tabular": Problem(friedman, tabular, "mse", "r2_score", 64, {"sgd": 0.05, "adam": 1e-3}),
     "characters": Problem(
-        characters, transformer, CLASSES, "accuracy", 32, {"adam": 3e-3, "adamw": 3e-3},
+        characters,
+        transformer,
+        CLASSES,
+        "accuracy",
+        32,
+        {"adam": 3e-3, "adamw": 3e-3},
         falls=("adam", "adamw"),
     ),
-}  # fmt: skip
+}
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
 
 

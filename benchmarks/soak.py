@@ -67,9 +67,15 @@ def work(port: int, worker: int, attempt: int, pause: float) -> None:
                 update = Update(kind=Kind.REPORT, epoch=epoch, rows=ROWS * UPDATES, base_version=version)
             else:
                 update = Update(
-                    Kind.DELTA, sequence=sequence, epoch=epoch, rows=ROWS, loss=1.0, steps=1,
-                    base_version=version, parameters=amount,
-                )  # fmt: skip
+                    Kind.DELTA,
+                    sequence=sequence,
+                    epoch=epoch,
+                    rows=ROWS,
+                    loss=1.0,
+                    steps=1,
+                    base_version=version,
+                    parameters=amount,
+                )
             reply = exchange(update)
             sequence, epoch = sequence + (not ends), epoch + ends
             version, stopped = reply.version, bool(reply.flags & Flag.STOP)
@@ -208,10 +214,15 @@ def soak(workers: int, minutes: float, **options: float) -> dict:
         raise SystemExit(f"The run failed: {store.failure}")
     center = store.merging.snapshot()[0]
     return {
-        "samples": samples, "said": said, "center": center[:workers].astype(int).tolist(),
-        "rest": float(np.abs(center[workers:]).sum()), "version": store.merging.version,
-        "counters": store.counters, "faults": dict(faults), "epochs": store.cut.epoch,
-    }  # fmt: skip
+        "samples": samples,
+        "said": said,
+        "center": center[:workers].astype(int).tolist(),
+        "rest": float(np.abs(center[workers:]).sum()),
+        "version": store.merging.version,
+        "counters": store.counters,
+        "faults": dict(faults),
+        "epochs": store.cut.epoch,
+    }
 
 
 # --- the verdict --------------------------------------------------------------------------------
@@ -258,12 +269,17 @@ def words_of(outcome: dict, options) -> str:
         lines.append([name, f"{first:.1f}", f"{last:.1f}", f"{slope(samples, name):+.2f}", met])
     header = ["of the endpoint's process", "first quarter", "last quarter", "an hour", "bar"]
     counts = {
-        "updates merged": outcome["version"], "sum of the center": sum(outcome["center"]),
-        "epochs": outcome["epochs"], "duplicates": counters["duplicates"], "refused": counters["refused"],
+        "updates merged": outcome["version"],
+        "sum of the center": sum(outcome["center"]),
+        "epochs": outcome["epochs"],
+        "duplicates": counters["duplicates"],
+        "refused": counters["refused"],
         "attempts that took a worker's place": counters["superseded"],
-        "workers killed": faults.get("killed", 0), "requests lost": faults.get("requests", 0),
-        "answers lost": faults.get("answers", 0), "requests repeated": faults.get("repeated", 0),
-    }  # fmt: skip
+        "workers killed": faults.get("killed", 0),
+        "requests lost": faults.get("requests", 0),
+        "answers lost": faults.get("answers", 0),
+        "requests repeated": faults.get("repeated", 0),
+    }
     count_table = table(["counted", ""], [[name, f"{count:,}"] for name, count in counts.items()])
     words = (
         f"{options.workers} worker processes for {options.minutes:g} minutes, asynchronous, {SIZE:,} "

@@ -182,8 +182,10 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
     if left:
         logger.warning(
             "%s: %s are of the place where a fit runs, and are not taken from a file. Set them here if they "
-            "are wanted.", file, ", ".join(left),
-        )  # fmt: skip
+            "are wanted.",
+            file,
+            ", ".join(left),
+        )
     return {name: value for name, value in values.items() if name not in names}
 
 

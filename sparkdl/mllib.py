@@ -28,9 +28,13 @@ class SparkMLlibModel(SparkModel):
     """
 
     def fit(
-        self, x: Any = None, *arguments: Any, categorical: bool = False, nb_classes: int | None = None,
+        self,
+        x: Any = None,
+        *arguments: Any,
+        categorical: bool = False,
+        nb_classes: int | None = None,
         **more: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Train the model in place, as ``SparkModel.fit`` does.
 
         Args:
@@ -53,9 +57,13 @@ class SparkMLlibModel(SparkModel):
         return super().fit(x, *arguments, **more)
 
     def evaluate(
-        self, x: Any = None, *arguments: Any, categorical: bool = False, nb_classes: int | None = None,
+        self,
+        x: Any = None,
+        *arguments: Any,
+        categorical: bool = False,
+        nb_classes: int | None = None,
         **more: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the loss and the metrics, as ``SparkModel.evaluate`` does, of what ``fit`` takes here."""
         if categorical:
             x = _one_hot(x, nb_classes or self._width())
@@ -156,9 +164,12 @@ def to_data_frame(context: Any, features: Any, labels: Any, categorical: bool = 
 
 
 def from_data_frame(
-    frame: DataFrame, categorical: bool = False, nb_classes: int | None = None,
-    features_col: str = "features", label_col: str = "label",
-) -> tuple[Array, Array]:  # fmt: skip
+    frame: DataFrame,
+    categorical: bool = False,
+    nb_classes: int | None = None,
+    features_col: str = "features",
+    label_col: str = "label",
+) -> tuple[Array, Array]:
     """Return the features and the labels of a DataFrame as arrays, float64.
 
     Args:

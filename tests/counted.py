@@ -98,10 +98,15 @@ def send(job, exchange):
         values = np.full(job.size, amount(job.worker, sequence, job.updates), np.float32)
         reply = exchange(
             Update(
-                Kind(job.kind), sequence=sequence, rows=4, loss=1.0, steps=1, base_version=version,
+                Kind(job.kind),
+                sequence=sequence,
+                rows=4,
+                loss=1.0,
+                steps=1,
+                base_version=version,
                 parameters=values,
             )
-        )  # fmt: skip
+        )
         version = reply.version
         replies.append(reply.parameters[:SIZE].tolist())
         time.sleep(job.pause)

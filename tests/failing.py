@@ -28,20 +28,53 @@ from sparkdl.server import state
 PLACES = {str(Path(module.__file__).parent) + os.sep: module.__name__ for module in (sparkdl, cheroot)}
 OPENS = {"posix.open", "io.open", "posix.scandir", "posix.listdir", "socket._accept", "mmap.new"}
 WRITES = {
-    "file.write", "file.flush", "file.seek", "file.truncate", "posix.fsync", "posix.link", "posix.mkdir",
-    "posix.posix_fallocate", "posix.pwrite", "posix.rename", "posix.replace", "posix.write", "io.open",
-    "posix.open", "mmap.new",
-}  # fmt: skip
+    "file.write",
+    "file.flush",
+    "file.seek",
+    "file.truncate",
+    "posix.fsync",
+    "posix.link",
+    "posix.mkdir",
+    "posix.posix_fallocate",
+    "posix.pwrite",
+    "posix.rename",
+    "posix.replace",
+    "posix.write",
+    "io.open",
+    "posix.open",
+    "mmap.new",
+}
 READS = {
-    "file.read", "file.readinto", "file.readall", "file.readline", "io.open", "mmap.new", "posix.fstat",
-    "posix.listdir", "posix.open", "posix.read", "posix.scandir", "posix.stat", "posix.utime",
-}  # fmt: skip
+    "file.read",
+    "file.readinto",
+    "file.readall",
+    "file.readline",
+    "io.open",
+    "mmap.new",
+    "posix.fstat",
+    "posix.listdir",
+    "posix.open",
+    "posix.read",
+    "posix.scandir",
+    "posix.stat",
+    "posix.utime",
+}
 REMOVES = "posix.remove", "posix.rmdir", "posix.unlink"  # where one fails, a file may stay
 SOCKETS = {
-    "socket._accept", "socket.bind", "socket.connect", "socket.listen", "socket.read", "socket.recv",
-    "socket.recv_into", "socket.send", "socket.sendall", "socket.sendmsg", "socket.setsockopt",
-    "socket.do_handshake", "socket.write",
-}  # fmt: skip
+    "socket._accept",
+    "socket.bind",
+    "socket.connect",
+    "socket.listen",
+    "socket.read",
+    "socket.recv",
+    "socket.recv_into",
+    "socket.send",
+    "socket.sendall",
+    "socket.sendmsg",
+    "socket.setsockopt",
+    "socket.do_handshake",
+    "socket.write",
+}
 ALLOCATES = {"array.", "bytes.join", "file.read", "json.", "mmap.new", "numpy.", "pickle.", "socket.read"}
 
 
@@ -50,11 +83,13 @@ def _os_error(number):
 
 
 FAILURES = {  # what is raised, or None for an interrupt of the process, and where
-    "ENOSPC": (_os_error(errno.ENOSPC), WRITES), "EIO": (_os_error(errno.EIO), WRITES | READS | {*REMOVES}),
-    "EMFILE": (_os_error(errno.EMFILE), OPENS), "ECONNRESET": (_os_error(errno.ECONNRESET), SOCKETS),
+    "ENOSPC": (_os_error(errno.ENOSPC), WRITES),
+    "EIO": (_os_error(errno.EIO), WRITES | READS | {*REMOVES}),
+    "EMFILE": (_os_error(errno.EMFILE), OPENS),
+    "ECONNRESET": (_os_error(errno.ECONNRESET), SOCKETS),
     "MemoryError": (lambda: MemoryError("Unable to allocate memory"), ALLOCATES),
     "SIGINT": (None, WRITES | READS | {*REMOVES} | SOCKETS | ALLOCATES),
-}  # fmt: skip
+}
 
 
 _MMAP = mmap.mmap

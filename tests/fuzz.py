@@ -91,11 +91,13 @@ class Http:
 
     name = "http"
     stores = (
-        {"mode": "asynchronous"}, {"mode": "synchronous"},
+        {"mode": "asynchronous"},
+        {"mode": "synchronous"},
         {"mode": "synchronous", "joint": False, "hybrid": Hybrid(1, merge_late=True), "cuts": (1,)},
-        {"mode": "hogwild", "staleness": 1}, {"mode": "asynchronous", "begun": False},
+        {"mode": "hogwild", "staleness": 1},
+        {"mode": "asynchronous", "begun": False},
         {"mode": "synchronous", "tables": TABLES},
-    )  # fmt: skip
+    )
 
     def __init__(self):
         self.mistakes = []
@@ -207,13 +209,20 @@ class Http:
         who = {"worker": 0, "generation": 1, "attempt": 1}
         failure = who | {"kind": "data", "host": "h", "message": "m", "traceback": ""}
         asked = {
-            "join": who | {"host": "h", "pid": 1}, "leave": {"worker": 1}, "failure": failure,
+            "join": who | {"host": "h", "pid": 1},
+            "leave": {"worker": 1},
+            "failure": failure,
             "ready": who | {"rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]},
             "heartbeat": who
-            | {"epoch": 0, "rows": 1, "retries": 0, "log": [{"name": "n", "level": 20, "message": "m"}],
-               "running": [0, 1, "bWV0cg=="]},
+            | {
+                "epoch": 0,
+                "rows": 1,
+                "retries": 0,
+                "log": [{"name": "n", "level": 20, "message": "m"}],
+                "running": [0, 1, "bWV0cg=="],
+            },
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False, "short": -1},
-        }  # fmt: skip
+        }
         move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))
         said = {"metrics": b"metr", "state": b"stat"}
         sliced = encode(Slices(np.ones(1, np.float32), {1: (np.array([1, 1]), np.ones((2, 2), np.float32))}))
@@ -228,16 +237,18 @@ class Http:
             *(update_of(store, worker, kind=Kind.SHARE, rows=4 + worker) for worker in (0, 1)),
             update_of(store, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),
             update_of(store, 1, kind=Kind.TAKE, sequence=0),
-        ]  # fmt: skip
+        ]
         encoded = [messages.encode_update(update) + b"".join(messages.sections(update)) for update in updates]
         return [
-            _request("GET", "ping"), _request("GET", "status"), _request("GET", "ping", token=b"wrong"),
+            _request("GET", "ping"),
+            _request("GET", "status"),
+            _request("GET", "ping", token=b"wrong"),
             *(_request("POST", name, json.dumps(body).encode()) for name, body in asked.items()),
             *(_request("POST", "exchange", message) for message in encoded),
             _request("POST", "replace/0", np.ones(7, np.float32).tobytes()),
             _request("POST", "exchange", _chunks(encoded[0], encoded[2]), chunked=True),
             _request("POST", "exchange", encoded[2]) + _request("POST", "exchange", encoded[3]),
-        ]  # fmt: skip
+        ]
 
 
 class _Behind:
@@ -253,9 +264,15 @@ class _Behind:
 def _store(mode, *, begun=True, **options):
     """Return the store of two workers, both of which are ready if it has begun."""
     store = store_of(
-        mode, workers=2, statistics=2, metrics=4, generators=4, optimizer=4, evaluated=frozenset([0]),
+        mode,
+        workers=2,
+        statistics=2,
+        metrics=4,
+        generators=4,
+        optimizer=4,
+        evaluated=frozenset([0]),
         **options,
-    )  # fmt: skip
+    )
     for worker in (0, 1):
         store.join(worker, 1, 1, "host", 1)
     store.release(0, 0.5)
@@ -267,17 +284,22 @@ def _store(mode, *, begun=True, **options):
 def _steward(store):
     """Return what stands for the driver's half of a run, without Keras."""
     return SimpleNamespace(
-        weight_bytes=28, drive=lambda **body: store.release(body["released"], 0.5) or b"record",
+        weight_bytes=28,
+        drive=lambda **body: store.release(body["released"], 0.5) or b"record",
         replace=lambda epoch, weights: store.replace(*np.split(np.frombuffer(weights, np.float32), [5])),
         leave=lambda worker: None,
-    )  # fmt: skip
+    )
 
 
 def _request(method, path, body=b"", *, token=b"secret", chunked=False):
     length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
     return b"%b /v1/%b HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\n%b\r\n\r\n%b" % (
-        method.encode(), path.encode(), token, length, body,
-    )  # fmt: skip
+        method.encode(),
+        path.encode(),
+        token,
+        length,
+        body,
+    )
 
 
 def _chunks(*encoded):

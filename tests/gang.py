@@ -22,11 +22,36 @@ from sparkdl.worker.strategies import TrainSettings
 
 
 def train(
-    model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs, loop=Loop,
-    merging=None, steps_per_epoch=None, distribution=None, merge=None, staleness=None, hybrid=None,
-    world=None, paces=None, factor=None, seed=None, exchange=LocalExchange, seen=None, recovery=None,
-    cut=None, stores=None, reports=None, goes_on=False, slices=1 << 20,
-):  # fmt: skip
+    model,
+    x,
+    y,
+    sample_weight=None,
+    *,
+    mode="synchronous",
+    window=1,
+    rows,
+    batch_size,
+    epochs,
+    loop=Loop,
+    merging=None,
+    steps_per_epoch=None,
+    distribution=None,
+    merge=None,
+    staleness=None,
+    hybrid=None,
+    world=None,
+    paces=None,
+    factor=None,
+    seed=None,
+    exchange=LocalExchange,
+    seen=None,
+    recovery=None,
+    cut=None,
+    stores=None,
+    reports=None,
+    goes_on=False,
+    slices=1 << 20,
+):
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
     With a ``seed`` every epoch has an order of its own. In a ``world`` time is virtual, and a batch of
@@ -49,13 +74,21 @@ def train(
     )
     rule, power = choose(merge, mode=mode, window=window)
     shape = RunSpec(
-        run=b"r" * 16, layout=layouts.trainable.digest, num_workers=len(rows), plan=plan, epochs=epochs,
+        run=b"r" * 16,
+        layout=layouts.trainable.digest,
+        num_workers=len(rows),
+        plan=plan,
+        epochs=epochs,
         metrics=models.layout_of(models.metric_variables(model)).nbytes,
-        optimizer=layouts.optimizer.nbytes, generators=layouts.generators.nbytes,
-        first_step=float(optimizers.batches_seen(model)), own=4 * layouts.trainable.size * rule.elastic,
-        factor=factor, scaled=joint and optimizers.scales_loss(model), cuts=(recovery,) if recovery else (),
+        optimizer=layouts.optimizer.nbytes,
+        generators=layouts.generators.nbytes,
+        first_step=float(optimizers.batches_seen(model)),
+        own=4 * layouts.trainable.size * rule.elastic,
+        factor=factor,
+        scaled=joint and optimizers.scales_loss(model),
+        cuts=(recovery,) if recovery else (),
         goes_on=goes_on,
-    )  # fmt: skip
+    )
     center = layouts.trainable.pack(models.read(models.trainable(model)))
     held = layouts.statistics.pack(models.read(models.statistics(model)))
     make = merging or partial(make_aggregation, decays=models.decays(model))
@@ -102,9 +135,7 @@ def train(
     return losses
 
 
-def fit(
-    model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs
-):  # fmt: skip
+def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, batch_size, epochs):
     """Train a model in place with the driver's part of ``SparkModel.fit``; return the history."""
     first = take((x, y) if sample_weight is None else (x, y, sample_weight), slice(1))
     whole = first if len(first) == 3 else (*first, None)
@@ -115,9 +146,18 @@ def fit(
     driver = DriverModel(model, joint=mode == "synchronous" and window == 1)
     reports, cuts = [], []
     found = train(
-        model, x, y, sample_weight, mode=mode, window=window, rows=rows, batch_size=batch_size, epochs=epochs,
-        reports=reports, seen=cuts.append,
-    )  # fmt: skip
+        model,
+        x,
+        y,
+        sample_weight,
+        mode=mode,
+        window=window,
+        rows=rows,
+        batch_size=batch_size,
+        epochs=epochs,
+        reports=reports,
+        seen=cuts.append,
+    )
     driver.load(cuts[-1], rows)
     optimizers.finalize(model, driver.variables.trainable)
     shared = [(), ()] * epochs

@@ -32,8 +32,9 @@ PHASES = {  # the function of a worker that begins a phase, and which of its cal
 SETTINGS = {
     "synchronous": ("synchronous", "batch", None, {"recovery_every": 3}),
     "synchronous-2": ("synchronous", 2, "average", {"recovery_every": 2}),
-    "asynchronous-2": ("asynchronous", 2, "sum", {}), "hogwild": ("hogwild", "batch", "sum", {}),
-}  # fmt: skip
+    "asynchronous-2": ("asynchronous", 2, "sum", {}),
+    "hogwild": ("hogwild", "batch", "sum", {}),
+}
 WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3
 FAULTS = "kill", "stop 5", "stop 30", "stop 90"
 
@@ -116,18 +117,30 @@ def call(context, setting, folder, act=None, *, phase):
     mode, frequency, merge, more = SETTINGS[setting]
     model = model_of()
     spark_model = SparkModel(
-        model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS,
-        custom_objects={"loss": loss}, **more,
-    )  # fmt: skip
+        model,
+        mode=mode,
+        frequency=frequency,
+        merge=merge,
+        num_workers=WORKERS,
+        custom_objects={"loss": loss},
+        **more,
+    )
     if phase == "predict":
         model.set_weights([np.full((1, 1), 0.5, np.float32)])
         return np.concatenate(spark_model.predict(rows.map(lambda row: row[0])).collect()).tolist()
     in_epochs = phase == "checkpoint" and act is not None
     checkpoint = CheckpointConfig(str(folder), every=5 if in_epochs else "epoch")
     spark_model.fit(
-        rows, batch_size=BATCH, epochs=EPOCHS, seed=3, verbose=0, preserve_partitions=True,
-        validation_split=0.25, checkpoint=checkpoint, resume=True,
-    )  # fmt: skip
+        rows,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        seed=3,
+        verbose=0,
+        preserve_partitions=True,
+        validation_split=0.25,
+        checkpoint=checkpoint,
+        resume=True,
+    )
     return model.get_weights()[0].ravel().tolist()
 
 

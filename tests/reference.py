@@ -126,7 +126,7 @@ class Nesterov:
 
 def synchronous(
     make_model, weights, x, y, *, workers, batch_size, epochs, frequency, seed=None, combine=average
-):  # fmt: skip
+):
     """Local steps from a common center, then c += what is made of the deltas and their rows."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
     momenta = momenta_of(replicas[0].model)

@@ -52,9 +52,12 @@ class Standalone:
 
     def _start(self, name, role, before, *options):
         environment = dict(
-            os.environ, SPARK_HOME=str(self.home), SPARK_LOCAL_DIRS=str(self.folder / "local"),
-            SPARK_WORKER_DIR=str(self.folder / "work"), SPARK_LOCAL_IP=options[1],
-        )  # fmt: skip
+            os.environ,
+            SPARK_HOME=str(self.home),
+            SPARK_LOCAL_DIRS=str(self.folder / "local"),
+            SPARK_WORKER_DIR=str(self.folder / "work"),
+            SPARK_LOCAL_IP=options[1],
+        )
         spark_class = [self.home / "bin" / "spark-class", f"org.apache.spark.deploy.{role.lower()}.{role}"]
         command = [*before, *spark_class, "--webui-port", "0", *options]
         with (self.folder / f"{name}.log").open("w") as log:

@@ -30,9 +30,22 @@ def vector(*values):
     return np.array(values, np.float32)
 
 
-def store_of(mode="synchronous", *, workers=3, size=5, joint=None, merge=None, statistics=0, staleness=None,
-    hybrid=None, center=None, decays=None, tables=(), kind=Coordinator, **shape,
-):  # fmt: skip
+def store_of(
+    mode="synchronous",
+    *,
+    workers=3,
+    size=5,
+    joint=None,
+    merge=None,
+    statistics=0,
+    staleness=None,
+    hybrid=None,
+    center=None,
+    decays=None,
+    tables=(),
+    kind=Coordinator,
+    **shape,
+):
     """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
     plan = Plan((), 0, 4, 1, joint, False, 0)
@@ -68,11 +81,17 @@ def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fiel
     """Return an update as a worker of the present generation stamps it."""
     parameters = np.asarray(parameters, np.float32)
     values = {
-        "kind": KINDS[store.shape.plan.joint] if kind is None else kind, "worker": worker,
-        "rows": (4 if len(parameters) else 0) if rows is None else rows, "loss": 1.0, "steps": 1,
-        "parameters": parameters, "generation": store.generation, "attempt": 1, "run": RUN,
+        "kind": KINDS[store.shape.plan.joint] if kind is None else kind,
+        "worker": worker,
+        "rows": (4 if len(parameters) else 0) if rows is None else rows,
+        "loss": 1.0,
+        "steps": 1,
+        "parameters": parameters,
+        "generation": store.generation,
+        "attempt": 1,
+        "run": RUN,
         "layout": LAYOUT,
-    }  # fmt: skip
+    }
     return Update(**values | fields)
 
 
@@ -139,9 +158,18 @@ def state_of(store):
     members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in store.members.items()}
     sequences = [store.merging.next_sequence(k) for k in range(store.shape.num_workers)]
     return (
-        parameters.tolist(), statistics.tolist(), version, store.generation, store.progress, members,
-        sequences, sorted(store.books), store.cut.epoch, store.failure, list(store.merging.losses),
-    )  # fmt: skip
+        parameters.tolist(),
+        statistics.tolist(),
+        version,
+        store.generation,
+        store.progress,
+        members,
+        sequences,
+        sorted(store.books),
+        store.cut.epoch,
+        store.failure,
+        list(store.merging.losses),
+    )
 
 
 # Refusals are counted, whoever is refused was heard, and has begun to send if it broke off after a header.

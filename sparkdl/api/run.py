@@ -22,10 +22,15 @@ from sparkdl.worker.collective import WorkerContext
 
 @short
 def run(
-    function: Callable[[WorkerContext], Any], num_workers: int | None = None, *,
-    bind_address: str | None = None, advertised_host: str | None = None, port: int | range | str = 0,
-    tls: bool | None = None, start_timeout: float = 300,
-) -> list[Any]:  # fmt: skip
+    function: Callable[[WorkerContext], Any],
+    num_workers: int | None = None,
+    *,
+    bind_address: str | None = None,
+    advertised_host: str | None = None,
+    port: int | range | str = 0,
+    tls: bool | None = None,
+    start_timeout: float = 300,
+) -> list[Any]:
     """Run a function of your own on every worker at once; it needs no model.
 
     Args:
@@ -54,9 +59,13 @@ def run(
         [0.5, 0.5]
     """
     config = TrainConfig(
-        num_workers=num_workers, bind_address=bind_address, advertised_host=advertised_host,
-        port=port, tls=tls, start_timeout=start_timeout,  # type: ignore[arg-type]
-    )  # fmt: skip
+        num_workers=num_workers,
+        bind_address=bind_address,
+        advertised_host=advertised_host,
+        port=port,  # type: ignore[arg-type]
+        tls=tls,
+        start_timeout=start_timeout,
+    )
     _require_one_argument(function)
     cluster = application_of(own_gpus=True)
     context = cluster.context  # which says so where there is none
@@ -72,9 +81,14 @@ def run(
 
         def submit(generation: int, barrier: bool) -> Job:
             stage = Stage(
-                "run", expected, endpoint=endpoint, generation=generation, function=function,
-                workers=num_workers, profile=cluster.profile,
-            )  # fmt: skip
+                "run",
+                expected,
+                endpoint=endpoint,
+                generation=generation,
+                function=function,
+                workers=num_workers,
+                profile=cluster.profile,
+            )
             return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
         gang = WorkerGroup(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)

@@ -187,15 +187,27 @@ class SparkModel:
             )
         merge = with_keras_optimizer(merge)
         self.config = TrainConfig(
-            mode=mode, frequency=frequency, num_workers=num_workers, merge=merge,  # type: ignore[arg-type]
-            batch_size_per_worker=batch_size_per_worker, bind_address=bind_address,
-            advertised_host=advertised_host, port=port, tls=tls,  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
+            frequency=frequency,
+            num_workers=num_workers,
+            merge=merge,
+            batch_size_per_worker=batch_size_per_worker,
+            bind_address=bind_address,
+            advertised_host=advertised_host,
+            port=port,  # type: ignore[arg-type]
+            tls=tls,
             start_timeout=start_timeout,
-            max_restarts=max_restarts, stall_timeout=stall_timeout, recovery_every=recovery_every,
+            max_restarts=max_restarts,
+            stall_timeout=stall_timeout,
+            recovery_every=recovery_every,
             on_worker_loss=on_worker_loss,  # type: ignore[arg-type]
-            share_gpus=share_gpus, staleness=staleness, quorum=quorum, straggler_timeout=straggler_timeout,
-            late_updates=late_updates, placement=placement,  # type: ignore[arg-type]
-        )  # fmt: skip
+            share_gpus=share_gpus,
+            staleness=staleness,
+            quorum=quorum,
+            straggler_timeout=straggler_timeout,
+            late_updates=late_updates,  # type: ignore[arg-type]
+            placement=placement,  # type: ignore[arg-type]
+        )
         rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule
         if rule.elastic and self.config.hybrid:
             raise ConfigError(
@@ -325,25 +337,40 @@ class SparkModel:
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
         fixed = self._fixed_batch_size(
-            batch_size=batch_size, validation_batch_size=validation_batch_size,
+            batch_size=batch_size,
+            validation_batch_size=validation_batch_size,
             batch_size_per_worker=self.config.batch_size_per_worker,
-        )  # fmt: skip
+        )
         batch_size = fixed if batch_size is None else batch_size
         fit = FitConfig(
-            batch_size=32 if batch_size is None else batch_size, epochs=epochs, verbose=verbose,
-            shuffle=shuffle, seed=seed, validation_split=validation_split, class_weight=class_weight,
-            initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size, validation_freq=validation_freq,
-            preserve_partitions=preserve_partitions, checkpoint=checkpoint,  # type: ignore[arg-type]
-            resume=resume, nan=nan,
-        )  # fmt: skip
+            batch_size=32 if batch_size is None else batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            shuffle=shuffle,
+            seed=seed,
+            validation_split=validation_split,
+            class_weight=class_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+            preserve_partitions=preserve_partitions,
+            checkpoint=checkpoint,  # type: ignore[arg-type]
+            resume=resume,
+            nan=nan,
+        )
         kept = check_callbacks(callbacks)
         names = features_col, label_col
         counts = models.count_parts(self.model)
         source = make_source(
-            (x, y, sample_weight), names, counts, indicator=validation_indicator_col, decode=decode,
+            (x, y, sample_weight),
+            names,
+            counts,
+            indicator=validation_indicator_col,
+            decode=decode,
             takes=models.takes(self.model),
-        )  # fmt: skip
+        )
         validation = self._validation(validation_data, (*names, sample_weight), decode)
         fit = _settle_rows(fit, source, validation, batch_size)
         if preserve_partitions:
@@ -382,12 +409,27 @@ class SparkModel:
         self.history = keras.callbacks.History()
         flags = self._trainability()
         request = Request(
-            self.model, self._builder, self.custom_objects, self.config, fit, source, validation, schema,
-            kept, self.history, self._metrics("train_step", "test_step"), flags,
-            self._carried_on(num_workers), self.distribution, spare, divides, classes, fixed,
+            self.model,
+            self._builder,
+            self.custom_objects,
+            self.config,
+            fit,
+            source,
+            validation,
+            schema,
+            kept,
+            self.history,
+            self._metrics("train_step", "test_step"),
+            flags,
+            self._carried_on(num_workers),
+            self.distribution,
+            spare,
+            divides,
+            classes,
+            fixed,
             functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
             self._lease,
-        )  # fmt: skip
+        )
         with flags.applied():
             run = Run(request, cluster, num_workers)
         try:
@@ -471,8 +513,9 @@ class SparkModel:
             return None
         counts = models.count_parts(self.model)
         settings: dict[str, Any] = {
-            "what": "validation_data", "takes": models.takes(self.model, "test_step"),
-        }  # fmt: skip
+            "what": "validation_data",
+            "takes": models.takes(self.model, "test_step"),
+        }
         if not isinstance(data, tuple | list):
             weight = list(leaves(names[2]))
             named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
@@ -563,9 +606,12 @@ class SparkModel:
         """
         counts = models.count_parts(self.model)
         source = make_source(
-            (x, y, sample_weight), (features_col, label_col), counts, decode=decode,
+            (x, y, sample_weight),
+            (features_col, label_col),
+            counts,
+            decode=decode,
             takes=models.takes(self.model, "test_step"),
-        )  # fmt: skip
+        )
         cluster = application_of(source.session)
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
@@ -651,10 +697,15 @@ class SparkModel:
         """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
         require_free(source.frame, output_col)
         predict = column_function(
-            self.model, frame_features(self.model, source), batch_size, decode=source.decode,
-            session=source.session, custom_objects=self.custom_objects, builder=self._builder,
+            self.model,
+            frame_features(self.model, source),
+            batch_size,
+            decode=source.decode,
+            session=source.session,
+            custom_objects=self.custom_objects,
+            builder=self._builder,
             streams=source.frame.isStreaming,
-        )  # fmt: skip
+        )
         return source.frame.withColumn(output_col, predict(*source.features()))
 
     def output_shapes(self) -> Any:

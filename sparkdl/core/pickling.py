@@ -49,8 +49,10 @@ def pickled(code: Any, pickler: Any) -> bytes:
                 raise error from None
             logger.warning(
                 "Not all of the modules %s can be pickled (%s). Executors need to have them: install them "
-                "there, or send them with --py-files or SparkContext.addPyFile.", ", ".join(own), error,
-            )  # fmt: skip
+                "there, or send them with --py-files or SparkContext.addPyFile.",
+                ", ".join(own),
+                error,
+            )
             return found
         finally:
             _unregister(before, pickler)

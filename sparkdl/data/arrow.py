@@ -30,9 +30,16 @@ ArrowArray: TypeAlias = pa.Array
 ROWS_PER_BATCH = 10_000  # as Spark makes them
 PIECE = 8 << 20  # bytes in a row: of many more, Spark Connect's messages have no room
 ARROW_TYPES = {
-    "bigint": "int64", "int": "int32", "smallint": "int16", "tinyint": "int8", "boolean": "bool_",
-    "float": "float32", "double": "float64", "string": "string", "binary": "binary",
-}  # fmt: skip
+    "bigint": "int64",
+    "int": "int32",
+    "smallint": "int16",
+    "tinyint": "int8",
+    "boolean": "bool_",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+    "binary": "binary",
+}
 
 
 def column_array(
@@ -340,9 +347,11 @@ def _per_row(counts: Any, lengths: Any) -> Any:
 
 
 def blocks_of_batches(
-    batches: Iterable[Any], columns: Sequence[Column], seed: int | None,
+    batches: Iterable[Any],
+    columns: Sequence[Column],
+    seed: int | None,
     decode: Mapping[int, Decode] | None = None,
-) -> Iterator[Block]:  # fmt: skip
+) -> Iterator[Block]:
     """Yield the rows of Arrow batches as blocks.
 
     Args:

@@ -67,10 +67,12 @@ class Faults:
     """
 
     def __init__(
-        self, schema: Schema, classes: Mapping[int, Classes],
+        self,
+        schema: Schema,
+        classes: Mapping[int, Classes],
         seeds: tuple[int | None, int | None] = (None, None),
         origin: Origin = lambda key: f"row {key}",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.schema, self.classes, self.seeds, self.origin = schema, classes, seeds, origin
         self._found: dict[tuple[int, int, str], tuple[int, int]] = {}
 
@@ -110,7 +112,7 @@ class Watched:
 
     def __init__(
         self, blocks: Iterable[Block], faults: Faults | None = None, *, shuffled: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.blocks, self.faults, self.shuffled = blocks, faults, shuffled
 
     def __iter__(self) -> Iterator[Block]:

@@ -98,7 +98,7 @@ def blocks_of_rows(
 
 def _block(
     chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int, place: str
-) -> Block:  # fmt: skip
+) -> Block:
     indices = np.arange(first, first + len(chunk), dtype=np.uint64)
     arrays = tuple(
         column.of(values, place, first)

@@ -131,7 +131,7 @@ class Column:
 
     def _each(
         self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Return what is taken of each row."""
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]

@@ -51,9 +51,12 @@ class Rows:
     """
 
     def __init__(
-        self, columns: tuple[AnyRows, ...], schema: Schema, order: Integers | None = None,
+        self,
+        columns: tuple[AnyRows, ...],
+        schema: Schema,
+        order: Integers | None = None,
         buckets: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.columns, self.schema, self.count = columns, schema, len(columns[0])
         self.buckets = buckets or (self.count,)
         self._order, self._expected = order, np.zeros(0, np.int64)
@@ -124,7 +127,7 @@ class SpillFile:
 
     def __init__(
         self, schema: Schema, directory: str, seed: int | None = None, *, memory: int = MEMORY
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.schema, self.empty, self.fingerprint = schema, 0, NOTHING
         self._directory, self._seed, self._memory = directory, seed, memory
         self._piles: dict[int, _Pile] = {}

@@ -119,15 +119,18 @@ class BatchHooks:
         for saver in self.savers:
             logger.info(
                 "%s(save_freq=%d) is called with weights of the workers after so many batches, or a little "
-                "later, and at the end of each epoch.", type(saver).__name__, saver.save_freq,
-            )  # fmt: skip
+                "later, and at the end of each epoch.",
+                type(saver).__name__,
+                saver.save_freq,
+            )
         if self.listening:
             logger.log(
                 logging.WARNING if self.strangers else logging.INFO,
                 "%s: batch hooks are called on the driver about twice a second, for each batch since the "
                 "last time, with the results of all workers so far. Until the epoch ends, the model has "
-                "the weights that it began with.", ", ".join(type(one).__name__ for one in self.listening),
-            )  # fmt: skip
+                "the weights that it began with.",
+                ", ".join(type(one).__name__ for one in self.listening),
+            )
 
     def reach(self, done: int, results: dict[str, Any], *, ends: bool = False) -> None:
         """Call the hooks of each batch before ``done`` whose hooks were not called yet.
@@ -160,7 +163,7 @@ class BatchHooks:
             "A batch hook of %s set the learning rate, which reaches workers some batches later than in "
             "Keras. Use a schedule in the optimizer or sparkdl.callbacks.LearningRateWarmup instead.",
             ", ".join(type(one).__name__ for one in callbacks),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _call(callbacks: Sequence[Any], begin: int, end: int, results: dict[str, Any]) -> None:

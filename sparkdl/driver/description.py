@@ -30,13 +30,45 @@ PLAIN = (bool, int, float, str, bytes, np.generic)
 # Not described: names that Keras numbers, states, what the layouts of variables tell, and values
 # that are used only until the variables exist.
 LEFT_OUT = {
-    "name", "path", "built", "trainable", "learning_rate", "iterations", "layers", "input_layers",
-    "output_layers", "build_input_shape", "registered_name", "module", "supports_masking", "autocast",
-    "units", "filters", "input_dim", "input_spec", "batch_shape", "seed", "metrics_names", "optimizer",
-    "compiled", "loss", "stop_training", "call_signature_parameters", "supports_jit", "seed_generator",
-    "train_function", "test_function", "predict_function", "build", "quantize", "dtype",
-    "vocabulary", "input_vocabulary", "idf_weights", "input_idf_weights",
-}  # fmt: skip
+    "name",
+    "path",
+    "built",
+    "trainable",
+    "learning_rate",
+    "iterations",
+    "layers",
+    "input_layers",
+    "output_layers",
+    "build_input_shape",
+    "registered_name",
+    "module",
+    "supports_masking",
+    "autocast",
+    "units",
+    "filters",
+    "input_dim",
+    "input_spec",
+    "batch_shape",
+    "seed",
+    "metrics_names",
+    "optimizer",
+    "compiled",
+    "loss",
+    "stop_training",
+    "call_signature_parameters",
+    "supports_jit",
+    "seed_generator",
+    "train_function",
+    "test_function",
+    "predict_function",
+    "build",
+    "quantize",
+    "dtype",
+    "vocabulary",
+    "input_vocabulary",
+    "idf_weights",
+    "input_idf_weights",
+}
 
 
 def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> Description:
@@ -155,9 +187,11 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
     inputs = [_input(column) for column in schema.columns]
     try:
         made, _ = model.stateless_call(
-            values(model.trainable_variables), values(model.non_trainable_variables), schema.batch(inputs).x,
+            values(model.trainable_variables),
+            values(model.non_trainable_variables),
+            schema.batch(inputs).x,
             training=False,
-        )  # fmt: skip
+        )
         arrays = [
             keras.ops.convert_to_numpy(keras.ops.cast(part, "float32")) for part in keras.tree.flatten(made)
         ]

@@ -93,9 +93,13 @@ class Metrics:
             )
 
     def merge(
-        self, states: Sequence[bytes], losses: Sequence[float] = (), rows: Integers | tuple[int, ...] = (),
-        *, step: str = "train_step",
-    ) -> dict[str, float]:  # fmt: skip
+        self,
+        states: Sequence[bytes],
+        losses: Sequence[float] = (),
+        rows: Integers | tuple[int, ...] = (),
+        *,
+        step: str = "train_step",
+    ) -> dict[str, float]:
         """Return the results of all workers' metrics together: states added, none counted twice.
 
         Args:

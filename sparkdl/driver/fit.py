@@ -135,15 +135,21 @@ class Run:
         self.settings = {
             "optimizer": type(optimizers.inner(request.model)).__name__,
             "model_variables": self.driver.layouts.trainable.digest.hex(),
-            "optimizer_variables": self.driver.layouts.optimizer.digest.hex(), "mode": config.mode.value,
-            "frequency": config.frequency, "merge": None if self.joint else self.rule.name,
+            "optimizer_variables": self.driver.layouts.optimizer.digest.hex(),
+            "mode": config.mode.value,
+            "frequency": config.frequency,
+            "merge": None if self.joint else self.rule.name,
             "center_optimizer": None if self.joint else outer_name(self.rule),
-            "num_workers": num_workers, "batch_size": batch_size, "shuffle": fit.shuffle,
-            "steps_per_epoch": fit.steps_per_epoch, "validation_split": fit.validation_split,
+            "num_workers": num_workers,
+            "batch_size": batch_size,
+            "shuffle": fit.shuffle,
+            "steps_per_epoch": fit.steps_per_epoch,
+            "validation_split": fit.validation_split,
             "validation_data": "given" if request.validation is not None else None,
             "sample_weight": "given" if request.schema.weights else None,
-            "preserve_partitions": fit.preserve_partitions, "seed": fit.seed,
-        }  # fmt: skip
+            "preserve_partitions": fit.preserve_partitions,
+            "seed": fit.seed,
+        }
         self.checkpoints, self.resumed = self._look_for_checkpoints()
         self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
         self.first = fit.initial_epoch, float(optimizers.batches_seen(request.model))
@@ -151,9 +157,16 @@ class Run:
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
         self.settings["seed"] = self.seed
         self.plan = Plan(
-            (), 0, batch_size, config.window, self.joint, fit.shuffle, self.seed, self.first[0],
+            (),
+            0,
+            batch_size,
+            config.window,
+            self.joint,
+            fit.shuffle,
+            self.seed,
+            self.first[0],
             fit.steps_per_epoch,
-        )  # fmt: skip
+        )
         params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": self._known_steps()}
         self.callbacks = Callbacks(request.callbacks, request.model, request.history, params)
         self._require_savers_on_driver()
@@ -171,10 +184,16 @@ class Run:
         self.traffic = Traffic()
         self.carried: CarriedState | None = None
         self.training: dict[str, Any] = {
-            "workers": num_workers, "merge": None if self.joint else self.rule.name,
-            "learning_rate_scale": 1.0, "rows": 0,
-            "batch_size": batch_size, "seed": self.seed, "epoch_seconds": [], "losses": [], "restarts": 0,
-        }  # fmt: skip
+            "workers": num_workers,
+            "merge": None if self.joint else self.rule.name,
+            "learning_rate_scale": 1.0,
+            "rows": 0,
+            "batch_size": batch_size,
+            "seed": self.seed,
+            "epoch_seconds": [],
+            "losses": [],
+            "restarts": 0,
+        }
         self.said = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
 
@@ -277,7 +296,7 @@ class Run:
         with request.flags.applied():
             spec, objects = models.freeze(
                 request.model, request.builder, request.custom_objects, check=request.check
-            )  # fmt: skip
+            )
             store = self._make_store()
         rounds = config.mode is Mode.SYNCHRONOUS
         held = request.fit.validation_batch_size or self.plan.batch_size
@@ -285,14 +304,24 @@ class Run:
             if source is not None:
                 source.held_batch, source.held_most = held, request.fit.validation_rows(held)
         settings = TrainSettings(
-            self.plan, request.fit.epochs, rounds, held, Average(), self.choice.power,
+            self.plan,
+            request.fit.epochs,
+            rounds,
+            held,
+            Average(),
+            self.choice.power,
             validation_rows=request.fit.validation_rows(held),
             slices=most_words(self.driver.layouts.trainable.size, self.num_workers) if self.joint else 0,
-        )  # fmt: skip
+        )
         job = TrainJob(
-            spec, settings, request.schema, self.driver.layouts.trainable.digest, request.fit.class_weight,
-            store.hosted if isinstance(store, RemoteCoordinator) else None, request.classes,
-        )  # fmt: skip
+            spec,
+            settings,
+            request.schema,
+            self.driver.layouts.trainable.digest,
+            request.fit.class_weight,
+            store.hosted if isinstance(store, RemoteCoordinator) else None,
+            request.classes,
+        )
         with interrupts.held():
             shared = self.cluster.share(job)
             stack.callback(self.cluster.forget, shared)
@@ -304,18 +333,28 @@ class Run:
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
         request.source.ahead = int(request.asks)
         partitions = request.source.training(
-            self.cluster, self.num_workers, validation=request.validation,
-            seed=self.seed if request.fit.shuffle else None, split=request.fit.validation_split,
-        )  # fmt: skip
+            self.cluster,
+            self.num_workers,
+            validation=request.validation,
+            seed=self.seed if request.fit.shuffle else None,
+            split=request.fit.validation_split,
+        )
         together = rounds and not config.goes_on and not self.cluster.dynamic
         barrier = endpoint is None or together
 
         def submit(generation: int, barrier: bool) -> Job:
             stage = functools.partial(
-                Stage, expected=expected, endpoint=endpoint, generation=generation, shared=shared,
-                objects=objects, builder=request.builder, distribution=request.distribution, rule=self.rule,
+                Stage,
+                expected=expected,
+                endpoint=endpoint,
+                generation=generation,
+                shared=shared,
+                objects=objects,
+                builder=request.builder,
+                distribution=request.distribution,
+                rule=self.rule,
                 profile=self.cluster.profile,
-            )  # fmt: skip
+            )
             action = partitions(stage, barrier)
             if isinstance(store, RemoteCoordinator):
                 return Job(self.cluster, lambda: store.receive(action()))
@@ -334,22 +373,36 @@ class Run:
         own = fit.validation_split > 0 or self.request.source.indicator is not None
         validating = self.request.validation is not None or own
         shape = RunSpec(
-            run=secrets.token_bytes(16), layout=layouts.trainable.digest, num_workers=self.num_workers,
-            plan=self.plan, epochs=fit.epochs, evaluated=fit.evaluated if validating else frozenset(),
+            run=secrets.token_bytes(16),
+            layout=layouts.trainable.digest,
+            num_workers=self.num_workers,
+            plan=self.plan,
+            epochs=fit.epochs,
+            evaluated=fit.evaluated if validating else frozenset(),
             attended=validating and self.callbacks.attends,
-            metrics=self.metrics.layout.nbytes, optimizer=layouts.optimizer.nbytes,
-            generators=layouts.generators.nbytes, own=4 * layouts.trainable.size * self.rule.elastic,
+            metrics=self.metrics.layout.nbytes,
+            optimizer=layouts.optimizer.nbytes,
+            generators=layouts.generators.nbytes,
+            own=4 * layouts.trainable.size * self.rule.elastic,
             first_step=self.first[1],
             scaled=self.joint and optimizers.scales_loss(self.request.model),
-            factor=self.factor, silence=SILENCE, stall=config.stall_timeout,
-            goes_on=config.goes_on, cuts=tuple(
+            factor=self.factor,
+            silence=SILENCE,
+            stall=config.stall_timeout,
+            goes_on=config.goes_on,
+            cuts=tuple(
                 every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
             ),
-        )  # fmt: skip
+        )
         terms = AggregationSpec(
-            config.mode.value, self.joint, self.num_workers, self.rule, config.staleness, self.hybrid,
+            config.mode.value,
+            self.joint,
+            self.num_workers,
+            self.rule,
+            config.staleness,
+            self.hybrid,
             sliced_tables(layouts.trainable, joint=self.joint),
-        )  # fmt: skip
+        )
         start = self.driver.parameters(), self.driver.statistics()
         decays = models.decays(self.request.model)
         if config.placement is Placement.DRIVER:
@@ -510,28 +563,37 @@ class Run:
         idle = sum(not count for count in rows)
         empty = sum(member.notes.get("empty", 0) for member in store.members.values())
         logger.info(
-            "%d workers on %d rows, batch_size=%d %s: %d updates per epoch.", self.num_workers, sum(rows),
-            plan.batch_size, "over all workers" if self.joint else "per worker",
+            "%d workers on %d rows, batch_size=%d %s: %d updates per epoch.",
+            self.num_workers,
+            sum(rows),
+            plan.batch_size,
+            "over all workers" if self.joint else "per worker",
             plan.steps if self.joint else sum(p.num_batches for p in store.plans),
-        )  # fmt: skip
+        )
         _, scale = self.choice.bound(plan.working)
         self.training["learning_rate_scale"] = scale
         if scale != 1:
             logger.info(
                 'Workers step on their own, at %.2f times the learning rate, with merge="%s". A rule that is '
-                "named takes the rate as it is.", scale, self.rule.name,
-            )  # fmt: skip
+                "named takes the rate as it is.",
+                scale,
+                self.rule.name,
+            )
         if plan.working > STUDIED and not self.joint:
             logger.warning(
                 "What %d workers that step on their own learn in an epoch was not studied, only up to %d; "
                 'mode="synchronous" with frequency="batch" is plain Keras with any number.',
-                plan.working, STUDIED,
-            )  # fmt: skip
+                plan.working,
+                STUDIED,
+            )
         config = self.request.config
         below = shortfall(
-            config.merge, mode=config.mode.value, window=config.window, workers=plan.working,
+            config.merge,
+            mode=config.mode.value,
+            window=config.window,
+            workers=plan.working,
             adaptive=optimizers.adaptive(self.request.model),
-        )  # fmt: skip
+        )
         if below is not None and not self.joint:
             logger.warning("%s", words_of(below))
         if idle:
@@ -596,10 +658,14 @@ class Run:
         )
         config = self.request.config
         others = {
-            "merge": None if self.joint else self.rule, "class_weight": fit.class_weight,
-            "staleness": config.staleness, "quorum": config.quorum, "late_updates": config.late_updates,
-            "straggler_timeout": config.straggler_timeout, "validation_freq": fit.validation_freq,
-        }  # fmt: skip
+            "merge": None if self.joint else self.rule,
+            "class_weight": fit.class_weight,
+            "staleness": config.staleness,
+            "quorum": config.quorum,
+            "late_updates": config.late_updates,
+            "straggler_timeout": config.straggler_timeout,
+            "validation_freq": fit.validation_freq,
+        }
         self.description = describe(self.request.model, self.request.schema, others)
         return checkpoints, checkpoints.newest(self.settings, self.description)
 
@@ -657,10 +723,18 @@ class Run:
     ) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
-            self.settings, self.first, cut, store.held, optimizers.learning_rate(model),
-            history.history, history.epoch, self.training, store.counters, model.stop_training,
+            self.settings,
+            self.first,
+            cut,
+            store.held,
+            optimizers.learning_rate(model),
+            history.history,
+            history.epoch,
+            self.training,
+            store.counters,
+            model.stop_training,
             self.description,
-        )  # fmt: skip
+        )
         value = None if logs is None else logs.get(checkpoints.config.monitor)
         checkpoints.save(saved, value, wait=logs is not None)
 

@@ -363,8 +363,10 @@ class Lease:
                     logger.warning(
                         "No heartbeat could be written to %s; training goes on. After %.0f s another run may "
                         "take the folder over: %s",
-                        self.uri, SILENCE_SECONDS, error,
-                    )  # fmt: skip
+                        self.uri,
+                        SILENCE_SECONDS,
+                        error,
+                    )
                 warned = True
 
     # Giving it back.
@@ -382,8 +384,10 @@ class Lease:
         except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
             logger.warning(
                 "The lease of %s could not be removed; the next run may wait %.0f s: %s",
-                self.uri, SILENCE_SECONDS, error,
-            )  # fmt: skip
+                self.uri,
+                SILENCE_SECONDS,
+                error,
+            )
         finally:
             _held.discard(self.me.id)
 

@@ -23,10 +23,15 @@ Model = Any  # a keras.Model, which this file hands on and does not open
 
 
 def inference_stage(
-    cluster: SparkApplication, model: Model, schema: Schema, batch_size: int | None,
-    *, custom_objects: dict[str, Any] | None = None, builder: Callable[[], Model] | None = None,
+    cluster: SparkApplication,
+    model: Model,
+    schema: Schema,
+    batch_size: int | None,
+    *,
+    custom_objects: dict[str, Any] | None = None,
+    builder: Callable[[], Model] | None = None,
     streams: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Return what makes the stages of a predict or an evaluate, and what their tasks share.
 
     Args:
@@ -43,9 +48,12 @@ def inference_stage(
     spec, objects = models.freeze(model, builder, custom_objects, trains=False)
     shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
     stage = functools.partial(
-        Stage, expected=preflight.expectations(spec.backend, local=cluster.local), shared=shared,
-        objects=objects, builder=builder,
-    )  # fmt: skip
+        Stage,
+        expected=preflight.expectations(spec.backend, local=cluster.local),
+        shared=shared,
+        objects=objects,
+        builder=builder,
+    )
     return stage, shared
 
 
@@ -128,7 +136,7 @@ def unknown_inputs(model: Model) -> ModelError:
 @short
 def predict_udf(
     model: Model, batch_size: int | None = None, custom_objects: dict[str, Any] | None = None
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a function of Spark SQL that predicts with a Keras model.
 
     Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, of

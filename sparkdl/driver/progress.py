@@ -81,10 +81,12 @@ class BarDisplay(Display):
     def __init__(self, epochs: int, console: Console) -> None:
         super().__init__(epochs, console)
         columns = (
-            TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.fields[speed]} rows/s"), TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[speed]} rows/s"),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[results]}", markup=False),
-        )  # fmt: skip
+        )
         self.progress = Progress(*columns, console=console, transient=True)
         self.task: TaskID | None = None
 

@@ -142,8 +142,11 @@ class WorkerGroup:
             self.store.restart()
             logger.warning(
                 "A worker was lost; the run is taken up again from %s (%d of %d): %s",
-                self.store.cut, self.failures, self.restarts, str(error).split("\n")[0][:300],
-            )  # fmt: skip
+                self.store.cut,
+                self.failures,
+                self.restarts,
+                str(error).split("\n")[0][:300],
+            )
             self.start()
             return
         else:
@@ -170,8 +173,10 @@ class WorkerGroup:
             self.noticed = now
             logger.warning(
                 "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",
-                len(missing), total, now - self.started,
-            )  # fmt: skip
+                len(missing),
+                total,
+                now - self.started,
+            )
 
     def finish(self) -> None:
         """Let the job end by itself after the last epoch, or cancel it, with the tasks of absent workers."""

@@ -36,12 +36,23 @@ Convert = Callable[[str, Any], Any]
 
 
 DEFAULTS: dict[str, Any] = {
-    "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction",
-    "probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "task": "auto",
-    "inferenceBatchSize": 1024, "mode": "synchronous", "frequency": "batch", "batchSize": 32, "epochs": 1,
-    "shuffle": True, "verbose": 0, "validationSplit": 0.0, "preservePartitions": False,
+    "featuresCol": "features",
+    "labelCol": "label",
+    "predictionCol": "prediction",
+    "probabilityCol": "probability",
+    "rawPredictionCol": "rawPrediction",
+    "task": "auto",
+    "inferenceBatchSize": 1024,
+    "mode": "synchronous",
+    "frequency": "batch",
+    "batchSize": 32,
+    "epochs": 1,
+    "shuffle": True,
+    "verbose": 0,
+    "validationSplit": 0.0,
+    "preservePartitions": False,
     "nan": "error",
-}  # fmt: skip
+}
 
 
 class Task(StrEnum):
@@ -211,17 +222,16 @@ class PredictionParams(KerasParams):
     customObjects = _param("classes and functions that the model needs, by name")
     featuresCol = _param(
         "the column of features; a list of columns that make one array; for several inputs a list, or a dict "
-        "of columns by input or of inputs by column", _columns,
-    )  # fmt: skip
+        "of columns by input or of inputs by column",
+        _columns,
+    )
     decode = _param("functions by column that make an array of a value, such as the bytes of an image")
     predictionCol = _param(
         "the column of predictions: the index of the class, or the number; arrays or a struct otherwise", TEXT
     )
     probabilityCol = _param("the column of a vector of class probabilities; empty: none", TEXT)
     rawPredictionCol = _param("the column of a vector of logits, up to a constant a row; empty: none", TEXT)
-    task = _param(
-        'what the output is: "classification", "regression", or "auto", by the loss', _one_of(Task)
-    )  # fmt: skip
+    task = _param('what the output is: "classification", "regression", or "auto", by the loss', _one_of(Task))
     thresholds = _param(
         "a number for each class, by which its probability is divided before the largest is predicted",
         _thresholds,
@@ -248,7 +258,7 @@ class FitParams(PredictionParams):
     stallTimeout = _param("seconds without a word after which a worker is lost", _seconds)
     onWorkerLoss = _param(
         '"fail": all workers start again, or "continue" without the one that is lost', _one_of(WorkerLoss)
-    )  # fmt: skip
+    )
     recoveryEvery = _param("exchanges of an epoch after which there is a place to go on from", _whole)
     shareGpus = _param("whether two workers may be on one GPU", FLAG)
     staleness = _param("exchanges that a worker may be ahead of the slowest", _natural)
@@ -279,7 +289,7 @@ class FitParams(PredictionParams):
     checkpoint = _param(
         "a folder for the checkpoints of one fit, or a sparkdl.CheckpointConfig",
         _plain(CheckpointConfig.of),
-    )  # fmt: skip
+    )
     resume = _param("whether to go on from the newest checkpoint there, where there is one", FLAG)
     nan = _param('what to do about rows with NaN, Inf, or a label of no class: "error" or "warn"', TEXT)
     verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
@@ -290,16 +300,51 @@ class TrainingParams(ModelParams, FitParams):
 
 
 SETTINGS = (
-    "customObjects", "mode", "frequency", "numWorkers", "merge", "batchSizePerWorker", "bindAddress",
-    "advertisedHost", "port", "tls", "startTimeout", "maxRestarts", "stallTimeout", "onWorkerLoss",
-    "recoveryEvery", "shareGpus", "staleness", "quorum", "stragglerTimeout", "lateUpdates", "placement",
+    "customObjects",
+    "mode",
+    "frequency",
+    "numWorkers",
+    "merge",
+    "batchSizePerWorker",
+    "bindAddress",
+    "advertisedHost",
+    "port",
+    "tls",
+    "startTimeout",
+    "maxRestarts",
+    "stallTimeout",
+    "onWorkerLoss",
+    "recoveryEvery",
+    "shareGpus",
+    "staleness",
+    "quorum",
+    "stragglerTimeout",
+    "lateUpdates",
+    "placement",
     "distribution",
-)  # fmt: skip
+)
 FIT = (
-    "labelCol", "validationIndicatorCol", "validationSplit", "validationBatchSize", "validationFreq",
-    "validationSteps", "batchSize", "epochs", "initialEpoch", "stepsPerEpoch", "shuffle", "classWeight",
-    "callbacks", "seed", "verbose", "preservePartitions", "decode", "checkpoint", "resume", "nan",
-)  # fmt: skip
+    "labelCol",
+    "validationIndicatorCol",
+    "validationSplit",
+    "validationBatchSize",
+    "validationFreq",
+    "validationSteps",
+    "batchSize",
+    "epochs",
+    "initialEpoch",
+    "stepsPerEpoch",
+    "shuffle",
+    "classWeight",
+    "callbacks",
+    "seed",
+    "verbose",
+    "preservePartitions",
+    "decode",
+    "checkpoint",
+    "resume",
+    "nan",
+)
 OF_PLACE = (
     "bindAddress",
     "advertisedHost",

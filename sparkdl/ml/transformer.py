@@ -35,10 +35,17 @@ class Predicts(PredictionParams, Stored):
         shape = models.output_shapes(model, predicted)
         head = losses.head_of(model, self.getOrDefault("task"), shape, self.given_thresholds())
         predict = column_function(
-            model, schema, self.getOrDefault("inferenceBatchSize"), head=head, predicted=predicted,
-            session=dataset.sparkSession, builder=self.builder(), decode=source.decode,
-            streams=dataset.isStreaming, **arguments(self, ("customObjects",)),
-        )  # fmt: skip
+            model,
+            schema,
+            self.getOrDefault("inferenceBatchSize"),
+            head=head,
+            predicted=predicted,
+            session=dataset.sparkSession,
+            builder=self.builder(),
+            decode=source.decode,
+            streams=dataset.isStreaming,
+            **arguments(self, ("customObjects",)),
+        )
         column = functions.col(made := f"{self.uid}_made")
         if head.classifies:
             parts = {

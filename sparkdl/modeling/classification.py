@@ -42,9 +42,7 @@ class Classes(NamedTuple):
     raw: Array
 
 
-def classify(
-    outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | None = None
-) -> Classes:  # fmt: skip
+def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | None = None) -> Classes:
     """Return what a classifier's outputs say.
 
     Args:

@@ -41,18 +41,44 @@ PLAIN = bool | int | float | complex | str | bytes | None | Enum | np.generic
 VARIABLE = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
 # What optimizers keep that is made again on workers, by ``build`` or by Keras's own constructor.
 OF_OPTIMIZERS = {
-    "built", "_tracker", "_lock", "_variables", "_trainable_variables", "_trainable_variables_indices",
-    "_iterations", "_distribution_strategy", "_exclude_from_weight_decay", "_exclude_from_weight_decay_cache",
-}  # fmt: skip
+    "built",
+    "_tracker",
+    "_lock",
+    "_variables",
+    "_trainable_variables",
+    "_trainable_variables_indices",
+    "_iterations",
+    "_distribution_strategy",
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_cache",
+}
 # What layers and models have that is settled by being built, called, compiled or trained.
 OF_LAYERS = {
-    "_compile_metrics", "_eval_epoch_iterator", "_epoch_iterator", "_functional", "_jax_state", "build",
-    "built", "history", "quantize", "stop_evaluating", "stop_predicting", "stop_training",
-}  # fmt: skip
+    "_compile_metrics",
+    "_eval_epoch_iterator",
+    "_epoch_iterator",
+    "_functional",
+    "_jax_state",
+    "build",
+    "built",
+    "history",
+    "quantize",
+    "stop_evaluating",
+    "stop_predicting",
+    "stop_training",
+}
 KEPT = {
-    "_trainable", "_dtype_policy", "_remat_mode", "_supports_masking", "_run_eagerly", "_jit_compile",
-    "autocast", "supports_jit", "activity_regularizer", "steps_per_execution",
-}  # fmt: skip
+    "_trainable",
+    "_dtype_policy",
+    "_remat_mode",
+    "_supports_masking",
+    "_run_eagerly",
+    "_jit_compile",
+    "autocast",
+    "supports_jit",
+    "activity_regularizer",
+    "steps_per_execution",
+}
 
 
 class Difference(NamedTuple):
@@ -297,9 +323,12 @@ def with_stand_ins(config: Any) -> Any:
     if isinstance(inner, dict) and STAND_IN in inner:
         of_models = {key: with_stand_ins(config[key]) for key in OF_MODELS if key in config}
         return {
-            **of_models, "module": None, "class_name": STAND_IN, "config": {"name": inner[STAND_IN]},
+            **of_models,
+            "module": None,
+            "class_name": STAND_IN,
+            "config": {"name": inner[STAND_IN]},
             "registered_name": STAND_IN,
-        }  # fmt: skip
+        }
     return {name: with_stand_ins(part) for name, part in config.items()}
 
 

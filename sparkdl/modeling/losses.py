@@ -172,21 +172,25 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     if own:
         logger.warning(
             "%s has its own %s: workers' gradients are averaged, which is what one process computes if its "
-            "loss is a mean over rows.", type(model).__name__, " and ".join(own),
-        )  # fmt: skip
+            "loss is a mean over rows.",
+            type(model).__name__,
+            " and ".join(own),
+        )
     weighed = [name for name, kind in kinds.items() if kind == "weights"]
     if weighed and len(watch.reductions) > 1:
         logger.warning(
             "%s: these losses are divided by what masks or weights add up to, beside others that are not or "
             "by other ones. Workers' gradients are averaged by rows, so that a step differs a little from "
-            "that of one process.", ", ".join(weighed),
-        )  # fmt: skip
+            "that of one process.",
+            ", ".join(weighed),
+        )
     coupled = [name for name, loss, samples in _losses(model, y, predicted) if _couples_rows(loss, samples)]
     if coupled:
         logger.warning(
             "%s: the loss of two rows together is not the mean of theirs. Workers' gradients are averaged by "
-            "rows, so that a step differs from that of one process.", ", ".join(coupled),
-        )  # fmt: skip
+            "rows, so that a step differs from that of one process.",
+            ", ".join(coupled),
+        )
 
     if _adds_by_rows(model, x):
         logger.warning(
@@ -253,8 +257,9 @@ def logged(
             logger.warning(
                 "%s: %s returns these, which are no results of metrics, so that workers' values cannot be "
                 "merged. They are not reported. Return metric.result() instead.",
-                ", ".join(unknown), step,
-            )  # fmt: skip
+                ", ".join(unknown),
+                step,
+            )
         found[step] = {name: place for name, place in places.items() if place is not None}
     return found
 
@@ -301,14 +306,17 @@ def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, C
 
 
 CROSSENTROPIES = {
-    "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
-    "categorical_focal_crossentropy", "sparse_categorical_crossentropy",
-}  # fmt: skip
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "sparse_categorical_crossentropy",
+}
 
 
 def head_of(
     model: keras.Model, task: str, shape: Any, thresholds: Sequence[float] | None = None
-) -> OutputKind:  # fmt: skip
+) -> OutputKind:
     """Return what a model's output is.
 
     Args:

@@ -1207,7 +1207,7 @@ def as_tensors(rows: Any) -> Any:
 
 def build_metrics(
     model: keras.Model, x: Any, y: Any, sample_weight: Any = None, *, step: str = "train_step"
-) -> Any:  # fmt: skip
+) -> Any:
     """Build the states of a model's metrics by one forward pass over a few rows, and reset them.
 
     Args:

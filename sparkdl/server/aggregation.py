@@ -437,9 +437,13 @@ class GradientRounds(SynchronousRounds):
     """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None,
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        hybrid: Hybrid | None = None,
         tables: Tables = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tables = tables
         self.words = 0  # of the longest gradient with slices so far
         super().__init__(parameters, statistics, num_workers, hybrid)
@@ -485,18 +489,26 @@ class GradientRounds(SynchronousRounds):
         if self.hybrid is not None:
             self.depth = min(self.depth, self._depth(len(parameters)))
         return replace(
-            reply, kind=Answer.MEAN, version=self.version, parameters=parameters,
+            reply,
+            kind=Answer.MEAN,
+            version=self.version,
+            parameters=parameters,
             statistics=self.statistics,
-        )  # fmt: skip
+        )
 
 
 class DeltaRounds(SynchronousRounds):
     """The center moves by the rule's answer to the reduced delta; every worker goes on from the center."""
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        rule: Rule,
+        decays: Vector,
         hybrid: Hybrid | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rule, self.decays = rule, decays
         super().__init__(parameters, statistics, num_workers, hybrid)
         self.state = rule.init(parameters)
@@ -519,9 +531,12 @@ class DeltaRounds(SynchronousRounds):
             share = window_share(self.decays, self.steps, 1)
             self.statistics = self.statistics + share * (statistics - self.statistics)
         return replace(
-            reply, kind=Answer.CENTER, version=self.version, parameters=self.parameters,
+            reply,
+            kind=Answer.CENTER,
+            version=self.version,
+            parameters=self.parameters,
             statistics=self.statistics,
-        )  # fmt: skip
+        )
 
 
 class Asynchronous(Aggregation):
@@ -537,9 +552,14 @@ class Asynchronous(Aggregation):
     """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        rule: Rule,
+        decays: Vector,
         bound: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(parameters.copy(), statistics, num_workers)
         self.rule, self.state = rule, rule.init(parameters)
         self.decays = decays
@@ -625,9 +645,13 @@ class Asynchronous(Aggregation):
             if reply.flags & Flag.AGAIN:
                 return reply
             return replace(
-                reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-                parameters=self.parameters.copy(), statistics=self.statistics,
-            )  # fmt: skip
+                reply,
+                kind=Answer.CENTER,
+                flags=reply.flags | flags,
+                version=self.version,
+                parameters=self.parameters.copy(),
+                statistics=self.statistics,
+            )
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
         """Return a copy of the center, one for all who ask at once, the statistics, and their version."""
@@ -696,9 +720,14 @@ class Hogwild(Asynchronous):
     """
 
     def __init__(
-        self, parameters: Vector, statistics: Vector, num_workers: int, rule: Rule, decays: Vector,
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        rule: Rule,
+        decays: Vector,
         bound: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(parameters, statistics, num_workers, rule, decays, bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), STRIPE)]
         self.adding = 0  # updates that are counted, and not in the center yet
@@ -726,9 +755,13 @@ class Hogwild(Asynchronous):
         if reply.flags & Flag.AGAIN:
             return reply
         return replace(
-            reply, kind=Answer.CENTER, flags=reply.flags | flags, version=self.version,
-            parameters=self.parameters.copy(), statistics=self.statistics,
-        )  # fmt: skip
+            reply,
+            kind=Answer.CENTER,
+            flags=reply.flags | flags,
+            version=self.version,
+            parameters=self.parameters.copy(),
+            statistics=self.statistics,
+        )
 
     def settle(self) -> None:
         """Wait until additions have ended; none begins before the caller gives back the lock."""

@@ -198,9 +198,15 @@ class Coordinator:
             raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
 
     def ready(
-        self, worker: int, generation: int, attempt: int, rows: int, validation_rows: int,
-        notes: dict[str, Any], fingerprint: Fingerprint = NOTHING,
-    ) -> dict[str, Any] | None:  # fmt: skip
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        rows: int,
+        validation_rows: int,
+        notes: dict[str, Any],
+        fingerprint: Fingerprint = NOTHING,
+    ) -> dict[str, Any] | None:
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
             member, held = self._member(worker, generation, attempt), RowsHeld(rows, fingerprint)
@@ -389,18 +395,30 @@ class Coordinator:
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
             return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
-            Kind.REPORT: self._report, Kind.VALIDATION: self._validated, Kind.PULL: self._pull,
-            Kind.RESTORE: self._restore, Kind.CENTER: self._center, Kind.CUT: self._stand,
-            Kind.SHARE: self._share, Kind.GIVE: self._give, Kind.TAKE: self._take,
-        }  # fmt: skip
+            Kind.REPORT: self._report,
+            Kind.VALIDATION: self._validated,
+            Kind.PULL: self._pull,
+            Kind.RESTORE: self._restore,
+            Kind.CENTER: self._center,
+            Kind.CUT: self._stand,
+            Kind.SHARE: self._share,
+            Kind.GIVE: self._give,
+            Kind.TAKE: self._take,
+        }
         if update.kind not in answer:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
         return answer[update.kind](update, read)
 
     def heartbeat(
-        self, worker: int, generation: int, attempt: int, epoch: int, rows: int, retries: int,
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        epoch: int,
+        rows: int,
+        retries: int,
         log: list[dict[str, Any]],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
         with self.changed:
             member = self._member(worker, generation, attempt)
@@ -635,9 +653,14 @@ class Coordinator:
         before = {} if isinstance(merging, SynchronousRounds) else self._states()
         parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
         return Snapshot(
-            epoch, parameters, statistics, merging.version, self.progress, before | book.states,
+            epoch,
+            parameters,
+            statistics,
+            merging.version,
+            self.progress,
+            before | book.states,
             merging.state,
-        )  # fmt: skip
+        )
 
     def _stand(self, update: Update, read: Read) -> Reply:
         """Take what a worker is in the middle of an epoch; in rounds that of all workers is a cut.
@@ -664,8 +687,9 @@ class Coordinator:
         """Return whether a worker has not gone on since it has said this."""
         worker = update.worker
         return (update.sequence, update.epoch) == (
-            self.merging.next_sequence(worker), self._next_epoch(worker)
-        )  # fmt: skip
+            self.merging.next_sequence(worker),
+            self._next_epoch(worker),
+        )
 
     def _end_standing(self, merging: SynchronousRounds, standing: EpochReports) -> None:
         """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
@@ -676,9 +700,12 @@ class Coordinator:
             self.note()
             return
         self.cut = self.noted = replace(
-            self._cut_of(standing, self.cut.epoch), place=merging.round % self.plans[0].windows,
-            metrics=standing.metrics, losses=list(merging.losses), before=self.cut.before or self.cut,
-        )  # fmt: skip
+            self._cut_of(standing, self.cut.epoch),
+            place=merging.round % self.plans[0].windows,
+            metrics=standing.metrics,
+            losses=list(merging.losses),
+            before=self.cut.before or self.cut,
+        )
         if isinstance(merging, GradientRounds):
             merging.parameters = self.cut.parameters  # which the replicas have reached
         self._take_back()
@@ -793,9 +820,12 @@ class Coordinator:
                 return replace(self._control(), version=cut.version)
             parameters, statistics = weights or (cut.parameters, cut.statistics)
             return replace(
-                self._control(), kind=Answer.CENTER, version=cut.version, parameters=parameters,
+                self._control(),
+                kind=Answer.CENTER,
+                version=cut.version,
+                parameters=parameters,
                 statistics=statistics,
-            )  # fmt: skip
+            )
 
     def _center(self, update: Update, read: Read) -> Reply:
         with self.changed:
@@ -804,9 +834,12 @@ class Coordinator:
                 return replace(self._control(), version=update.base_version)
             parameters, statistics, version = self.merging.snapshot()
             return replace(
-                self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
+                self._control(),
+                kind=Answer.CENTER,
+                version=version,
+                parameters=parameters,
                 statistics=statistics,
-            )  # fmt: skip
+            )
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
@@ -816,9 +849,14 @@ class Coordinator:
                 state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
             parameters, statistics, version = self.merging.snapshot()
             return replace(
-                self._control(), kind=Answer.CENTER, version=version, parameters=parameters,
-                statistics=statistics, state=state, metrics=self.cut.metrics.get(update.worker, b""),
-            )  # fmt: skip
+                self._control(),
+                kind=Answer.CENTER,
+                version=version,
+                parameters=parameters,
+                statistics=statistics,
+                state=state,
+                metrics=self.cut.metrics.get(update.worker, b""),
+            )
 
     def _state_of(self, worker: int) -> bytes:
         return bytes(self._states().get(worker, b""))
@@ -856,11 +894,14 @@ class Coordinator:
             self._note_silence()
             self.changed.wait_for(
                 lambda: (
-                    self._complete(epoch) or self.failure is not None or self.closed
-                    or self.unattended(epoch) is not None or (self.plans and self.released <= epoch)
+                    self._complete(epoch)
+                    or self.failure is not None
+                    or self.closed
+                    or self.unattended(epoch) is not None
+                    or (self.plans and self.released <= epoch)
                 ),
                 timeout,
-            )  # fmt: skip
+            )
             if not self._complete(epoch) or isinstance(self.failure, DivergedError) or self.broken:
                 return None
             book = self.books[epoch]
@@ -868,9 +909,12 @@ class Coordinator:
             order = range(self.shape.num_workers)
             losses, self.merging.losses = self.merging.losses, []
             return EpochResult(
-                book.cut, [book.metrics[k] for k in order if k in book.metrics],
-                [book.validation[k] for k in order if k in book.validation], book.rows, losses,
-            )  # fmt: skip
+                book.cut,
+                [book.metrics[k] for k in order if k in book.metrics],
+                [book.validation[k] for k in order if k in book.validation],
+                book.rows,
+                losses,
+            )
 
     def unattended(self, epoch: int) -> EpochResult | None:
         """Return what workers reported of an epoch, if its evaluation waits for the driver."""
@@ -880,9 +924,12 @@ class Coordinator:
             if not waits or book is None or book.cut is None or not self.plans:
                 return None
             return EpochResult(
-                book.cut, [book.metrics[k] for k in sorted(book.metrics)], [], book.rows,
+                book.cut,
+                [book.metrics[k] for k in sorted(book.metrics)],
+                [],
+                book.rows,
                 list(self.merging.losses),
-            )  # fmt: skip
+            )
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
         """Let workers evaluate an epoch: these parameters and statistics, or the cut at its end if None."""
@@ -991,9 +1038,12 @@ class Coordinator:
     def _is_to_speak(self, update: Update) -> bool:
         """Return whether a worker has to say, besides its report, what all replicas have."""
         book = self.books.get(update.epoch)
-        return book is not None and book.cut is None and self._is_mute(book) and (
-            self.merging.all_of(book.metrics) and update.worker == self._deputy()
-        )  # fmt: skip
+        return (
+            book is not None
+            and book.cut is None
+            and self._is_mute(book)
+            and (self.merging.all_of(book.metrics) and update.worker == self._deputy())
+        )
 
     def _tell(self, level: int, message: str) -> None:
         self.log.append({"name": "store", "level": level, "message": message})
@@ -1044,11 +1094,17 @@ class Coordinator:
             if not ends:
                 self.unsaid = set(range(self.shape.num_workers))
             self.noted = replace(
-                self.cut, states=self._states(), parameters=kept(merging.parameters),
-                statistics=merging.statistics, version=merging.version, progress=self.progress,
-                rule=merging.state, losses=list(merging.losses), ledger=dict(merging.last),
+                self.cut,
+                states=self._states(),
+                parameters=kept(merging.parameters),
+                statistics=merging.statistics,
+                version=merging.version,
+                progress=self.progress,
+                rule=merging.state,
+                losses=list(merging.losses),
+                ledger=dict(merging.last),
                 books={epoch: book.noted() for epoch, book in self.books.items()},
-            )  # fmt: skip
+            )
 
     def stop(self) -> None:
         """Tell every worker, with its next reply, that training ends."""
@@ -1125,17 +1181,23 @@ class Coordinator:
             if not isinstance(self.merging, GradientRounds):
                 parameters, statistics, version = self.merging.snapshot()
                 return replace(
-                    self.cut, parameters=parameters, statistics=statistics, version=version,
+                    self.cut,
+                    parameters=parameters,
+                    statistics=statistics,
+                    version=version,
                     rule=self.merging.state,
-                )  # fmt: skip
+                )
             report = self._spoken()
             if report is None:
                 complete = [book.cut for book in self.books.values() if book.cut is not None]
                 return max([self.cut, *complete], key=lambda cut: cut.epoch)
             return replace(
-                self.cut, parameters=report.parameters, statistics=report.statistics,
-                states={report.worker: spooled(report.state)}, progress=self.progress,
-            )  # fmt: skip
+                self.cut,
+                parameters=report.parameters,
+                statistics=report.statistics,
+                states={report.worker: spooled(report.state)},
+                progress=self.progress,
+            )
 
     def _spoken(self) -> Update | None:
         """Return what a replica said that was stopped in an epoch, with its weights."""
@@ -1152,10 +1214,13 @@ class Coordinator:
         with self.changed:
             dropped = self.merging.dropped
             return {
-                "version": self.merging.version, "late_dropped": dropped.total() + self.merging.late,
-                "late_merged": self.merging.merged_late, "dropped": dict(dropped),
-                "slices": self.merging.slices, **self.counters,
-            }  # fmt: skip
+                "version": self.merging.version,
+                "late_dropped": dropped.total() + self.merging.late,
+                "late_merged": self.merging.merged_late,
+                "dropped": dict(dropped),
+                "slices": self.merging.slices,
+                **self.counters,
+            }
 
     def missing(self) -> list[int]:
         """Return the workers that have not joined."""

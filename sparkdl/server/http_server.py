@@ -99,8 +99,10 @@ class Traffic:
         """Return the counts."""
         with self._lock:
             return {
-                "bytes_received": self.received, "bytes_sent": self.sent, "refused_requests": self.refused,
-            }  # fmt: skip
+                "bytes_received": self.received,
+                "bytes_sent": self.sent,
+                "refused_requests": self.refused,
+            }
 
 
 def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
@@ -155,9 +157,14 @@ def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  
     @app.post("/v1/ready")
     def ready() -> Any:
         body = _json(
-            worker=int, generation=int, attempt=int, rows=int, validation_rows=int, notes=dict,
+            worker=int,
+            generation=int,
+            attempt=int,
+            rows=int,
+            validation_rows=int,
+            notes=dict,
             fingerprint=list,
-        )  # fmt: skip
+        )
         try:
             fingerprint = Fingerprint.of(body["fingerprint"])
         except ValueError as error:
@@ -169,7 +176,7 @@ def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  
     def heartbeat() -> Any:
         body = _json(
             worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list, running=list
-        )  # fmt: skip
+        )
         for entry in body["log"]:
             _check(entry, {"name": str, "level": int, "message": str})
         running = _running(body.pop("running"))
@@ -179,9 +186,7 @@ def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  
 
     @app.post("/v1/failure")
     def failure() -> Any:
-        body = _json(
-            kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str
-        )  # fmt: skip
+        body = _json(kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str)
         store.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
         return {}
 
@@ -192,9 +197,11 @@ def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  
     @app.get("/v1/status")
     def status() -> Any:
         return {
-            "generation": store.generation, "workers": len(store.members),
-            **traffic.summary(), **store.summary(),
-        }  # fmt: skip
+            "generation": store.generation,
+            "workers": len(store.members),
+            **traffic.summary(),
+            **store.summary(),
+        }
 
     return app
 
@@ -284,7 +291,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
         return DataError(body["message"], traceback=body["traceback"])
     return WorkerError.of(
         body["message"], host=body["host"], worker=body["worker"], traceback=body["traceback"]
-    )  # fmt: skip
+    )
 
 
 def _exchange(store: Coordinator, traffic: Traffic) -> Any:
@@ -533,10 +540,12 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
         """
         # Not self._threads, where cheroot 10 and 11 list threads only once all of them have started.
         threads = [
-            each for each in threading.enumerate()
-            if isinstance(each, cheroot.workers.threadpool.WorkerThread) and each.server is self.server
+            each
+            for each in threading.enumerate()
+            if isinstance(each, cheroot.workers.threadpool.WorkerThread)
+            and each.server is self.server
             and each is not threading.current_thread()
-        ]  # fmt: skip
+        ]
         for _ in threads:
             self._queue.put(cheroot.workers.threadpool._SHUTDOWNREQUEST)  # type: ignore[attr-defined]
         end = time.monotonic() + timeout
@@ -608,9 +617,12 @@ class _Server(cheroot.wsgi.Server):
 
 @contextmanager
 def serve(
-    app: flask.Flask, bind_address: str, port: PortChoice, num_workers: int,
+    app: flask.Flask,
+    bind_address: str,
+    port: PortChoice,
+    num_workers: int,
     context: ssl.SSLContext | None = None,
-) -> Iterator[int]:  # fmt: skip
+) -> Iterator[int]:
     """Serve an app in a thread while the context lasts; yields the port.
 
     Args:
@@ -645,9 +657,12 @@ def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) 
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
         server = _Server(
-            (address, number), app, timeout=IDLE_SECONDS, request_queue_size=max(128, 2 * num_workers),
+            (address, number),
+            app,
+            timeout=IDLE_SECONDS,
+            request_queue_size=max(128, 2 * num_workers),
             server_name="sparkdl",
-        )  # fmt: skip
+        )
         server.gateway = _Gateway
         server.requests = _Threads(server, min=2 * num_workers + 4)
         server.shutdown_timeout = STOP_SECONDS

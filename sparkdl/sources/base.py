@@ -73,9 +73,14 @@ class Source(ABC):
 
     @abstractmethod
     def training(
-        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
+        self,
+        cluster: SparkApplication,
+        num_workers: int,
+        *,
+        seed: int | None,
+        validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
         """Return what makes the action of a job: a function of (how to make a stage, barrier)."""
 
     @abstractmethod
@@ -186,9 +191,14 @@ class ArraySource(Source):
                 yield worker, Block(keys, part, tuple(array[chosen] for array in arrays))
 
     def training(
-        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
+        self,
+        cluster: SparkApplication,
+        num_workers: int,
+        *,
+        seed: int | None,
+        validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
         """Return what makes the action of a job over the arrays, dealt on the driver."""
         source, held = self.split(split) if split else (self, validation)
         dealt = list(source.dealt(cluster, num_workers, seed, TRAINING))
@@ -361,9 +371,14 @@ class RddSource(Source):
         return int(jobs.run(self.rdd.getNumPartitions, application_of()))
 
     def training(
-        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
+        self,
+        cluster: SparkApplication,
+        num_workers: int,
+        *,
+        seed: int | None,
+        validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
         """Return what makes the action of a job over the RDD, shuffled only when it must be."""
         common = {"split": split, "split_seed": seed or 0}
         fits = self.num_partitions() == num_workers
@@ -425,9 +440,13 @@ class FunctionSource(Source):
         """Return the first row of the first worker, by a job of one task that leaves the rest unread."""
         cluster = application_of()
         stage = Stage(
-            "look", expected=preflight.expectations(models.backend(), local=cluster.local),
-            function=self.function, workers=self.workers, counts=self.counts, labels=self.labels,
-        )  # fmt: skip
+            "look",
+            expected=preflight.expectations(models.backend(), local=cluster.local),
+            function=self.function,
+            workers=self.workers,
+            counts=self.counts,
+            labels=self.labels,
+        )
         action = jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
         rows = jobs.run(action, cluster, of_rows=False)
         if not rows:
@@ -440,17 +459,28 @@ class FunctionSource(Source):
         return cluster.context.parallelize(range(count), count)
 
     def training(
-        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
+        self,
+        cluster: SparkApplication,
+        num_workers: int,
+        *,
+        seed: int | None,
+        validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
         """Return what makes the action of a job whose tasks have the rows that the function returns there."""
         held = (validation.function, validation.schema) if isinstance(validation, FunctionSource) else None
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             train = stage(
-                "train", encoding="function", schema=self.schema, function=self.function, held=held,
-                workers=num_workers, split=split, split_seed=seed or 0,
-            )  # fmt: skip
+                "train",
+                encoding="function",
+                schema=self.schema,
+                function=self.function,
+                held=held,
+                workers=num_workers,
+                split=split,
+                split_seed=seed or 0,
+            )
             return jobs.run_rdd(self._tasks(cluster, num_workers), train, barrier=barrier)
 
         return make

@@ -52,9 +52,13 @@ class FrameSource(Source):
     of_a_plan = True
 
     def __init__(
-        self, frame: DataFrame, sample: Sample, indicator: str | None = None,
-        decode: Mapping[str, arrow.Decode] | None = None, texts: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        frame: DataFrame,
+        sample: Sample,
+        indicator: str | None = None,
+        decode: Mapping[str, arrow.Decode] | None = None,
+        texts: bool = False,
+    ) -> None:
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
         application_of(self.session).rebind(frame)
         self._names = [(value,) if isinstance(value, str) else tuple(value) for value in sample.values]
@@ -222,9 +226,14 @@ class FrameSource(Source):
         return self.frame.select(*selected, *ones, key, *more)
 
     def training(
-        self, cluster: SparkApplication, num_workers: int, *, seed: int | None, validation: Source | None,
+        self,
+        cluster: SparkApplication,
+        num_workers: int,
+        *,
+        seed: int | None,
+        validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:  # fmt: skip
+    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
         """Return what makes the action of a job over the DataFrame's Arrow batches."""
         schemas = [self.schema, *([validation.schema] if validation is not None else [])]
         schema = max(schemas, key=lambda each: len(each.columns))
@@ -260,9 +269,13 @@ class FrameSource(Source):
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
             order = seed if self.partitions is None else None
             train = stage(
-                "train", encoding="arrow", schema=schema, seed=order, decode=self.decode,
+                "train",
+                encoding="arrow",
+                schema=schema,
+                seed=order,
+                decode=self.decode,
                 shuffled=order is not None,
-            )  # fmt: skip
+            )
             return jobs.run_frame(
                 frame, train, "data binary", barrier=barrier and not coalesced, streams=bool(self.ahead)
             )
@@ -296,9 +309,12 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; 
 
 
 def column_of_predictions(
-    stage: Callable[..., Stage], schema: Schema, output: Shapes, head: OutputKind = AS_IT_IS,
+    stage: Callable[..., Stage],
+    schema: Schema,
+    output: Shapes,
+    head: OutputKind = AS_IT_IS,
     decode: Mapping[int, arrow.Decode] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
@@ -393,9 +409,14 @@ def _numpy_type(kind: Any) -> Any:
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     names = {
-        "float": np.float32, "double": np.float64, "tinyint": np.int8, "smallint": np.int16,
-        "int": np.int32, "bigint": np.int64, "boolean": np.bool_,
-    }  # fmt: skip
+        "float": np.float32,
+        "double": np.float64,
+        "tinyint": np.int8,
+        "smallint": np.int16,
+        "int": np.int32,
+        "bigint": np.int64,
+        "boolean": np.bool_,
+    }
     return names.get(kind.simpleString(), np.object_)
 
 
@@ -431,9 +452,14 @@ def _require_booleans(name: str, kind: Any) -> None:
 
 
 def frame_source(
-    frame: DataFrame, columns: tuple[Any, ...], counts: Counts, indicator: str | None = None,
-    decode: Any = None, *, texts: bool = False,
-) -> FrameSource:  # fmt: skip
+    frame: DataFrame,
+    columns: tuple[Any, ...],
+    counts: Counts,
+    indicator: str | None = None,
+    decode: Any = None,
+    *,
+    texts: bool = False,
+) -> FrameSource:
     """Return the source of a DataFrame's columns; a list of them for one input is an array.
 
     Args:

@@ -18,9 +18,15 @@ EVERY = Takes()  # rows with labels, and no strings
 
 
 def make_source(
-    parts: tuple[Any, ...], columns: tuple[Any, ...], counts: Counts, what: str = "x",
-    *, indicator: str | None = None, decode: Any = None, takes: Takes = EVERY,
-) -> Source:  # fmt: skip
+    parts: tuple[Any, ...],
+    columns: tuple[Any, ...],
+    counts: Counts,
+    what: str = "x",
+    *,
+    indicator: str | None = None,
+    decode: Any = None,
+    takes: Takes = EVERY,
+) -> Source:
     """Return the source of what a user handed over.
 
     Args:
@@ -119,9 +125,7 @@ def _refuse_weights(weights: Any) -> None:
         )
 
 
-def _array_source(
-    parts: tuple[Any, ...], counts: Counts, what: str, kind: str, labels: bool
-) -> ArraySource:  # fmt: skip
+def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str, labels: bool) -> ArraySource:
     x, y, weights = parts
     if len(counts) == 1:
         return ArraySource(Sample.of((x,), counts, (what,)))
@@ -142,9 +146,7 @@ def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str, labels: 
     return RddSource(rdd, counts, labels=labels)
 
 
-def _function_source(
-    function: Any, others: tuple[Any, ...], counts: Counts, labels: bool
-) -> FunctionSource:  # fmt: skip
+def _function_source(function: Any, others: tuple[Any, ...], counts: Counts, labels: bool) -> FunctionSource:
     if any(other is not None for other in others):
         raise ConfigError("y and sample_weight should be left out beside a function, which returns them.")
     return FunctionSource(function, counts, labels=labels)
@@ -219,8 +221,11 @@ def require_partitions(source: Source, held: Source | None) -> None:
 
 def _kind(source: Source) -> str:
     kinds = {
-        ArraySource: "arrays", RddSource: "an RDD", FrameSource: "a DataFrame", FunctionSource: "a function",
-    }  # fmt: skip
+        ArraySource: "arrays",
+        RddSource: "an RDD",
+        FrameSource: "a DataFrame",
+        FunctionSource: "a function",
+    }
     return kinds[type(source)]
 
 

@@ -30,9 +30,15 @@ from sparkdl.spark.application import SparkApplication
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
 NAMED = (  # errors of ours that a task raises for the driver to raise
-    "StaleWorkerError", "TransportError", "DataError", "ModelError", "ConfigError", "DivergedError",
-    "RuleError", "WorkerError",
-)  # fmt: skip
+    "StaleWorkerError",
+    "TransportError",
+    "DataError",
+    "ModelError",
+    "ConfigError",
+    "DivergedError",
+    "RuleError",
+    "WorkerError",
+)
 OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
 NOT_THERE = (  # what Python, and PySpark of itself, say of a package that is missing
     r"No module named '([\w.]+)'|\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] ([\w.-]+)"

@@ -112,23 +112,34 @@ class Stage:
     """
 
     def __init__(
-        self, name: str, expected: dict[str, Any], *, endpoint: Endpoint | None = None,
-        generation: int = 0, shared: Any = None, objects: Any = None, builder: Any = None,
+        self,
+        name: str,
+        expected: dict[str, Any],
+        *,
+        endpoint: Endpoint | None = None,
+        generation: int = 0,
+        shared: Any = None,
+        objects: Any = None,
+        builder: Any = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.profile = options.pop("profile", None)
         # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
         # comes before it needs one to unpickle the rest.
         code = {"objects": objects, "builder": builder, "options": options}
         call = {
-            "stage": name, "generation": generation, "shared": shared,
+            "stage": name,
+            "generation": generation,
+            "shared": shared,
             "code": pickled(code, cloudpickle),
             "endpoint": endpoint and astuple(endpoint),
-        }  # fmt: skip
+        }
         self.function = functools.partial(
-            preflight.by_value(preflight.task_main), check=preflight.by_value(preflight.check),
-            expected=expected, call=call,
-        )  # fmt: skip
+            preflight.by_value(preflight.task_main),
+            check=preflight.by_value(preflight.check),
+            expected=expected,
+            call=call,
+        )
         if (context := active_context()) is not None:
             _used.add(context)
 
@@ -257,7 +268,7 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
 
 def run_frame(
     frame: DataFrame, stage: Stage, schema: str, *, barrier: bool, streams: bool = False
-) -> Callable[[], Any]:  # fmt: skip
+) -> Callable[[], Any]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame.
 
     Args:

@@ -211,7 +211,7 @@ def _ask(python: str, environment: dict[str, str], *arguments: str) -> tuple[str
     try:
         done = subprocess.run(
             command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
-        )  # fmt: skip
+        )
         version, path = json.loads(done.stdout.splitlines()[0])
     except (OSError, subprocess.SubprocessError) as error:
         return None, str(error), ""

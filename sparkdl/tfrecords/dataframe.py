@@ -232,9 +232,12 @@ def write_tfrecords(
     ship(cluster)
     made = f"{path.rstrip('/')}.{uuid.uuid4().hex}"
     part = functools.partial(
-        _write_part, folder=f"{files.qualified(made, context=context)}/_temporary",
-        fields=frame.schema.fields, sequences=sequences, packed=compression == "gzip",
-    )  # fmt: skip
+        _write_part,
+        folder=f"{files.qualified(made, context=context)}/_temporary",
+        fields=frame.schema.fields,
+        sequences=sequences,
+        packed=compression == "gzip",
+    )
     # Executors make no folders: a task that goes on after its job has failed finds none to write into.
     files.make_folder(f"{made}/_temporary", context=context)
     try:
@@ -285,7 +288,7 @@ def _writable(field: types.StructField) -> Any:
 
 def _to_record(
     row: dict[str, Any], fields: list[types.StructField], place: str, *, sequences: bool
-) -> Record:  # fmt: skip
+) -> Record:
     features: dict[str, list[Any]] = {}
     lists: dict[str, list[list[Any]]] = {}
     for field in fields:

@@ -215,9 +215,13 @@ class HttpExchange(Exchange):
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
         while True:
             status, begin = self._connection.call(
-                "/v1/ready", **self.identity, rows=rows, validation_rows=validation_rows, notes=notes,
+                "/v1/ready",
+                **self.identity,
+                rows=rows,
+                validation_rows=validation_rows,
+                notes=notes,
                 fingerprint=fingerprint,
-            )  # fmt: skip
+            )
             if status == 200:
                 self._connection.close()
                 return begin
@@ -373,9 +377,14 @@ class Heartbeat:
         log = self._log.take()
         try:
             _, answer = self._connection.call(
-                "/v1/heartbeat", **self._exchange.identity, epoch=epoch, rows=rows,
-                retries=self._exchange.retried, log=log, running=_plain(running),
-            )  # fmt: skip
+                "/v1/heartbeat",
+                **self._exchange.identity,
+                epoch=epoch,
+                rows=rows,
+                retries=self._exchange.retried,
+                log=log,
+                running=_plain(running),
+            )
         except TransportError:
             self._log.put_back(log)
             return True  # The exchange's own retries say so if it lasts.

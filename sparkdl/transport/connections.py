@@ -118,7 +118,7 @@ class PendingConnections(ConnectionManager):
             logger.warning(
                 "Others than workers connect to the endpoint; connections without a request are closed (%s).",
                 reason,
-            )  # fmt: skip
+            )
         for connection in tuple(self._until)[:count]:
             self._drop(connection)
 

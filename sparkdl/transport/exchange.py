@@ -66,7 +66,14 @@ class Exchange(ABC):
 def awaiting(update: Update) -> Update:
     """Return the header of an update that was sent before, to ask for its reply again."""
     return Update(
-        kind=update.kind, flags=update.flags | Flag.AWAIT, worker=update.worker,
-        sequence=update.sequence, epoch=update.epoch, base_version=update.base_version,
-        generation=update.generation, attempt=update.attempt, run=update.run, layout=update.layout,
-    )  # fmt: skip
+        kind=update.kind,
+        flags=update.flags | Flag.AWAIT,
+        worker=update.worker,
+        sequence=update.sequence,
+        epoch=update.epoch,
+        base_version=update.base_version,
+        generation=update.generation,
+        attempt=update.attempt,
+        run=update.run,
+        layout=update.layout,
+    )

@@ -160,16 +160,30 @@ def lengths_of(message: Update | Reply) -> Sections:
     """Return how long the sections of a message are."""
     return Sections(
         len(message.parameters), len(message.statistics), len(message.metrics), len(message.state)
-    )  # fmt: skip
+    )
 
 
 def encode_update(update: Update) -> bytes:
     """Return an update's header; its sections follow it."""
     return UPDATE.pack(
-        MAGIC_UPDATE, update.kind, update.flags, update.generation, update.worker, update.epoch,
-        update.steps, update.attempt, update.sequence, update.base_version, update.rows, update.loss,
-        update.normalizer, update.offset, *lengths_of(update), update.run, update.layout,
-    )  # fmt: skip
+        MAGIC_UPDATE,
+        update.kind,
+        update.flags,
+        update.generation,
+        update.worker,
+        update.epoch,
+        update.steps,
+        update.attempt,
+        update.sequence,
+        update.base_version,
+        update.rows,
+        update.loss,
+        update.normalizer,
+        update.offset,
+        *lengths_of(update),
+        update.run,
+        update.layout,
+    )
 
 
 def decode_update(header: bytes) -> tuple[Update, Sections]:
@@ -188,20 +202,39 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
     except ValueError as error:
         raise WireError(f"An update of a known kind was expected: {error}.") from None
     update = Update(
-        kind=kind, flags=flags, generation=fields[3], worker=fields[4], epoch=fields[5],
-        steps=fields[6], attempt=fields[7], sequence=fields[8], base_version=fields[9],
-        rows=fields[10], loss=fields[11], normalizer=fields[12], offset=fields[13], run=fields[18],
+        kind=kind,
+        flags=flags,
+        generation=fields[3],
+        worker=fields[4],
+        epoch=fields[5],
+        steps=fields[6],
+        attempt=fields[7],
+        sequence=fields[8],
+        base_version=fields[9],
+        rows=fields[10],
+        loss=fields[11],
+        normalizer=fields[12],
+        offset=fields[13],
+        run=fields[18],
         layout=fields[19],
-    )  # fmt: skip
+    )
     return update, Sections(*fields[14:18])
 
 
 def encode_reply(reply: Reply) -> bytes:
     """Return a reply's header; its sections follow it."""
     return REPLY.pack(
-        MAGIC_REPLY, reply.kind, reply.flags, reply.evaluate, reply.version, reply.round, reply.progress,
-        reply.learning_rate, reply.offset, *lengths_of(reply),
-    )  # fmt: skip
+        MAGIC_REPLY,
+        reply.kind,
+        reply.flags,
+        reply.evaluate,
+        reply.version,
+        reply.round,
+        reply.progress,
+        reply.learning_rate,
+        reply.offset,
+        *lengths_of(reply),
+    )
 
 
 def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
@@ -220,9 +253,15 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
     except ValueError as error:
         raise WireError(f"A reply of a known kind was expected: {error}.") from None
     reply = Reply(
-        kind=kind, flags=flags, evaluate=fields[3], version=fields[4], round=fields[5],
-        progress=fields[6], learning_rate=fields[7], offset=fields[8],
-    )  # fmt: skip
+        kind=kind,
+        flags=flags,
+        evaluate=fields[3],
+        version=fields[4],
+        round=fields[5],
+        progress=fields[6],
+        learning_rate=fields[7],
+        offset=fields[8],
+    )
     return reply, Sections(*fields[9:13])
 
 

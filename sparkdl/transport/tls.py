@@ -27,9 +27,11 @@ BLOCK = 1 << 18  # bytes that are encrypted at once
 SOME = 1 << 16  # bytes that are read where it is not known how many come
 EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
 ENCRYPTED = (  # Spark's settings that say that traffic between its processes is encrypted
-    "spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
     "spark.authenticate.enableSaslEncryption",
-)  # fmt: skip
+)
 
 
 class Settings(Protocol):
@@ -77,10 +79,14 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sparkdl")])
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(EVER[0]).not_valid_after(EVER[1])
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(EVER[0])
+        .not_valid_after(EVER[1])
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     password = secrets.token_bytes(32).hex()
     pem = serialization.Encoding.PEM
     private = key.private_bytes(

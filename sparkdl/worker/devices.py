@@ -26,9 +26,13 @@ _bound: tuple[str, ...] | None = None  # what this process's backend saw when it
 
 @contextmanager
 def hold(
-    backend: str | None, threads: int, addresses: Sequence[str], place: int | None = None,
-    *, apart: bool = True,
-) -> Iterator[tuple[str, ...]]:  # fmt: skip
+    backend: str | None,
+    threads: int,
+    addresses: Sequence[str],
+    place: int | None = None,
+    *,
+    apart: bool = True,
+) -> Iterator[tuple[str, ...]]:
     """Set up the process of a task for as long as it runs; yields the GPUs that it may use.
 
     Two workers that each take every core fight: on two cores they are slower than one.

@@ -213,7 +213,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
 
 def _host(
     stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
-) -> tuple[HostedDriver, str]:  # fmt: skip
+) -> tuple[HostedDriver, str]:
     """Serve a store until the stack is closed; return its steward, and its address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
     steward = HostedDriver(store, traffic, hosted.learning_rate)

@@ -106,9 +106,7 @@ def features_of(row: Any, parts: int | None) -> Any:
     return row if alone else row[0]
 
 
-def _predict_arrow(
-    model: Any, columns: Sequence[Any], job: InferenceJob, options: dict[str, Any]
-) -> Any:  # fmt: skip
+def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, options: dict[str, Any]) -> Any:
     """Return the predictions for a batch as one Arrow column."""
     output, head = options["output"], options["head"]
     shapes = list(output.values()) if isinstance(output, dict) else [output]

@@ -70,9 +70,15 @@ class Loop:
     """
 
     def __init__(
-        self, settings: TrainSettings, worker: int, replica: Replica, rows: Rows, validation: Rows,
-        exchange: Exchange, fingerprint: Fingerprint = NOTHING,
-    ) -> None:  # fmt: skip
+        self,
+        settings: TrainSettings,
+        worker: int,
+        replica: Replica,
+        rows: Rows,
+        validation: Rows,
+        exchange: Exchange,
+        fingerprint: Fingerprint = NOTHING,
+    ) -> None:
         self.settings, self.worker, self.fingerprint = settings, worker, fingerprint
         self.replica, self.rows, self.validation = replica, rows, validation
         self.exchange = exchange
@@ -201,8 +207,11 @@ class Loop:
         logger.warning(
             "Exchanging updates, and waiting for other workers to, took %.0f of the %.0f s of epoch %d. "
             "frequency=%r exchanges less often, which costs some accuracy per epoch.",
-            self.waited, seconds, self.epoch + 1, fewer,
-        )  # fmt: skip
+            self.waited,
+            seconds,
+            self.epoch + 1,
+            fewer,
+        )
         self.judged = True
 
     def _window(self, sequence: int) -> tuple[list[Span], list[Batch]]:
@@ -267,9 +276,14 @@ class Loop:
         """Return an update that says what this worker is: what it was asked for a cut, or for a report."""
         self.stepper.settle()
         update = Update(
-            kind=kind, epoch=self.epoch, rows=self.seen_rows, base_version=self.stepper.version,
-            metrics=self._metric_states() if self.seen_rows else b"", state=self._state(), **fields,
-        )  # fmt: skip
+            kind=kind,
+            epoch=self.epoch,
+            rows=self.seen_rows,
+            base_version=self.stepper.version,
+            metrics=self._metric_states() if self.seen_rows else b"",
+            state=self._state(),
+            **fields,
+        )
         if self.plan.joint and self.speaks:
             own = self.replica.read()
             update.parameters, update.statistics = own.vector, own.statistics
@@ -325,9 +339,12 @@ class Loop:
         else:
             replica.model.reset_metrics()
         return Update(
-            kind=Kind.VALIDATION, epoch=epoch, metrics=states, rows=self.held_out,
+            kind=Kind.VALIDATION,
+            epoch=epoch,
+            metrics=states,
+            rows=self.held_out,
             base_version=center.version,
-        )  # fmt: skip
+        )
 
     def _metric_states(self) -> bytes:
         variables = models.metric_variables(self.replica.model)
@@ -439,9 +456,13 @@ def _train(
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
     taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
     notes = {
-        "one_class": rows.one_class(), "threads": task.threads, "empty": spooled.empty, "gpus": list(taken),
-        "on_gpu": on_gpu, "faults": blocks.found(),
-    }  # fmt: skip
+        "one_class": rows.one_class(),
+        "threads": task.threads,
+        "empty": spooled.empty,
+        "gpus": list(taken),
+        "on_gpu": on_gpu,
+        "faults": blocks.found(),
+    }
     with distributed(code.distribution, len(gpus)) as spread:
         if spread:
             _kept.clear()

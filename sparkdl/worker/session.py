@@ -69,6 +69,12 @@ def tell_failure(task: Task, error: Exception) -> None:
     data = error if isinstance(error, DataError) else None
     message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
     client.report_failure(
-        task.endpoint, kind="data" if data else "worker", generation=task.generation, worker=task.worker,
-        attempt=task.attempt, host=socket.gethostname(), message=message[:10_000], traceback=text[-100_000:],
-    )  # fmt: skip
+        task.endpoint,
+        kind="data" if data else "worker",
+        generation=task.generation,
+        worker=task.worker,
+        attempt=task.attempt,
+        host=socket.gethostname(),
+        message=message[:10_000],
+        traceback=text[-100_000:],
+    )

@@ -105,9 +105,13 @@ def _errors_kept() -> Iterator[None]:
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
     """Run a stage over the rows of a task, whose TaskContext is ``context``."""
     stages = {
-        "look": _look, "deal": _deal, "train": _train, "run": _run, "predict": _predict,
+        "look": _look,
+        "deal": _deal,
+        "train": _train,
+        "run": _run,
+        "predict": _predict,
         "evaluate": _evaluate,
-    }  # fmt: skip
+    }
     worker, host = context.partitionId(), socket.gethostname()
     try:
         yield from stages[call.stage](computed(iterator, f"partition {worker}"), context, call)
@@ -212,9 +216,15 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
     except DataError as error:
         if call.endpoint is not None:
             client.report_failure(
-                Endpoint(*call.endpoint), kind="data", worker=partition, generation=call.generation,
-                attempt=-1, host=socket.gethostname(), message=error.reason, traceback=error.traceback,
-            )  # fmt: skip
+                Endpoint(*call.endpoint),
+                kind="data",
+                worker=partition,
+                generation=call.generation,
+                attempt=-1,
+                host=socket.gethostname(),
+                message=error.reason,
+                traceback=error.traceback,
+            )
         raise
 
 

@@ -95,9 +95,12 @@ model.compile(keras.optimizers.SGD(1.0), counting)
 x = np.ones((workers * BATCHES * BATCH, 1), np.float32)
 merge = None if sys.argv[2] == "synchronous" else "sum"
 spark_model = SparkModel(
-    model, mode=sys.argv[2], merge=merge, num_workers=workers,
+    model,
+    mode=sys.argv[2],
+    merge=merge,
+    num_workers=workers,
     frequency=int(frequency) if frequency.isdigit() else frequency,
-)  # fmt: skip
+)
 
 
 def tell(epoch, logs):

@@ -104,10 +104,16 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     What was replaced wakes up, is refused, and its task fails.
     """
     settings = {
-        "speculation": "true", "speculation.task.duration.threshold": "3s", "speculation.interval": "100ms",
-        "eventLog.enabled": "true", "eventLog.dir": tmp_path.as_uri(), "eventLog.rolling.enabled": "false",
-        "eventLog.compress": "false", "executor.cores": "2", "cores.max": "4",
-    }  # fmt: skip
+        "speculation": "true",
+        "speculation.task.duration.threshold": "3s",
+        "speculation.interval": "100ms",
+        "eventLog.enabled": "true",
+        "eventLog.dir": tmp_path.as_uri(),
+        "eventLog.rolling.enabled": "false",
+        "eventLog.compress": "false",
+        "executor.cores": "2",
+        "cores.max": "4",
+    }
     folder, (mode, frequency) = tmp_path / "cluster", setting
     own = "workers=2", f"frequency={frequency}", f"stopped={folder / 'stopped'}"
     folder.mkdir()
@@ -127,9 +133,10 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     tasks = [event["Task Info"] for event in began if event["Stage ID"] == last]
     assert {0, 1} == {task["Index"] for task in tasks if task["Speculative"]}
     (first,) = (
-        event for event in ended
+        event
+        for event in ended
         if (event["Stage ID"], event["Task Info"]["Index"], event["Task Info"]["Attempt"]) == (last, 1, 0)
-    )  # fmt: skip
+    )
     assert first["Task End Reason"]["Reason"] == "ExceptionFailure"
     assert "superseded attempt" in first["Task End Reason"]["Description"]
 
@@ -146,9 +153,13 @@ def test_a_fit_whose_application_is_stopped_says_so(mode):
 def test_the_token_is_seen_nowhere(standalone, tmp_path):
     """Not in Spark's event log and UI, on command lines, in environments, in logs, nor in an error."""
     settings = {
-        "eventLog.enabled": "true", "eventLog.dir": tmp_path.as_uri(), "eventLog.rolling.enabled": "false",
-        "eventLog.compress": "false", "ui.enabled": "true", "ui.port": "0",
-    }  # fmt: skip
+        "eventLog.enabled": "true",
+        "eventLog.dir": tmp_path.as_uri(),
+        "eventLog.rolling.enabled": "false",
+        "eventLog.compress": "false",
+        "ui.enabled": "true",
+        "ui.port": "0",
+    }
     report = report_of("token_seen.py", standalone, "asynchronous", **settings)
 
     (log,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.startswith("."))

@@ -25,9 +25,13 @@ def test_the_limit_and_its_setting_are_named(name):
     script = Path(__file__).with_name("short_of_memory.py")
 
     done = subprocess.run(
-        [sys.executable, script, limit, str(units)], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        [sys.executable, script, limit, str(units)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
 
     shown = done.stdout.strip()
     assert re.match(r"WorkerError: Memory ran out", shown), shown

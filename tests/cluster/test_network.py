@@ -38,9 +38,12 @@ def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
 def fit(url, mode):
     """Return the process of a fit."""
     settings = {
-        "spark.driver.host": ADDRESS, "spark.driver.bindAddress": ADDRESS, "spark.executor.memory": "1g",
-        "spark.ui.enabled": "false", "workers": "2",
-    }  # fmt: skip
+        "spark.driver.host": ADDRESS,
+        "spark.driver.bindAddress": ADDRESS,
+        "spark.executor.memory": "1g",
+        "spark.ui.enabled": "false",
+        "workers": "2",
+    }
     pairs = [f"{name}={value}" for name, value in settings.items()]
     command = [sys.executable, HERE / "counting.py", url, mode, *pairs]
     environment = dict(os.environ, SPARK_LOCAL_IP=ADDRESS)

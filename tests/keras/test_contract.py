@@ -39,9 +39,12 @@ def recurrent():
     random = np.random.default_rng(3)
     tokens = random.integers(1, 20, (TOTAL, 8)) * (np.arange(8) < random.integers(1, 9, TOTAL)[:, None])
     parts = [
-        keras.Input((8,), dtype="int32"), layers.Embedding(20, 5, mask_zero=True),
-        layers.LSTM(6, return_sequences=True), layers.LayerNormalization(), layers.Dense(2, "softmax"),
-    ]  # fmt: skip
+        keras.Input((8,), dtype="int32"),
+        layers.Embedding(20, 5, mask_zero=True),
+        layers.LSTM(6, return_sequences=True),
+        layers.LayerNormalization(),
+        layers.Dense(2, "softmax"),
+    ]
     return keras.Sequential(parts), "sparse_categorical_crossentropy", tokens.astype("int32"), tokens % 2
 
 
@@ -96,13 +99,22 @@ def paired():
 
 
 CASES = {
-    "dense": dense, "recurrent": recurrent, "two by two": two_by_two, "attentive": attentive,
-    "shared": shared, "paired": paired,
-}  # fmt: skip
+    "dense": dense,
+    "recurrent": recurrent,
+    "two by two": two_by_two,
+    "attentive": attentive,
+    "shared": shared,
+    "paired": paired,
+}
 WINDOWS = [
-    ("synchronous", 1), ("synchronous", 3), ("synchronous", None), ("asynchronous", 1),
-    ("asynchronous", None), ("hogwild", 1), ("hogwild", 3),
-]  # fmt: skip
+    ("synchronous", 1),
+    ("synchronous", 3),
+    ("synchronous", None),
+    ("asynchronous", 1),
+    ("asynchronous", None),
+    ("hogwild", 1),
+    ("hogwild", 3),
+]
 
 
 def problem(case, optimizer=None):
@@ -202,9 +214,12 @@ def test_the_comparison_sees_mistakes(mutant):
 # -- what a model was compiled with ---------------------------------------------------------------
 
 TOLD = [
-    {"clipvalue": 0.01}, {"clipnorm": 0.05}, {"global_clipnorm": 0.05}, {"weight_decay": 0.5},
+    {"clipvalue": 0.01},
+    {"clipnorm": 0.05},
+    {"global_clipnorm": 0.05},
+    {"weight_decay": 0.5},
     {"gradient_accumulation_steps": 3},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: next(iter(told)))
@@ -224,9 +239,10 @@ def test_an_optimizer_does_with_gradients_what_it_was_told(told):
 
 
 ADAMS = [
-    keras.optimizers.Adam(0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3), keras.optimizers.Adam(amsgrad=True),
+    keras.optimizers.Adam(0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3),
+    keras.optimizers.Adam(amsgrad=True),
     keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -304,9 +320,11 @@ def reduced(reduction, *, masked=False, weighted=False, penalty=None):
         if masked:
             x *= np.random.default_rng(5).integers(1, 5, TOTAL)[:, None, None] > np.arange(4)[:, None]
         parts = [
-            keras.Input((4, 3)), layers.Masking() if masked else layers.Identity(),
-            layers.SimpleRNN(5, return_sequences=True), layers.Dense(1, kernel_regularizer=penalty),
-        ]  # fmt: skip
+            keras.Input((4, 3)),
+            layers.Masking() if masked else layers.Identity(),
+            layers.SimpleRNN(5, return_sequences=True),
+            layers.Dense(1, kernel_regularizer=penalty),
+        ]
         loss = keras.losses.MeanSquaredError(reduction=reduction)
         weights = [np.linspace(0, 3, 4 * TOTAL, dtype="float32").reshape(TOTAL, 4) ** 2] * weighted
         return keras.Sequential(parts), loss, x, x.sum(axis=-1, keepdims=True), *weights
@@ -329,9 +347,11 @@ def in_this_keras(reduction):
 
 REDUCTIONS = tuple(filter(in_this_keras, ("sum_over_batch_size", "mean_with_sample_weight", "sum")))
 MASKED = [
-    ("sum_over_batch_size", True, False), ("mean_with_sample_weight", True, True),
-    ("mean_with_sample_weight", False, True), ("sum", False, False),
-]  # fmt: skip
+    ("sum_over_batch_size", True, False),
+    ("mean_with_sample_weight", True, True),
+    ("mean_with_sample_weight", False, True),
+    ("sum", False, False),
+]
 
 
 @pytest.mark.parametrize(
@@ -351,9 +371,13 @@ def test_a_gradient_weighs_by_what_its_loss_was_divided_by(reduction, masked, we
 def convolutional():
     x = numbers(8, 8, 2)
     parts = [
-        keras.Input((8, 8, 2)), layers.Conv2D(4, 3, activation="tanh"), layers.BatchNormalization(),
-        layers.Conv2D(4, 3, activation="tanh"), layers.GlobalAveragePooling2D(), layers.Dense(1),
-    ]  # fmt: skip
+        keras.Input((8, 8, 2)),
+        layers.Conv2D(4, 3, activation="tanh"),
+        layers.BatchNormalization(),
+        layers.Conv2D(4, 3, activation="tanh"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(1),
+    ]
     return keras.Sequential(parts), "mse", x, x.mean(axis=(1, 2, 3))[:, None]
 
 

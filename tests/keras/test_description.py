@@ -73,7 +73,9 @@ TRAINING = {
 COMPILED = {
     "loss": ({}, {"loss": "mae"}, "loss of compile is 'mae' instead of 'mse'"),
     "argument of a loss": (
-        {"loss": keras.losses.Huber(0.5)}, {"loss": keras.losses.Huber(0.3)}, "delta=0.3, fn=huber",
+        {"loss": keras.losses.Huber(0.5)},
+        {"loss": keras.losses.Huber(0.3)},
+        "delta=0.3, fn=huber",
     ),
     "loss weight": ({}, {"weights": [2.0]}, "loss_weights of compile is (2.0) instead of not set"),
     "metric": ({}, {"metrics": ["mae"]}, "mae of metrics"),
@@ -90,7 +92,7 @@ COMPILED = {
         "FedOpt(optimizer=SGD(ema_momentum=0.99, momentum=0.1",
     ),
     "rule": ({"merge": FedOpt()}, {"merge": None}, "not set instead of FedOpt(optimizer=Adam("),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", MEANING)

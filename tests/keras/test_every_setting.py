@@ -79,14 +79,18 @@ def classified(z):
 
 
 MEASURED = {  # labels, units, and what is predicted from them
-    "flat": (ONE_HOT[:, 0], 4, ops.softmax), "logits": (ONE_HOT[:, 0], 4, lambda z: 2 * z),
+    "flat": (ONE_HOT[:, 0], 4, ops.softmax),
+    "logits": (ONE_HOT[:, 0], 4, lambda z: 2 * z),
     "deep": (MIXED, 16, lambda z: ops.softmax(ops.reshape(z, (-1, 4, 4)))),
-    "labels": (LABELS[:, :1], 4, ops.softmax), "label_logits": (LABELS[:, :1], 4, lambda z: 2 * z),
+    "labels": (LABELS[:, :1], 4, ops.softmax),
+    "label_logits": (LABELS[:, :1], 4, lambda z: 2 * z),
     "deep_labels": (LABELS, 16, lambda z: ops.softmax(ops.reshape(z, (-1, 4, 4)))),
-    "classes": (LABELS[:, :1], 1, classified), "ranked": (LABELS[:, :1], 4, classified),
+    "classes": (LABELS[:, :1], 1, classified),
+    "ranked": (LABELS[:, :1], 4, classified),
     "one_hot_classes": (ONE_HOT[:, 0], 1, classified),
-    "binary": (LABELS[:, :1] % 2, 1, ops.sigmoid), "values": (Y[:, :2], 2, lambda z: 3 * z),
-}  # fmt: skip
+    "binary": (LABELS[:, :1] % 2, 1, ops.sigmoid),
+    "values": (Y[:, :2], 2, lambda z: 3 * z),
+}
 
 
 def measured_by(setting):
@@ -170,21 +174,27 @@ FAMILIES = {
     "losses": (with_losses, keras.losses, keras.losses.Loss),
     "metrics": (with_metrics, keras.metrics, keras.metrics.Metric),
     "constraints": (
-        functools.partial(in_layers, "kernel_constraint"), keras.constraints, keras.constraints.Constraint,
+        functools.partial(in_layers, "kernel_constraint"),
+        keras.constraints,
+        keras.constraints.Constraint,
     ),
     "regularizers": (
-        functools.partial(in_layers, "kernel_regularizer"), keras.regularizers,
+        functools.partial(in_layers, "kernel_regularizer"),
+        keras.regularizers,
         keras.regularizers.Regularizer,
     ),
     "activity": (
-        functools.partial(in_layers, "activity_regularizer"), keras.regularizers,
+        functools.partial(in_layers, "activity_regularizer"),
+        keras.regularizers,
         keras.regularizers.Regularizer,
     ),
     "optimizers": (with_optimizer, keras.optimizers, keras.optimizers.Optimizer),
     "schedules": (
-        with_schedule, keras.optimizers.schedules, keras.optimizers.schedules.LearningRateSchedule,
+        with_schedule,
+        keras.optimizers.schedules,
+        keras.optimizers.schedules.LearningRateSchedule,
     ),
-}  # fmt: skip
+}
 SETTINGS = {name: table.settings_of(*of) for name, (_, *of) in FAMILIES.items()}
 # As an activity regularizer it compares the rows of a batch: docs/modes.md.
 SETTINGS["activity"] = [s for s in SETTINGS["activity"] if s.kind.__name__ != "OrthogonalRegularizer"]
@@ -286,11 +296,14 @@ def by_name():
     chosen = {name: ALONE if name in TOGETHER else [*map(str, few(name))] for name in FAMILIES}
     return [
         pytest.param(
-            family, setting, id=f"{family}-{setting}",
+            family,
+            setting,
+            id=f"{family}-{setting}",
             marks=() if str(setting) in chosen[family] else pytest.mark.whole,
         )
-        for family, settings in USABLE.items() for setting in settings
-    ]  # fmt: skip
+        for family, settings in USABLE.items()
+        for setting in settings
+    ]
 
 
 @pytest.mark.parametrize("family", TOGETHER)

@@ -175,9 +175,11 @@ def mean_error(y_true, y_pred):
 
 def sequence(reduction="sum_over_batch_size", *, masked=False):
     parts = [
-        keras.Input((4, 3)), layers.Masking() if masked else layers.Identity(),
-        layers.SimpleRNN(5, return_sequences=True), layers.Dense(1, kernel_regularizer="l2"),
-    ]  # fmt: skip
+        keras.Input((4, 3)),
+        layers.Masking() if masked else layers.Identity(),
+        layers.SimpleRNN(5, return_sequences=True),
+        layers.Dense(1, kernel_regularizer="l2"),
+    ]
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     return compiled(keras.Sequential(parts), loss, metrics=["mae"], weighted_metrics=["mse"])
 
@@ -202,13 +204,19 @@ CASES = {
     "masks": (lambda: sequence(masked=True), S, T),
     "weighted rows": (lambda: dense("mse", weighted_metrics=["mae"]), X, Y, WEIGHTS),
     "a mean by weights": (
-        lambda: dense(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), X, Y, WEIGHTS,
+        lambda: dense(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
+        X,
+        Y,
+        WEIGHTS,
     ),
     "masks and weights": (
-        lambda: sequence("mean_with_sample_weight", masked=True), S, T, np.repeat(WEIGHTS[:, None], 4, 1),
+        lambda: sequence("mean_with_sample_weight", masked=True),
+        S,
+        T,
+        np.repeat(WEIGHTS[:, None], 4, 1),
     ),
     "a sum": (lambda: dense(keras.losses.MeanSquaredError(reduction="sum")), X, Y),
-}  # fmt: skip
+}
 
 if (
     keras.backend.backend() == "jax"
@@ -247,10 +255,11 @@ def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers)
 @pytest.mark.parametrize(
     ("mode", "window"),
     [
-        ("asynchronous", 1), pytest.param("synchronous", None, marks=pytest.mark.whole),
+        ("asynchronous", 1),
+        pytest.param("synchronous", None, marks=pytest.mark.whole),
         pytest.param("hogwild", 2, marks=pytest.mark.whole),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", ["two outputs", "an autoencoder", "masks and weights"])
 def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window):
     """A worker that is alone sees the batches of one process, whatever it exchanges."""

@@ -298,7 +298,7 @@ CASES = {
     "a Functional without arguments": lambda: compiled(BareFunctional()),
     "a model in a model": lambda: compiled(keras.Sequential([BareFunctional(), keras.layers.Dense(1)])),
     "model.run_eagerly": lambda: changed(set_on_model(run_eagerly=True)),
-}  # fmt: skip
+}
 
 
 def step(model):
@@ -366,10 +366,13 @@ def functional():
 
 def images():
     layers = [
-        keras.layers.RandomFlip(), keras.layers.Conv2D(2, 3, kernel_regularizer="l2"),
-        keras.layers.MaxPooling2D(), keras.layers.GroupNormalization(1), keras.layers.SpatialDropout2D(0.2),
+        keras.layers.RandomFlip(),
+        keras.layers.Conv2D(2, 3, kernel_regularizer="l2"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.GroupNormalization(1),
+        keras.layers.SpatialDropout2D(0.2),
         keras.layers.GlobalAveragePooling2D(),
-    ]  # fmt: skip
+    ]
     model = keras.Sequential(
         [keras.Input((8, 8, 2)), *layers, keras.layers.Dense(1, kernel_constraint="non_neg")]
     )

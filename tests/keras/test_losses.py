@@ -93,10 +93,18 @@ def test_a_loss_that_compares_rows_is_named(label, caplog):
 
 
 BY_ROWS = [
-    "mae", "mape", "msle", "log_cosh", "huber", "poisson", "binary_crossentropy", "hinge",
+    "mae",
+    "mape",
+    "msle",
+    "log_cosh",
+    "huber",
+    "poisson",
+    "binary_crossentropy",
+    "hinge",
     keras.losses.CosineSimilarity(),
-    keras.losses.BinaryFocalCrossentropy(), keras.losses.KLDivergence(),
-]  # fmt: skip
+    keras.losses.BinaryFocalCrossentropy(),
+    keras.losses.KLDivergence(),
+]
 
 
 def test_losses_of_keras_by_row_need_no_word(caplog):

@@ -186,11 +186,12 @@ VOCABULARIES = {
     "counts": lambda: (keras.layers.StringLookup(output_mode="multi_hot"), WORDS),
     "weights": lambda: (keras.layers.StringLookup(output_mode="tf_idf"), [WORDS, WORDS[:3] * 2]),
     "padded weights": lambda: (
-        keras.layers.TextVectorization(20, output_mode="tf_idf", pad_to_max_tokens=True), WORDS
+        keras.layers.TextVectorization(20, output_mode="tf_idf", pad_to_max_tokens=True),
+        WORDS,
     ),
     "text": lambda: (keras.layers.TextVectorization(output_sequence_length=2, ngrams=2), WORDS),
     "given": lambda: (keras.layers.TextVectorization(vocabulary=["bad"], output_sequence_length=2), None),
-}  # fmt: skip
+}
 
 
 class Reader(keras.Model):

@@ -96,8 +96,13 @@ def test_params_become_the_arguments_of_a_fit():
 
 
 OTHERWISE = {  # what a stage says by other Params, or which Spark has no use for
-    "x", "y", "sample_weight", "features_col", "validation_data", "parameter_server_mode",
-}  # fmt: skip
+    "x",
+    "y",
+    "sample_weight",
+    "features_col",
+    "validation_data",
+    "parameter_server_mode",
+}
 
 
 def test_there_is_a_param_for_whatever_a_spark_model_takes():

@@ -202,9 +202,16 @@ def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
             own.append(float(self.replica.model.optimizer.learning_rate) / self.settings.scale)
 
     train(
-        model, x, y, mode=mode, window=window, rows=even_split(ROWS, workers), batch_size=BATCH_SIZE,
-        epochs=3, loop=Watched,
-    )  # fmt: skip
+        model,
+        x,
+        y,
+        mode=mode,
+        window=window,
+        rows=even_split(ROWS, workers),
+        batch_size=BATCH_SIZE,
+        epochs=3,
+        loop=Watched,
+    )
     rates = [float(schedule()(step)) for step in (29, 30, 31)]
 
     assert rates[2] <= float(model.optimizer.learning_rate) <= rates[0]

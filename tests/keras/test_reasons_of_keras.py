@@ -47,10 +47,12 @@ FAILURES = {
     "a shape": (lambda: fit(columns=5), "incompatible with the layer", ()),
     "a label in a graph": (lambda: fit(CROSS, labels=4), "Received a label value of 4 which", OF_TENSORFLOW),
     "a label without a graph": (
-        lambda: fit(CROSS, labels=4, run_eagerly=True), "Received a label value of 4 which", OF_TENSORFLOW
+        lambda: fit(CROSS, labels=4, run_eagerly=True),
+        "Received a label value of 4 which",
+        OF_TENSORFLOW,
     ),
     "Python in a graph": (lambda: fit(through_numpy), "KeyError", OF_TENSORFLOW),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FAILURES[kind][2]) for kind in FAILURES])

@@ -246,10 +246,18 @@ def test_a_late_replica_is_brought_up_to_the_others(optimizer):
     loops = {}
     model, (x, y) = make_model(optimizer), problem()
     train(
-        model, x, y, window=1, rows=even_split(ROWS, 3), batch_size=BATCH, epochs=EPOCHS,
-        hybrid=Hybrid(2), world=World(), paces=paces(1.0, 1.1, 4.0),
+        model,
+        x,
+        y,
+        window=1,
+        rows=even_split(ROWS, 3),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        hybrid=Hybrid(2),
+        world=World(),
+        paces=paces(1.0, 1.1, 4.0),
         loop=type("Kept", (Counting,), {"loops": loops}),
-    )  # fmt: skip
+    )
     first, *others = (loops[worker].replica.model for worker in range(3))
 
     for other in others:

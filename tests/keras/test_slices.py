@@ -62,9 +62,13 @@ OPTIMIZERS = {
     if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and name not in LEFT_OUT
 }
 SETTINGS = [
-    {"clipnorm": 0.01}, {"clipvalue": 0.001}, {"global_clipnorm": 0.01}, {"weight_decay": 0.1},
-    {"use_ema": True, "ema_overwrite_frequency": 2}, {"gradient_accumulation_steps": 2},
-]  # fmt: skip
+    {"clipnorm": 0.01},
+    {"clipvalue": 0.001},
+    {"global_clipnorm": 0.01},
+    {"weight_decay": 0.1},
+    {"use_ema": True, "ema_overwrite_frequency": 2},
+    {"gradient_accumulation_steps": 2},
+]
 MADE = {
     **{name: lambda kind=kind: kind(0.01) for name, kind in OPTIMIZERS.items()},
     "SGD with momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -263,10 +267,18 @@ def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
     """With a quorum all replicas end with the same weights and optimizer state."""
     stores, loop = [], kept()
     train(
-        recommender(keras.optimizers.RMSprop(0.01)), X, RATINGS, rows=(30, 30, 30), batch_size=BATCH_SIZE,
-        epochs=EPOCHS, hybrid=Hybrid(2), world=World(), paces=[lambda: 1.0, lambda: 1.1, lambda: 4.0],
-        loop=loop, stores=stores,
-    )  # fmt: skip
+        recommender(keras.optimizers.RMSprop(0.01)),
+        X,
+        RATINGS,
+        rows=(30, 30, 30),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        hybrid=Hybrid(2),
+        world=World(),
+        paces=[lambda: 1.0, lambda: 1.1, lambda: 4.0],
+        loop=loop,
+        stores=stores,
+    )
 
     check_alike(loop.loops)
     assert stores[0].summary()["late_dropped"] > 0
@@ -277,9 +289,16 @@ def test_a_replica_that_comes_back_takes_up_slices():
     """A worker that was lost in the middle of an epoch, and was started again, is what the others are."""
     stores, loop = [], kept(begins_again=(1, 8))
     train(
-        recommender(keras.optimizers.Adam(0.01)), X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE,
-        epochs=EPOCHS, goes_on=True, loop=loop, stores=stores,
-    )  # fmt: skip
+        recommender(keras.optimizers.Adam(0.01)),
+        X,
+        RATINGS,
+        rows=(50, 40),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        goes_on=True,
+        loop=loop,
+        stores=stores,
+    )
 
     check_alike(loop.loops)
     assert stores[0].counters["returned"] == 1

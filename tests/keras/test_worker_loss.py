@@ -54,9 +54,16 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
     model, reference = problem.model(keras.optimizers.Adam(0.01)), problem.model(keras.optimizers.Adam(0.01))
     start, stores, death = model.get_weights(), [], ROUNDS + 5
     train(
-        model, problem.x, problem.y, rows=(102, 101), batch_size=BATCH, epochs=EPOCHS, goes_on=True,
-        loop=mortal(deaths={worker: death}), stores=stores,
-    )  # fmt: skip
+        model,
+        problem.x,
+        problem.y,
+        rows=(102, 101),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        goes_on=True,
+        loop=mortal(deaths={worker: death}),
+        stores=stores,
+    )
     for step in range(EPOCHS * ROUNDS):
         rows = np.arange(len(problem.x))[step % ROUNDS * BATCH :][:BATCH]
         if step >= death:
@@ -82,9 +89,7 @@ def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
                 self.die()
             super()._finish(flags)
 
-    train(
-        model, problem.x, problem.y, rows=(102, 101), batch_size=BATCH, epochs=2, goes_on=True, loop=Late
-    )  # fmt: skip
+    train(model, problem.x, problem.y, rows=(102, 101), batch_size=BATCH, epochs=2, goes_on=True, loop=Late)
     reference.fit(problem.x, problem.y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
 
     assert problem.distance(model, reference, start) <= 1
@@ -96,9 +101,16 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
     stores = []
     loop = mortal(deaths={worker: ROUNDS + 5}, returns=True)
     train(
-        problem.model(keras.optimizers.Adam(0.01)), problem.x, problem.y, rows=(102, 101), batch_size=BATCH,
-        epochs=EPOCHS, goes_on=True, loop=loop, stores=stores,
-    )  # fmt: skip
+        problem.model(keras.optimizers.Adam(0.01)),
+        problem.x,
+        problem.y,
+        rows=(102, 101),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        goes_on=True,
+        loop=loop,
+        stores=stores,
+    )
 
     assert 1 == stores[0].counters["returned"]
     np.testing.assert_array_equal(loop.ended[0], loop.ended[1])
@@ -109,9 +121,18 @@ def test_a_worker_that_comes_back_trains_on(problem, mode, window):
     """Where workers step on their own, too."""
     model, stores = problem.model(), []
     losses = train(
-        model, problem.x, problem.y, mode=mode, window=window, rows=(102, 101), batch_size=BATCH,
-        epochs=6, goes_on=True, loop=mortal(deaths={0: 1}, returns=True), stores=stores,
-    )  # fmt: skip
+        model,
+        problem.x,
+        problem.y,
+        mode=mode,
+        window=window,
+        rows=(102, 101),
+        batch_size=BATCH,
+        epochs=6,
+        goes_on=True,
+        loop=mortal(deaths={0: 1}, returns=True),
+        stores=stores,
+    )
 
     assert 1 == stores[0].counters["lost"]
     assert losses[-1] < losses[0]

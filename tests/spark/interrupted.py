@@ -92,9 +92,14 @@ class Cases:
     def fit(self, model, *, epochs=100_000, callbacks=(), data=(x, y), **settings):
         spark_model = SparkModel(model, num_workers=2)
         spark_model.fit(
-            *data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks),
+            *data,
+            batch_size=BATCH,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=list(callbacks),
             **settings,
-        )  # fmt: skip
+        )
 
     def once_a_job_runs(self, mark):
         tracker = self.context.statusTracker()

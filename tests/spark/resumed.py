@@ -24,9 +24,15 @@ model = keras.Sequential(parts)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 x = np.random.default_rng(7).normal(size=(203, 6)).astype("float32")
 history = SparkModel(model, mode=mode, frequency=frequency, num_workers=2).fit(
-    x, (x[:, 0] > 0).astype("int64"), 16, int(epochs), verbose=0, seed=3,
-    checkpoint=CheckpointConfig(folder, every=5), resume=True,
-)  # fmt: skip
+    x,
+    (x[:, 0] > 0).astype("int64"),
+    16,
+    int(epochs),
+    verbose=0,
+    seed=3,
+    checkpoint=CheckpointConfig(folder, every=5),
+    resume=True,
+)
 assert len(history.history["loss"]) == int(epochs)
 resumed = history.training.get("resumed", 0)
 np.savez(weights, *model.get_weights(), np.array(history.history["loss"]), np.array(resumed))

@@ -126,7 +126,7 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
         ((Sequence(), None), ConfigError, "or the arrays behind them"),
         ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "or the arrays behind them"),
         ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
-    ]  # fmt: skip
+    ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             fit(*arguments)
@@ -141,7 +141,7 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
         ({"validation_data": (x, y, y, y)}, ConfigError, "validation_data should be .*; got 4 parts"),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
         ({"validation_split": 0.999}, DataError, "both parts need rows"),
-    ]  # fmt: skip
+    ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             fit(x, y, **arguments)
@@ -181,7 +181,7 @@ def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs)
         (frames["array"].filter("row < 0"), "There are no rows: the DataFrame is empty."),
         (frames["array"].selectExpr("slice(features, 1, 5) as features", "label"), r"of shape \(5,\)"),
         (frames["array"].selectExpr("features", "cast(null as int) as label"), "Expected no nulls in label"),
-    ]  # fmt: skip
+    ]
     for data, message in cases:
         before = jobs()
         with pytest.raises(DataError, match=message):

@@ -126,9 +126,13 @@ def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settin
     watch = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: tests.append("begun"))
 
     history = SparkModel(slow_model(problem), num_workers=2, **settings).fit(
-        problem.x, problem.y, epochs=3, callbacks=[callback, *[watch] * watched], validation_split=0.2,
+        problem.x,
+        problem.y,
+        epochs=3,
+        callbacks=[callback, *[watch] * watched],
+        validation_split=0.2,
         **ENDLESS,
-    )  # fmt: skip
+    )
 
     assert [0] == history.epoch
     assert ["begun"] * watched == tests

@@ -76,9 +76,13 @@ class Driven:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
         arguments = self.folder / "checkpoints", self.mode, self.frequency, self.folder / "end.npz"
         return subprocess.Popen(
-            [sys.executable, HERE / self.script, *arguments, str(self.epochs)], env=environment,
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [sys.executable, HERE / self.script, *arguments, str(self.epochs)],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def newest(self):
         """Return the number of the newest checkpoint, 0 if there is none."""
@@ -135,10 +139,12 @@ for_long = [pytest.mark.whole, pytest.mark.timeout(3600)]
 @pytest.mark.parametrize(
     ("frequency", "epochs", "kills"),
     [
-        ("1", 25, 1), pytest.param("2", 25, 2, marks=pytest.mark.whole),
-        pytest.param("1", 300, 20, marks=for_long), pytest.param("epoch", 300, 20, marks=for_long),
+        ("1", 25, 1),
+        pytest.param("2", 25, 2, marks=pytest.mark.whole),
+        pytest.param("1", 300, 20, marks=for_long),
+        pytest.param("epoch", 300, 20, marks=for_long),
     ],
-)  # fmt: skip
+)
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
     tmp_path, moments, undisturbed, frequency, epochs, kills
 ):
@@ -156,11 +162,12 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
 @pytest.mark.parametrize(
     ("mode", "frequency", "epochs", "kills"),
     [
-        ("asynchronous", "1", 8, 1), pytest.param("asynchronous", "1", 30, 20, marks=for_long),
+        ("asynchronous", "1", 8, 1),
+        pytest.param("asynchronous", "1", 30, 20, marks=for_long),
         pytest.param("hogwild", "1", 30, 20, marks=for_long),
         pytest.param("asynchronous", "2", 20, 4, marks=pytest.mark.whole),
     ],
-)  # fmt: skip
+)
 def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_checkpoint(
     tmp_path, moments, undisturbed, mode, frequency, epochs, kills
 ):

@@ -13,9 +13,17 @@ from sparkdl.ml import KerasEstimator, KerasTransformer
 MASTERS = ("local", "connect")
 NUMBERS = np.random.default_rng(3).integers(1, 9, (40, 24)).astype("float32")
 PARTS = {  # where in a row of numbers each column lies, and its shape
-    "age": (0, ()), "count": (1, ()), "flag": (2, ()), "left": (3, (3,)), "right": (6, (3,)),
-    "dense": (9, (3,)), "short": (12, (2,)), "board": (14, (2, 3)), "s.u": (20, ()), "s.`v.w`": (21, (3,)),
-}  # fmt: skip
+    "age": (0, ()),
+    "count": (1, ()),
+    "flag": (2, ()),
+    "left": (3, (3,)),
+    "right": (6, (3,)),
+    "dense": (9, (3,)),
+    "short": (12, (2,)),
+    "board": (14, (2, 3)),
+    "s.u": (20, ()),
+    "s.`v.w`": (21, (3,)),
+}
 
 
 def part(name):
@@ -145,9 +153,18 @@ def trained(shape, fit):
 
 @pytest.mark.parametrize(
     ("columns", "shape", "joined"),
-    seldom([(["left", "right"], (3, 2), LAST), (["age", "wide"], (65,), joined_), (["wide"], (64,), joined_),
-            (["age", "left"], (4,), joined_), (["board", "board"], (2, 2, 3), FIRST)], 0, 1),
-)  # fmt: skip
+    seldom(
+        [
+            (["left", "right"], (3, 2), LAST),
+            (["age", "wide"], (65,), joined_),
+            (["wide"], (64,), joined_),
+            (["age", "left"], (4,), joined_),
+            (["board", "board"], (2, 2, 3), FIRST),
+        ],
+        0,
+        1,
+    ),
+)
 def test_lists_train_as_the_array_does(spark, frame, columns, shape, joined):
     """SparkModel and an Estimator train on a list of columns to the weights of Keras's own fit."""
     x, y = joined([part(name) for name in columns]).reshape(-1, *shape), np.arange(len(NUMBERS)) % 2
@@ -193,9 +210,13 @@ def test_names_are_resolved_as_spark_does(spark, frame):
     held = np.arange(len(NUMBERS)) % 4 == 0
     x, y, weight = part("s.`v.w`"), np.arange(len(NUMBERS)) % 2, part("age")
     expected = dense(3).fit(
-        x[~held], y[~held], 40, sample_weight=weight[~held], validation_data=(x[held], y[held], weight[held]),
+        x[~held],
+        y[~held],
+        40,
+        sample_weight=weight[~held],
+        validation_data=(x[held], y[held], weight[held]),
         verbose=0,
-    )  # fmt: skip
+    )
     for name, values in expected.history.items():
         np.testing.assert_allclose(values, history.history[name], rtol=1e-5)
 

@@ -19,12 +19,18 @@ from sparkdl import SparkModel
 MASTERS = ("local", "local-cluster", "standalone")
 WORKERS, ROWS, BATCH, EPOCHS, DEATHS = 2, 128, 8, 6, 2
 SETTINGS = [
-    ("synchronous", "batch", {"recovery_every": 5}), ("asynchronous", 3, {}), ("hogwild", "batch", {}),
-    ("synchronous", 3, {"recovery_every": 2}), ("asynchronous", "batch", {"staleness": 2}),
+    ("synchronous", "batch", {"recovery_every": 5}),
+    ("asynchronous", 3, {}),
+    ("hogwild", "batch", {}),
+    ("synchronous", 3, {"recovery_every": 2}),
+    ("asynchronous", "batch", {"staleness": 2}),
     ("hogwild", 3, {}),
-    ("synchronous", "epoch", {}), ("asynchronous", "epoch", {}), ("synchronous", "batch", {}),
-    ("hogwild", "epoch", {}), ("asynchronous", "batch", {}),
-]  # fmt: skip
+    ("synchronous", "epoch", {}),
+    ("asynchronous", "epoch", {}),
+    ("synchronous", "batch", {}),
+    ("hogwild", "epoch", {}),
+    ("asynchronous", "batch", {}),
+]
 ORDINARY = [setting for setting in SETTINGS if setting[0] != "synchronous"]
 SEEDS = range(20)
 
@@ -125,9 +131,15 @@ def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=N
     averaged = mode == "synchronous" and frequency != "batch"
     merge = "average" if averaged else None if mode == "synchronous" else "sum"
     spark_model = SparkModel(
-        model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS, max_restarts=deaths,
-        custom_objects={"counting": counting}, **more,
-    )  # fmt: skip
+        model,
+        mode=mode,
+        frequency=frequency,
+        merge=merge,
+        num_workers=WORKERS,
+        max_restarts=deaths,
+        custom_objects={"counting": counting},
+        **more,
+    )
     rows = (x, x) if rdd is None else (rdd,)
     kept = rdd is not None  # its partitions are as even as arrays are split
     history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, preserve_partitions=kept, verbose=0)

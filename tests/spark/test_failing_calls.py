@@ -35,14 +35,18 @@ from sparkdl.errors import SparkDLError
 WORKERS, ROWS, BATCH, EPOCHS = 2, 64, 8, 2
 SECONDS = 60  # after which a fit hangs
 SETTINGS = {
-    "synchronous-batch": ("synchronous", "batch", None), "synchronous-3": ("synchronous", 3, "average"),
-    "asynchronous-3": ("asynchronous", 3, "sum"), "hogwild-batch": ("hogwild", "batch", "sum"),
-}  # fmt: skip
+    "synchronous-batch": ("synchronous", "batch", None),
+    "synchronous-3": ("synchronous", 3, "average"),
+    "asynchronous-3": ("asynchronous", 3, "sum"),
+    "hogwild-batch": ("hogwild", "batch", "sum"),
+}
 WORDS = {  # of the sentence that ends a fit
-    "ENOSPC": [os.strerror(errno.ENOSPC)], "EIO": [os.strerror(errno.EIO)],
-    "EMFILE": [os.strerror(errno.EMFILE)], "ECONNRESET": [os.strerror(errno.ECONNRESET)],
+    "ENOSPC": [os.strerror(errno.ENOSPC)],
+    "EIO": [os.strerror(errno.EIO)],
+    "EMFILE": [os.strerror(errno.EMFILE)],
+    "ECONNRESET": [os.strerror(errno.ECONNRESET)],
     "MemoryError": ["memory"],
-}  # fmt: skip
+}
 BOOKS = re.compile(
     r"cheroot/|sparkdl/(books|checkpoint|client|fil|hosted|lease|merging|packing|rules/|server|slices|spool|store|"
     r"strangers|sums|tls|weights|wire)"
@@ -99,14 +103,23 @@ def fit(spark, setting, *, folder=None, watch=None):
         rdd = spark.sparkContext.parallelize(list(zip(x, x, strict=True)), WORKERS)
         data, options = (rdd.mapPartitions(watch),), {"preserve_partitions": True}
     spark_model = SparkModel(
-        model, mode=mode, frequency=frequency, merge=merge, num_workers=WORKERS,
+        model,
+        mode=mode,
+        frequency=frequency,
+        merge=merge,
+        num_workers=WORKERS,
         custom_objects={"loss": loss},
-    )  # fmt: skip
+    )
     try:
         spark_model.fit(
-            *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0,
-            checkpoint=None if folder is None else str(folder), **options,
-        )  # fmt: skip
+            *data,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            shuffle=False,
+            verbose=0,
+            checkpoint=None if folder is None else str(folder),
+            **options,
+        )
     finally:
         weight = float(model.get_weights()[0][0, 0])
     share = WORKERS if merge == "average" else 1

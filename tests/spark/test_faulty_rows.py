@@ -27,9 +27,11 @@ MAKE = {
     "function": lambda spark, x, y: (lambda worker, workers: (x[worker::workers], y[worker::workers]),),
 }
 FIRST = {  # rows 12 and 7, where partitions of 16 rows, or what a function returns, have them
-    "arrays": ("row 12", "row 7"), "rdd": ("row 12 of partition 0", "row 7 of partition 0"),
-    "frame": ("of partition 0", "of partition 0"), "function": ("row 6 of worker 0", "row 3 of worker 1"),
-}  # fmt: skip
+    "arrays": ("row 12", "row 7"),
+    "rdd": ("row 12 of partition 0", "row 7 of partition 0"),
+    "frame": ("of partition 0", "of partition 0"),
+    "function": ("row 6 of worker 0", "row 3 of worker 1"),
+}
 
 
 def refused(problem, *data, **options):

@@ -40,9 +40,10 @@ def test_a_fit_of_no_epochs_has_an_empty_history(problem, jobs, arguments):
     calls, model, before = [], problem.model(), jobs()
     begun = model.get_weights()
     callback = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: calls.append("begin"), on_train_end=lambda logs: calls.append("end"),
+        on_train_begin=lambda logs: calls.append("begin"),
+        on_train_end=lambda logs: calls.append("end"),
         on_epoch_begin=lambda epoch, logs: calls.append(epoch),
-    )  # fmt: skip
+    )
 
     history = SparkModel(model, num_workers=2).fit(
         problem.x, problem.y, callbacks=[callback], **OPTIONS | arguments

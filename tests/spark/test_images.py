@@ -96,9 +96,15 @@ def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
         return np.frombuffer(image["data"], "uint8").reshape(image["height"], image["width"], 3)
 
     estimator = KerasEstimator(
-        model=model_of(), featuresCol="image", decode={"image": pixels}, numWorkers=2, epochs=8, batchSize=8,
-        validationIndicatorCol="held", seed=1,
-    )  # fmt: skip
+        model=model_of(),
+        featuresCol="image",
+        decode={"image": pixels},
+        numWorkers=2,
+        epochs=8,
+        batchSize=8,
+        validationIndicatorCol="held",
+        seed=1,
+    )
     fitted = estimator.fit(frame)
     found = fitted.transform(frame).select("prediction").collect()
 
@@ -128,7 +134,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
         (frame_of(good, good, b"GIF89a"), r"content failed on row 2 of partition 0: ValueError: not a PPM"),
         (frame_of(good, transposed), r"row 1 of partition 0 is decoded to shape \(6, 8, 3\)"),
         (frame_of(good, None), "Expected no nulls in content; row 1 of partition 0"),
-    ]  # fmt: skip
+    ]
     for frame, message in cases:
         with pytest.raises(DataError, match=message):
             fit(frame)

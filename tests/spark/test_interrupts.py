@@ -22,10 +22,20 @@ SECONDS = 3.0  # that a call may take to end
 GAP = 0.05  # seconds between two of many
 LINE = "Interrupted: the call is being ended, and its Spark job cancelled."
 MOMENTS = [
-    "before the job", "while workers start", "in the feed", "in an epoch", "at an epoch's end",
-    "in validation", "in a callback", "in a job of a callback", "while the run finishes",
-    "in evaluate", "in predict", "in transform", "in run",
-]  # fmt: skip
+    "before the job",
+    "while workers start",
+    "in the feed",
+    "in an epoch",
+    "at an epoch's end",
+    "in validation",
+    "in a callback",
+    "in a job of a callback",
+    "while the run finishes",
+    "in evaluate",
+    "in predict",
+    "in transform",
+    "in run",
+]
 SOME = [("in an epoch", 2), ("in a callback", 20), ("in evaluate", 1), ("before the job", 20)]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -86,9 +96,12 @@ class Script:
 
 def environment_of(folder):
     return os.environ | {
-        "PYTHONPATH": f"{SCRIPT.parent}{os.pathsep}{SCRIPT.parent.parent}", "PYTHONWARNINGS": "ignore",
-        "TMPDIR": str(folder / "tmp"), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3",
-    }  # fmt: skip
+        "PYTHONPATH": f"{SCRIPT.parent}{os.pathsep}{SCRIPT.parent.parent}",
+        "PYTHONWARNINGS": "ignore",
+        "TMPDIR": str(folder / "tmp"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
 
 
 def interrupted(folder, cases, *, terminal):

@@ -139,13 +139,16 @@ SWAPPING = {
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("averages by epoch", ALL), ("averages", ALONE), ("own weights", ALL),
-        pytest.param("averages", ALL, marks=whole), pytest.param("averages by epoch", ALONE, marks=whole),
+        ("averages by epoch", ALL),
+        ("averages", ALONE),
+        ("own weights", ALL),
+        pytest.param("averages", ALL, marks=whole),
+        pytest.param("averages by epoch", ALONE, marks=whole),
         pytest.param("own weights", ALONE, marks=whole),
         pytest.param("averages by epoch", {"frequency": 2, "num_workers": 1}, marks=whole),
         pytest.param("averages", {"mode": "hogwild", "frequency": 2, "num_workers": 1}, marks=whole),
     ],
-)  # fmt: skip
+)
 def test_validation_is_of_the_weights_that_a_callback_swaps_in(problem, kind, settings):
     """With SwapEMAWeights these are the averages, and training goes on from the weights themselves."""
     ours, reference = (
@@ -183,9 +186,11 @@ def sequences():
     def make():
         keras.utils.set_random_seed(1)
         layers = [
-            keras.Input((5, 3)), keras.layers.Masking(), keras.layers.SimpleRNN(4, return_sequences=True),
+            keras.Input((5, 3)),
+            keras.layers.Masking(),
+            keras.layers.SimpleRNN(4, return_sequences=True),
             keras.layers.Dense(1, kernel_regularizer="l2"),
-        ]  # fmt: skip
+        ]
         model = keras.Sequential(layers)
         loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
         model.compile(keras.optimizers.SGD(0.05), loss, weighted_metrics=["mae"])
@@ -385,9 +390,12 @@ def test_a_model_that_cannot_be_saved_leaves_one_that_can_be_loaded(problem, tmp
 def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, caplog):
     """Who wrote a file has no say in where the token and the weights of a later fit go."""
     place = {
-        "bind_address": "127.0.0.1", "advertised_host": "127.0.0.2", "port": 40001, "tls": False,
+        "bind_address": "127.0.0.1",
+        "advertised_host": "127.0.0.2",
+        "port": 40001,
+        "tls": False,
         "placement": "worker",
-    }  # fmt: skip
+    }
     path = tmp_path / "m.json"
     SparkModel(problem.model(), **place).save(str(tmp_path / "m.keras"))
     saved = json.loads(path.read_text())
@@ -433,8 +441,9 @@ def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
     np.testing.assert_allclose(
         one.predict(problem.x[:, :1], verbose=0)[:, 0],
         [row.guess for row in sorted(predicted, key=lambda row: row.row)],
-        rtol=1e-5, atol=1e-6,
-    )  # fmt: skip
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_partition_smaller_than_a_batch_trains(spark, problem):

@@ -52,10 +52,17 @@ def table(array):
 
 
 MAKE = {
-    "csr": matrix("csr_matrix"), "csc": matrix("csc_array"), "coo": matrix("coo_matrix"),
-    "SparseTensor": sparse_tensor, "tensorflow": tensor("tensorflow"), "torch": tensor("torch"),
-    "jax": tensor("jax"), "pandas": table, "list of one": lambda array: [array], "lists": np.ndarray.tolist,
-}  # fmt: skip
+    "csr": matrix("csr_matrix"),
+    "csc": matrix("csc_array"),
+    "coo": matrix("coo_matrix"),
+    "SparseTensor": sparse_tensor,
+    "tensorflow": tensor("tensorflow"),
+    "torch": tensor("torch"),
+    "jax": tensor("jax"),
+    "pandas": table,
+    "list of one": lambda array: [array],
+    "lists": np.ndarray.tolist,
+}
 
 
 @pytest.fixture(scope="module")

@@ -184,9 +184,12 @@ def test_a_fit_that_loses_the_folder_ends(spark, problem, tmp_path):
         CheckpointError, match=r"lost the checkpoint folder .*: process 4711 on node-7 owns it"
     ):
         SparkModel(problem.model(), num_workers=2).fit(
-            problem.x, problem.y, checkpoint=str(tmp_path), **SETTINGS,
+            problem.x,
+            problem.y,
+            checkpoint=str(tmp_path),
+            **SETTINGS,
             callbacks=[Then(lambda: (tmp_path / "lease").write_bytes(other.record()))],
-        )  # fmt: skip
+        )
 
     assert leases(tmp_path) == ["lease"]
     assert {path.name for path in tmp_path.glob("check*")} <= {"checkpoint-00000001.sparkdl"}
@@ -212,8 +215,11 @@ class Driver:
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, HERE / "resumed.py", *arguments],
-                env=environment, start_new_session=True, stdout=file, stderr=file,
-            )  # fmt: skip
+                env=environment,
+                start_new_session=True,
+                stdout=file,
+                stderr=file,
+            )
 
     @property
     def runs(self):

@@ -60,15 +60,16 @@ PLACES = {
     "decode": lambda here, spark: fitted(
         net(), frame_of(spark), decode={"features": lambda value: here.twice(np.array(value, "float32"))}
     ),
-    "an estimator": lambda here, spark: KerasEstimator(model=net(here.Twice()), numWorkers=2, verbose=0)
-    .fit(frame_of(spark))
-    .summary.history["loss"][0],
+    "an estimator": lambda here, spark: (
+        KerasEstimator(model=net(here.Twice()), numWorkers=2, verbose=0)
+        .fit(frame_of(spark))
+        .summary.history["loss"][0]
+    ),
     "predict_udf": lambda here, spark: (
-        frame_of(spark).select(predict_udf(net(here.Twice()))("features")).first()[0] - 1.0
-    )
-    ** 2,
+        (frame_of(spark).select(predict_udf(net(here.Twice()))("features")).first()[0] - 1.0) ** 2
+    ),
     "run": lambda here, spark: sparkdl.run(lambda worker: (here.twice(3.0) - 1) ** 2, num_workers=2)[0],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -38,10 +38,13 @@ def plain(problem, rows, *, epochs, shuffle, batch_size=16):
 @pytest.mark.parametrize(
     ("kind", "sizes", "shuffle"),
     [
-        ("rdd", (100, 103), True), ("rdd", SIZES, True), ("rdd", SIZES, False), ("frame", (100, 103), True),
+        ("rdd", (100, 103), True),
+        ("rdd", SIZES, True),
+        ("rdd", SIZES, False),
+        ("frame", (100, 103), True),
         ("frame", SIZES, True),
     ],
-)  # fmt: skip
+)
 def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, kind, sizes, shuffle):
     """Neighbours go together, and weights are those of plain Keras on these rows in this order."""
     model, start = problem.model(), problem.model().get_weights()
@@ -125,7 +128,7 @@ def test_what_has_no_partitions_is_refused(spark, problem, jobs):
         ((lambda worker, num_workers: None,), {}, "the training rows are a function"),
         ((rdd,), {"validation_data": (problem.x, problem.y)}, "validation_data is dealt .* Take val"),
         ((rdd,), {"preserve_partitions": 2}, "preserve_partitions should be True or False; got 2."),
-    ]  # fmt: skip
+    ]
     for data, arguments, message in cases:
         with pytest.raises(ConfigError, match=message):
             fit(*data, **{"preserve_partitions": True, **arguments})

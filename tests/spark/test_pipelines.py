@@ -288,9 +288,13 @@ def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, tab
     """Epoch by epoch, of training and of validation; so have the weights."""
     reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
     settings = {
-        "model": keras.models.clone_model(reference), "numWorkers": workers, "batchSize": size, "epochs": 3,
-        "shuffle": False, "validationIndicatorCol": "held",
-    }  # fmt: skip
+        "model": keras.models.clone_model(reference),
+        "numWorkers": workers,
+        "batchSize": size,
+        "epochs": 3,
+        "shuffle": False,
+        "validationIndicatorCol": "held",
+    }
     settings["model"].compile(keras.optimizers.SGD(0.3, momentum=0.9), reference.loss, metrics=["accuracy"])
     settings["model"].set_weights(start := reference.get_weights())
 
@@ -299,9 +303,14 @@ def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, tab
     order = np.array([row.row for row in table.select("row").collect()])
     held, others = order[order % 5 == 0], order[order % 5 != 0]
     expected = reference.fit(
-        problem.x[others], problem.y[others], size, 3, shuffle=False, verbose=0,
+        problem.x[others],
+        problem.y[others],
+        size,
+        3,
+        shuffle=False,
+        verbose=0,
         validation_data=(problem.x[held], problem.y[held]),
-    )  # fmt: skip
+    )
     assert set(expected.history) == set(fitted.summary.history)
     for name, values in expected.history.items():
         assert values == pytest.approx(fitted.summary.history[name], rel=1e-4), name
@@ -365,10 +374,11 @@ def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, j
     """Columns and settings are looked at on the driver."""
     frame = table.withColumns(
         {
-            "words": functions.lit("word"), "price": functions.lit("1.5").cast("decimal(3,1)"),
+            "words": functions.lit("word"),
+            "price": functions.lit("1.5").cast("decimal(3,1)"),
             "day": functions.current_timestamp(),
         }
-    )  # fmt: skip
+    )
     before = jobs()
 
     with pytest.raises(error, match=message):
@@ -379,9 +389,13 @@ def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, j
 
 @pytest.mark.parametrize(
     ("kinds", "expected"),
-    [(["float", "float"], "float"), (["float", "smallint"], "float"), (["float", "double"], "double"),
-     (["int", "float"], "double")],
-)  # fmt: skip
+    [
+        (["float", "float"], "float"),
+        (["float", "smallint"], "float"),
+        (["float", "double"], "double"),
+        (["int", "float"], "double"),
+    ],
+)
 def test_several_columns_are_no_wider_than_they_have_to_be(spark, kinds, expected):
     """32-bit floats, and whole numbers that these hold, go to Python as 32-bit floats."""
     frame = spark.range(1).selectExpr(*(f"cast(1 as {kind}) as c{place}" for place, kind in enumerate(kinds)))
@@ -391,12 +405,16 @@ def test_several_columns_are_no_wider_than_they_have_to_be(spark, kinds, expecte
 
 
 ODD = {  # no numbers yet, one value each
-    "price": "cast(1.5 as decimal(3,1))", "prices": "array(cast(1.5 as decimal(3,1)))",
+    "price": "cast(1.5 as decimal(3,1))",
+    "prices": "array(cast(1.5 as decimal(3,1)))",
     "nested": "array(array(cast(1.5 as decimal(3,1))))",
-    "day": "date'2026-11-24'", "days": "array(date'2026-11-24')",
-    "time": "timestamp'2026-11-24 12:00:00'", "plain": "timestamp_ntz'2026-11-24 12:00:00'",
-    "written": "'1.5'", "writings": "array('1.5')",
-}  # fmt: skip
+    "day": "date'2026-11-24'",
+    "days": "array(date'2026-11-24')",
+    "time": "timestamp'2026-11-24 12:00:00'",
+    "plain": "timestamp_ntz'2026-11-24 12:00:00'",
+    "written": "'1.5'",
+    "writings": "array('1.5')",
+}
 
 
 def test_the_remedy_that_is_named_for_a_column_works(spark):
@@ -507,9 +525,12 @@ def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, p
     """
     classic = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
         env=classic,
-    )  # fmt: skip
+    )
     assert 0 == done.returncode, done.stderr[-3000:]
     theirs = [line for line in done.stdout.splitlines() if line.startswith("ROW")]
     assert [f"ROW {row.row} {' '.join(float(v).hex() for v in row.probability)}" for row in mine] == theirs
@@ -596,8 +617,12 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
     loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
     for each in (fitted[0], loaded, fitted[0].copy()):
         assert (16, 2, "epoch", 2, 1) == (
-            each.getBatchSize(), each.getNumWorkers(), each.getFrequency(), each.getEpochs(), each.getSeed()
-        )  # fmt: skip
+            each.getBatchSize(),
+            each.getNumWorkers(),
+            each.getFrequency(),
+            each.getEpochs(),
+            each.getSeed(),
+        )
         assert ({0: 2.0}, [0.2, 0.5, 0.0]) == (each.getClassWeight(), each.getThresholds())
     assert not loaded.isDefined("merge")
     rows = [row.prediction for row in loaded.transform(table).collect()]
@@ -613,8 +638,15 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
 @pytest.mark.parametrize("of", ["paramMap", "defaultParamMap"])
 def test_where_a_fit_runs_is_no_part_of_a_saved_stage(spark, problem, tmp_path, caplog, of):
     """Who wrote a stage has no say in where the token, the weights and checkpoints of a later fit go."""
-    place = {"bindAddress": "127.0.0.1", "advertisedHost": "127.0.0.2", "port": 40001, "tls": False,
-             "placement": "worker", "checkpoint": str(tmp_path / "theirs"), "resume": True}  # fmt: skip
+    place = {
+        "bindAddress": "127.0.0.1",
+        "advertisedHost": "127.0.0.2",
+        "port": 40001,
+        "tls": False,
+        "placement": "worker",
+        "checkpoint": str(tmp_path / "theirs"),
+        "resume": True,
+    }
     KerasEstimator(model=problem.model(), epochs=3, **place).save(str(tmp_path / "stage"))
     (path,) = (tmp_path / "stage" / "metadata").glob("part-*")
     saved = json.loads(path.read_text())
@@ -731,9 +763,13 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 3]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     search = CrossValidator(
-        estimator=estimator.copy({estimator.mode: mode}), estimatorParamMaps=grid, evaluator=evaluator,
-        numFolds=2, parallelism=2, seed=1,
-    )  # fmt: skip
+        estimator=estimator.copy({estimator.mode: mode}),
+        estimatorParamMaps=grid,
+        evaluator=evaluator,
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
 
     found = search.fit(table)
 
@@ -762,9 +798,13 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
 
     made = estimator.copy({estimator.callbacks: [Meeting()], estimator.numWorkers: 1, estimator.epochs: 1})
     search = CrossValidator(
-        estimator=made, estimatorParamMaps=ParamGridBuilder().addGrid(made.batchSize, [64, 128]).build(),
-        evaluator=MulticlassClassificationEvaluator(), numFolds=2, parallelism=2, seed=1,
-    )  # fmt: skip
+        estimator=made,
+        estimatorParamMaps=ParamGridBuilder().addGrid(made.batchSize, [64, 128]).build(),
+        evaluator=MulticlassClassificationEvaluator(),
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
 
     assert 2 == len(search.fit(table).avgMetrics)
 
@@ -778,9 +818,14 @@ def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
     folds = table.withColumn("fold", (functions.col("row") % 2).cast("int"))
 
     found = CrossValidator(
-        estimator=alone, estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator(),
-        numFolds=2, foldCol="fold", parallelism=4, collectSubModels=True,
-    ).fit(folds)  # fmt: skip
+        estimator=alone,
+        estimatorParamMaps=grid,
+        evaluator=MulticlassClassificationEvaluator(),
+        numFolds=2,
+        foldCol="fold",
+        parallelism=4,
+        collectSubModels=True,
+    ).fit(folds)
 
     for params, fitted in zip(grid, found.subModels[0], strict=True):
         expected = alone.fit(folds.filter("fold != 0"), params)
@@ -795,9 +840,12 @@ def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, esti
     grid = ParamGridBuilder().addGrid(estimator.model, models).build()
 
     found = TrainValidationSplit(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator(),
-        parallelism=2, seed=1,
-    ).fit(table)  # fmt: skip
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=MulticlassClassificationEvaluator(),
+        parallelism=2,
+        seed=1,
+    ).fit(table)
 
     assert found.validationMetrics[1] > found.validationMetrics[0]
 
@@ -838,10 +886,12 @@ def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table)
     transformer = KerasTransformer(model=problem.model())
 
     found = {
-        size: [row.probability.toArray() for row in transformer.setInferenceBatchSize(size).transform(table)
-               .orderBy("row").collect()]
+        size: [
+            row.probability.toArray()
+            for row in transformer.setInferenceBatchSize(size).transform(table).orderBy("row").collect()
+        ]
         for size in (1, 2, 7, 64, 1024)
-    }  # fmt: skip
+    }
 
     for size, rows in found.items():
         np.testing.assert_allclose(found[1024], rows, rtol=1e-5, atol=1e-7, err_msg=str(size))
@@ -1016,9 +1066,10 @@ def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
 def test_callbacks_that_watch_what_is_not_there_warn_here(estimator, table, tmp_path):
     """Without validation rows there is no val_loss: training goes on and says so, as Keras does."""
     watching = [
-        keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.ReduceLROnPlateau("val_loss"),
+        keras.callbacks.EarlyStopping("val_loss"),
+        keras.callbacks.ReduceLROnPlateau("val_loss"),
         keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), "val_loss", save_best_only=True),
-    ]  # fmt: skip
+    ]
 
     with pytest.warns(UserWarning, match="val_loss") as caught:
         fitted = estimator.copy({estimator.callbacks: watching}).fit(table)

@@ -45,12 +45,14 @@ def test_a_rule_may_be_the_users_own(spark, problem):
 @pytest.mark.parametrize(
     ("mode", "frequency", "merge"),
     [
-        ("synchronous", 4, DiLoCo(0.7, 0.5)), ("synchronous", "epoch", "adasum"),
+        ("synchronous", 4, DiLoCo(0.7, 0.5)),
+        ("synchronous", "epoch", "adasum"),
         ("synchronous", 2, "aeasgd"),
-        ("synchronous", 4, FedOpt(keras.optimizers.Adam(0.01))), ("asynchronous", 4, "aeasgd"),
+        ("synchronous", 4, FedOpt(keras.optimizers.Adam(0.01))),
+        ("asynchronous", 4, "aeasgd"),
         ("hogwild", 2, "adag"),
     ],
-)  # fmt: skip
+)
 def test_a_rule_trains(spark, problem, mode, frequency, merge):
     """By its name or as an object; the loss falls."""
     model = problem.model()
@@ -241,7 +243,7 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
         ({"merge": "diloco", "mode": "asynchronous"}, "its optimizer steps once per round"),
         ({"merge": "mean"}, "merge should be one of 'average', 'sum'"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_mean_nothing_are_refused(problem, settings, message):
     """By name, with what was expected, before anything is started."""
     with pytest.raises(ConfigError, match=message):

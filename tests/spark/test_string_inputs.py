@@ -86,10 +86,16 @@ def plain():
 @pytest.fixture(scope="module")
 def frame(spark):
     """A DataFrame of the words, their bytes, the ages and the labels."""
-    table = pd.DataFrame({
-        "row": range(32), "words": WORDS, "raw": [word.encode() for word in WORDS], "age": AGES,
-        "label": LABELS, "weight": WEIGHTS,
-    })  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "row": range(32),
+            "words": WORDS,
+            "raw": [word.encode() for word in WORDS],
+            "age": AGES,
+            "label": LABELS,
+            "weight": WEIGHTS,
+        }
+    )
     return spark.createDataFrame(table).cache()
 
 
@@ -150,14 +156,20 @@ def test_strings_train_as_in_keras(frame, kind, form):
 
 MIXED = {
     "arrays": lambda spark_model, frame: spark_model.fit(
-        {"words": WORDS, "age": AGES}, LABELS, sample_weight=WEIGHTS,
-        validation_data=({"words": WORDS[::-1], "age": AGES}, LABELS), **SETTINGS
+        {"words": WORDS, "age": AGES},
+        LABELS,
+        sample_weight=WEIGHTS,
+        validation_data=({"words": WORDS[::-1], "age": AGES}, LABELS),
+        **SETTINGS,
     ),
     "columns": lambda spark_model, frame: spark_model.fit(
-        frame, features_col={"words": "words", "age": "age"}, sample_weight="weight",
-        validation_data=reversed_words(frame), **SETTINGS,
+        frame,
+        features_col={"words": "words", "age": "age"},
+        sample_weight="weight",
+        validation_data=reversed_words(frame),
+        **SETTINGS,
     ),
-}  # fmt: skip
+}
 
 
 def reversed_words(frame):
@@ -178,9 +190,13 @@ def test_strings_beside_numbers_and_weights_train_as_in_keras(frame, form):
     """Weights and History of weighted rows and validation rows are those of plain Keras's fit."""
     model, expected = build_mixed(), build_mixed()
     history = expected.fit(
-        {"words": tensors(), "age": AGES}, LABELS, sample_weight=WEIGHTS, shuffle=False,
-        validation_data=({"words": tensors(WORDS[::-1]), "age": AGES}, LABELS), **SETTINGS,
-    )  # fmt: skip
+        {"words": tensors(), "age": AGES},
+        LABELS,
+        sample_weight=WEIGHTS,
+        shuffle=False,
+        validation_data=({"words": tensors(WORDS[::-1]), "age": AGES}, LABELS),
+        **SETTINGS,
+    )
 
     found = MIXED[form](SparkModel(model, num_workers=2), frame)
 
@@ -241,8 +257,9 @@ def test_rows_of_several_strings_are_predicted(spark):
     np.testing.assert_allclose(SparkModel(model).predict(pairs.astype(str)), expected, atol=1e-6)
     for found in (
         SparkModel(model).predict(rows, features_col=["a", "b"]).select("prediction"),
-        rows.select(predict_udf(model)("a", "b")), rows.select(predict_udf(model)(functions.array("a", "b"))),
-    ):  # fmt: skip
+        rows.select(predict_udf(model)("a", "b")),
+        rows.select(predict_udf(model)(functions.array("a", "b"))),
+    ):
         np.testing.assert_allclose([row[0] for row in found.collect()], expected[:, 0], atol=1e-6)
 
 

@@ -193,11 +193,14 @@ FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
 @pytest.mark.parametrize(
     ("name", "kind", "given"),
     [
-        ("id", types.StringType(), "int values"), ("id", types.BinaryType(), "int values"),
-        ("many", types.LongType(), "2 values"), ("word", types.LongType(), "bytes values"),
-        ("large", types.IntegerType(), f"{2**40}"), ("id", types.BooleanType(), "2"),
+        ("id", types.StringType(), "int values"),
+        ("id", types.BinaryType(), "int values"),
+        ("many", types.LongType(), "2 values"),
+        ("word", types.LongType(), "bytes values"),
+        ("large", types.IntegerType(), f"{2**40}"),
+        ("id", types.BooleanType(), "2"),
     ],
-)  # fmt: skip
+)
 def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
     """With its type and what came instead."""
     with pytest.raises(DataError, match=f"'{name}' takes {kind.simpleString()}; record 1 has {given} there"):

@@ -59,12 +59,14 @@ class AtEpoch(keras.callbacks.Callback):
 BETWEEN = [
     pytest.param(before, change, id=f"{getattr(before, '__name__', None)}-{change.__name__}", marks=marks)
     for before, change, marks in [
-        (None, freeze_first, ()), (None, compile_with_the_same, ()), (freeze_first, compile_again, ()),
+        (None, freeze_first, ()),
+        (None, compile_with_the_same, ()),
+        (freeze_first, compile_again, ()),
         *((None, change, pytest.mark.whole) for change in (freeze_statistics, freeze_bias, compile_again)),
         *((before, freeze_first, pytest.mark.whole) for before in (freeze_first, freeze_bias)),
         (freeze_bias, compile_again, pytest.mark.whole),
     ]
-]  # fmt: skip
+]
 
 
 def same(ours, theirs):

@@ -56,8 +56,10 @@ class Two:
                 zip(self.x["words"], self.x["points"], self.y["sign"], self.y["sum"], strict=True)
             )
         ]
-        return spark.createDataFrame(table, "row int, words array<int>, a double, b double, c double, "
-                                            "d double, sign double, sum double")  # fmt: skip
+        return spark.createDataFrame(
+            table,
+            "row int, words array<int>, a double, b double, c double, d double, sign double, sum double",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +198,14 @@ def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
         problem.x, problem.y, 25, 1, sample_weight=weights, validation_data=held, **options
     )
     history = SparkModel(model, num_workers=2).fit(
-        problem.x, problem.y, 25, 1, sample_weight=weights, **options,
+        problem.x,
+        problem.y,
+        25,
+        1,
+        sample_weight=weights,
+        **options,
         validation_data=spark.sparkContext.parallelize(list(zip(*held, strict=True)), 2),
-    )  # fmt: skip
+    )
 
     assert close(model, reference)
     assert expected.history["val_loss"] == pytest.approx(history.history["val_loss"], rel=1e-4)
@@ -229,10 +236,14 @@ def test_validation_freq_says_after_which_epochs(spark, problem):
 @pytest.mark.parametrize(
     ("frequency", "shuffle"),
     [
-        ("batch", True), (2, False), ("epoch", True), pytest.param("batch", False, marks=pytest.mark.whole),
-        pytest.param(2, True, marks=pytest.mark.whole), pytest.param("epoch", False, marks=pytest.mark.whole),
+        ("batch", True),
+        (2, False),
+        ("epoch", True),
+        pytest.param("batch", False, marks=pytest.mark.whole),
+        pytest.param(2, True, marks=pytest.mark.whole),
+        pytest.param("epoch", False, marks=pytest.mark.whole),
     ],
-)  # fmt: skip
+)
 def test_training_goes_on_where_it_ended(spark, problem, frequency, shuffle):
     """fit(2n) is fit(n) and then n more: with a seed and shuffle by initial_epoch, without just again."""
 
@@ -310,10 +321,12 @@ def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
         keras.utils.set_random_seed(1)
         made = keras.Sequential(
             [
-                keras.Input((6,)), Shift(), layers.Lambda(lambda x: x * scale, output_shape=(6,)),
+                keras.Input((6,)),
+                Shift(),
+                layers.Lambda(lambda x: x * scale, output_shape=(6,)),
                 layers.Dense(3, lambda x: keras.ops.softmax(x * scale)),
             ]
-        )  # fmt: skip
+        )
         made.compile(keras.optimizers.SGD(0.1), doubtful)
         return made
 

@@ -96,17 +96,29 @@ def rows(spark):
         return tuple(context.parallelize([make(row) for row in part], 2) for part in (X, HELD))
 
     return {
-        "arrays": (X, (HELD,)), "bare": (X, HELD), "frame": (frame, held), "rdd": rdds(np.asarray),
-        "rdd of tuples": rdds(lambda row: (row,)), "rdd of lists": rdds(np.ndarray.tolist),
-        "function of tuples": function(lambda rows: (rows,)), "function": function(np.asarray),
+        "arrays": (X, (HELD,)),
+        "bare": (X, HELD),
+        "frame": (frame, held),
+        "rdd": rdds(np.asarray),
+        "rdd of tuples": rdds(lambda row: (row,)),
+        "rdd of lists": rdds(np.ndarray.tolist),
+        "function of tuples": function(lambda rows: (rows,)),
+        "function": function(np.asarray),
         "function of batches": function(dataset),
-    }  # fmt: skip
+    }
 
 
 KINDS = (
-    "arrays", "bare", "frame", "rdd", "rdd of tuples", "rdd of lists", "function of tuples", "function",
+    "arrays",
+    "bare",
+    "frame",
+    "rdd",
+    "rdd of tuples",
+    "rdd of lists",
+    "function of tuples",
+    "function",
     "function of batches",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,11 +23,17 @@ def fit(problem, marker, act, *, worker=1, **settings):
     model, objects = Bomb(marker, BATCHES + 3, act, worker=worker, pause=0.1).model(problem)
     spark_model = SparkModel(
         model, num_workers=2, custom_objects=objects, on_worker_loss="continue", **settings
-    )  # fmt: skip
+    )
     history = spark_model.fit(
-        problem.x, problem.y, batch_size=16, epochs=EPOCHS, shuffle=False, verbose=0,
-        validation_data=(problem.x, problem.y), validation_freq=EPOCHS,
-    )  # fmt: skip
+        problem.x,
+        problem.y,
+        batch_size=16,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        validation_data=(problem.x, problem.y),
+        validation_freq=EPOCHS,
+    )
     assert marker.exists()
     return model, history
 
@@ -63,11 +69,12 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
 @pytest.mark.parametrize(
     ("settings", "worker"),
     [
-        ({"mode": "synchronous"}, 1), whole({"mode": "synchronous"}, 0),
+        ({"mode": "synchronous"}, 1),
+        whole({"mode": "synchronous"}, 0),
         whole({"mode": "synchronous", "frequency": 2}, 0),
         ({"mode": "asynchronous", "staleness": 2, "stall_timeout": 1}, 1),
     ],
-)  # fmt: skip
+)
 def test_a_worker_that_was_killed_comes_back(problem, tmp_path, caplog, settings, worker):
     """Spark starts its task again, which goes on where the others are."""
     caplog.set_level(logging.INFO, "sparkdl.workers")

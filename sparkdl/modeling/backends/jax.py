@@ -70,9 +70,11 @@ class JaxReplica:
     def _variables(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         model = self._model
         return (
-            list(model.trainable_variables), list(model.non_trainable_variables),
-            list(self._optimizer.variables), list(model.metrics_variables),
-        )  # fmt: skip
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            list(self._optimizer.variables),
+            list(model.metrics_variables),
+        )
 
     def _state(self, batch: Batch | None = None) -> State:
         """Return the values of all variables; the metrics make theirs by the first batch that comes."""
@@ -201,9 +203,13 @@ class JaxReplica:
         start = None if center is None else (center.parameters, optional(center.statistics))
         other = None if center is not None and since is center.parameters else since
         packed, self._held = self._step(
-            self._state(batch), self._progress(), start, _placed(batch.to_data()), other,
+            self._state(batch),
+            self._progress(),
+            start,
+            _placed(batch.to_data()),
+            other,
             read=since is not None,
-        )  # fmt: skip
+        )
         return None if since is None else self._reading(packed)
 
     def catch_up(self) -> None:

@@ -222,10 +222,17 @@ def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:
         step = tf.cast(optimizer.iterations + 1, variable.dtype)
         index = optimizer._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=optimizer._momentums[index].value.handle,
-            v=optimizer._velocities[index].value.handle, beta1_power=first**step, beta2_power=second**step,
-            lr=rate, beta1=first, beta2=second, epsilon=epsilon, grad=tf.cast(gradient, variable.dtype),
-        )  # fmt: skip
+            var=variable.handle,
+            m=optimizer._momentums[index].value.handle,
+            v=optimizer._velocities[index].value.handle,
+            beta1_power=first**step,
+            beta2_power=second**step,
+            lr=rate,
+            beta1=first,
+            beta2=second,
+            epsilon=epsilon,
+            grad=tf.cast(gradient, variable.dtype),
+        )
 
     optimizer.update_step = update_step
 

@@ -115,11 +115,26 @@ MAIN = """
     of_a_module = ten_times
 """
 EXPECTED = {
-    "module": 20, "submodule": 20, "function": 20, "instance": 6, "inside": 20, "part_inside": 20,
-    "submodule_inside": 20, "package_inside": 40, "late_of_a_module": 1, "relative_of_a_module": 40,
-    "nested": 1, "default": 20, "calls": 26, "closure": 20, "method": 8, "held": 8, "derived": 9,
-    "partial": 20, "of_a_module": 20,
-}  # fmt: skip
+    "module": 20,
+    "submodule": 20,
+    "function": 20,
+    "instance": 6,
+    "inside": 20,
+    "part_inside": 20,
+    "submodule_inside": 20,
+    "package_inside": 40,
+    "late_of_a_module": 1,
+    "relative_of_a_module": 40,
+    "nested": 1,
+    "default": 20,
+    "calls": 26,
+    "closure": 20,
+    "method": 8,
+    "held": 8,
+    "derived": 9,
+    "partial": 20,
+    "of_a_module": 20,
+}
 ELSEWHERE = """
 import json, pickle, sys
 results = {}

@@ -158,8 +158,11 @@ def test_tables_are_the_variables_of_a_layout():
     layout = Layout(((5, 2, 3), (4,), (), (0, 3)), ("float32",) * 4)
 
     assert [(table.size, table.rows, table.width) for table in tables_of(layout)] == [
-        (30, 5, 6), (4, 4, 1), (1, 0, 0), (0, 0, 0),
-    ]  # fmt: skip
+        (30, 5, 6),
+        (4, 4, 1),
+        (1, 0, 0),
+        (0, 0, 0),
+    ]
 
 
 GOOD = Slices(
@@ -181,16 +184,25 @@ def changed(place, value):
 
 
 MALFORMED = {
-    "no words": WORDS[:0], "one word": WORDS[:1], "a word too few": WORDS[1:],
-    "a word more": np.append(WORDS[:1], WORDS), "no variable": changed(-1, 0),
+    "no words": WORDS[:0],
+    "one word": WORDS[:1],
+    "a word too few": WORDS[1:],
+    "a word more": np.append(WORDS[:1], WORDS),
+    "no variable": changed(-1, 0),
     "more variables than words": changed(-1, 99),
-    "fewer than none": changed(-1, -1), "two variables": changed(-1, 2),
-    "a variable that is not there": changed(-3, 4), "one before the first": changed(-3, -1),
-    "a variable without rows": changed(-3, 1), "another variable": changed(-3, 3),
-    "fewer slices": changed(-2, 2), "a negative number of slices": changed(-2, -3),
-    "as many as make an overflow": changed(-2, 2**31 - 1), "a row beyond the table": changed(33, 4),
-    "a row before it": changed(34, -1), "a row far beyond it": changed(34, 2**31 - 1),
-}  # fmt: skip
+    "fewer than none": changed(-1, -1),
+    "two variables": changed(-1, 2),
+    "a variable that is not there": changed(-3, 4),
+    "one before the first": changed(-3, -1),
+    "a variable without rows": changed(-3, 1),
+    "another variable": changed(-3, 3),
+    "fewer slices": changed(-2, 2),
+    "a negative number of slices": changed(-2, -3),
+    "as many as make an overflow": changed(-2, 2**31 - 1),
+    "a row beyond the table": changed(33, 4),
+    "a row before it": changed(34, -1),
+    "a row far beyond it": changed(34, 2**31 - 1),
+}
 
 
 @pytest.mark.parametrize("words", MALFORMED.values(), ids=MALFORMED)

@@ -77,13 +77,14 @@ def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (["p", "q", "r"], "row 0 has 'p'"), (np.array([1, "2", 3], object), "row 1 has '2'"),
+        (["p", "q", "r"], "row 0 has 'p'"),
+        (np.array([1, "2", 3], object), "row 1 has '2'"),
         (pd.Categorical(["p", "q", "p"]), "row 0 has 'p'. Make numbers of the column first, such as"),
         (pd.Categorical(pd.to_datetime(["2020-01-01"] * 3)), "categories that are none"),
         (pd.to_datetime(["2020-01-01"] * 3), "row 0 has datetime64"),
         (pd.array(["a", "b", None], "string"), "row 0 has 'a'"),
     ],
-)  # fmt: skip
+)
 def test_a_column_of_pandas_without_numbers_is_named(values, words):
     """The message has the column's name, and a value that is no number."""
     with pytest.raises(DataError, match=r"Expected x\['city'\] to hold numbers") as caught:

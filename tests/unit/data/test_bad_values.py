@@ -35,8 +35,9 @@ def test_rows_of_all_workers_are_counted_together():
     """Totals are over all workers and blocks; the first row is the first of all."""
     good, bad = [[0.0, 1.0]], [[np.nan, 1.0]]
     workers = [
-        [block(good * 3, [0, 1, 2]), block(bad * 2, [0, 0], 12)], [block([*good, *bad], [5, -1], 7)],
-    ]  # fmt: skip
+        [block(good * 3, [0, 1, 2]), block(bad * 2, [0, 0], 12)],
+        [block([*good, *bad], [5, -1], 7)],
+    ]
 
     assert said(*workers, rows={TRAINING: 50_000}) == (
         "x has NaN in 3 of 50,000 rows; the first is row 8. "

@@ -122,7 +122,7 @@ def test_a_number_without_zeros_is_seen():
         fingerprint(key, 0, [SparseRows.of([(np.array(i, int), np.array(v))], (9,), kind)])
         for i, v in rows
         for kind in ("float32", "float64")
-    ]  # fmt: skip
+    ]
 
     assert 8 == len({each.ordered for each in found}) == len({each.free for each in found})
 

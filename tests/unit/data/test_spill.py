@@ -54,9 +54,12 @@ def folder(tmp_path_factory):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 400), st.integers(1, 60), st.sampled_from([None, 3]), st.sampled_from([SCHEMA, SPARSE]),
+    st.integers(1, 400),
+    st.integers(1, 60),
+    st.sampled_from([None, 3]),
+    st.sampled_from([SCHEMA, SPARSE]),
     st.randoms(),
-)  # fmt: skip
+)
 def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(
     folder, count, fit, seed, schema, random
 ):

@@ -50,11 +50,14 @@ def test_strings_come_back_unchanged(table, data):
     again = pickle.loads(pickle.dumps(rows[chosen]))
     assert type(again) is TextRows
     for found, wanted in (
-        (rows, expected), (column_array(pa.array(values), column, str), expected),
+        (rows, expected),
+        (column_array(pa.array(values), column, str), expected),
         (column_array(pa.array([None, *values])[1:], column, str), expected),
         (column_array(pa.array(bytes_of(values, shape).tolist()), column, str), expected),
-        (rows[chosen], expected[chosen]), (again, expected[chosen]), (rows[1:3], expected[1:3]),
-    ):  # fmt: skip
+        (rows[chosen], expected[chosen]),
+        (again, expected[chosen]),
+        (rows[1:3], expected[1:3]),
+    ):
         assert found.shape == wanted.shape
         assert found.toarray().tolist() == wanted.tolist()
 

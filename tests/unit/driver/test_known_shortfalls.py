@@ -29,9 +29,12 @@ def test_the_table_is_what_the_journal_says():
 
 
 @given(
-    merge=st.sampled_from([None, *RULES]), mode=st.sampled_from(["synchronous", "asynchronous", "hogwild"]),
-    window=st.sampled_from([1, 16, None]), adaptive=st.booleans(), workers=st.integers(1, 300),
-)  # fmt: skip
+    merge=st.sampled_from([None, *RULES]),
+    mode=st.sampled_from(["synchronous", "asynchronous", "hogwild"]),
+    window=st.sampled_from([1, 16, None]),
+    adaptive=st.booleans(),
+    workers=st.integers(1, 300),
+)
 def test_more_workers_are_never_warned_of_less(merge, mode, window, adaptive, workers):
     """And one worker by the default rule, which is plain Keras, of nothing."""
     settings = {"mode": mode, "window": window, "adaptive": adaptive}

@@ -242,11 +242,23 @@ def test_a_file_that_is_no_lease_is_named(tmp_path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"id": "a/../../x"}, {"id": "ab" * 15}, {"id": "AB" * 16}, {"id": "ab" * 16 + "\n"}, {"id": 7},
-        {"host": None}, {"host": ["node"]}, {"process": "7"}, {"process": None}, {"process": True},
-        {"process": 0}, {"process": -1}, {"process": 1 << 64}, {"started": 3}, {"machine": {}},
+        {"id": "a/../../x"},
+        {"id": "ab" * 15},
+        {"id": "AB" * 16},
+        {"id": "ab" * 16 + "\n"},
+        {"id": 7},
+        {"host": None},
+        {"host": ["node"]},
+        {"process": "7"},
+        {"process": None},
+        {"process": True},
+        {"process": 0},
+        {"process": -1},
+        {"process": 1 << 64},
+        {"started": 3},
+        {"machine": {}},
     ],
-)  # fmt: skip
+)
 def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
     """An id is a part of file names, so that any other text could lead out of the folder."""
     folder = tmp_path / "folder"
@@ -368,8 +380,10 @@ def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
         "mine.acquire(); mine.start(); print('has it', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         assert process.stdout.readline() == "has it\n"
         with pytest.raises(CheckpointError, match=rf"process {process.pid} on .* wrote a heartbeat"):
@@ -415,7 +429,7 @@ def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_pat
                         ],
                         stdout=log,
                         stderr=log,
-                    )  # fmt: skip
+                    )
                 )
             time.sleep(moments.uniform(0, 1))
             victim, fate = moments.choice(drivers), moments.random()

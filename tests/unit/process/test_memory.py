@@ -45,7 +45,7 @@ SHORTAGES = {
     "torch's": (RuntimeError("can't allocate memory: you tried to allocate 64 bytes."), "64 bytes"),
     "pyarrow's": (ArrowMemoryError("malloc of size 4096 failed"), "4096 bytes"),
     "a cause's": (caused(MemoryError()), ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
@@ -107,8 +107,11 @@ def test_the_limit_is_named(kind, of_spark):
     environment["OPENBLAS_NUM_THREADS"] = "1"
     done = subprocess.run(
         [sys.executable, "-c", LIMITED.replace("KIND", repr(kind))],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     assert done.stdout.startswith("Memory ran out")
     assert "of address space of 1.5 GiB" in done.stdout

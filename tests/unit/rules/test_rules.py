@@ -36,9 +36,11 @@ numbers = st.floats(-1e3, 1e3, width=32)
 deltas = st.lists(numbers, min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
 directions = st.lists(st.integers(-99, 99), min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
 merges = st.builds(Merge, staleness=st.integers(0, 50), workers=st.integers(1, 50), steps=st.integers(1, 50))
-gangs = st.integers(1, 6).flatmap(
-    lambda size: st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=1, max_size=6)
-).map(lambda rows: [np.array(row, np.float32) for row in rows])  # fmt: skip
+gangs = (
+    st.integers(1, 6)
+    .flatmap(lambda size: st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=1, max_size=6))
+    .map(lambda rows: [np.array(row, np.float32) for row in rows])
+)
 
 
 def noise(seed, size=5):
@@ -235,9 +237,11 @@ def test_adasum_goes_pair_by_pair_over_a_tree():
 def test_diloco_follows_nesterov():
     """V = momentum v + g, c -= rate (g + momentum v), by hand over two rounds; g is minus the mean delta."""
     actual = rounds(
-        DiLoCo(outer_learning_rate=0.5, outer_momentum=0.5), np.zeros(1, np.float32),
-        [np.array([2], np.float32), np.array([4], np.float32)], [np.array([1], np.float32)],
-    )  # fmt: skip
+        DiLoCo(outer_learning_rate=0.5, outer_momentum=0.5),
+        np.zeros(1, np.float32),
+        [np.array([2], np.float32), np.array([4], np.float32)],
+        [np.array([1], np.float32)],
+    )
     first = 0.5 * (3 + 0.5 * 3)
     second = 0.5 * (1 + 0.5 * (0.5 * 3 + 1))
 
@@ -283,9 +287,11 @@ def test_diloco_of_rate_one_without_momentum_is_averaging(rounds_):
 def test_heavy_ball_momentum_keeps_what_went_before():
     """V = momentum v + g, c -= rate v."""
     center = rounds(
-        FedOpt(SGD(learning_rate=1.0, momentum=0.5)), np.zeros(1, np.float32),
-        [np.array([2], np.float32)], [np.array([4], np.float32)],
-    )  # fmt: skip
+        FedOpt(SGD(learning_rate=1.0, momentum=0.5)),
+        np.zeros(1, np.float32),
+        [np.array([2], np.float32)],
+        [np.array([4], np.float32)],
+    )
 
     assert [2 + (1 + 4)] == center.tolist()
 
@@ -293,9 +299,11 @@ def test_heavy_ball_momentum_keeps_what_went_before():
 def test_fedadam_follows_the_paper():
     """Algorithm 2 of Reddi et al.: no bias correction, v begins at tau squared."""
     center = rounds(
-        FedOpt(Adam(learning_rate=0.5, beta_1=0.5, beta_2=0.75, tau=1.0)), np.zeros(1, np.float32),
-        [np.array([2], np.float32)], [np.array([4], np.float32)],
-    )  # fmt: skip
+        FedOpt(Adam(learning_rate=0.5, beta_1=0.5, beta_2=0.75, tau=1.0)),
+        np.zeros(1, np.float32),
+        [np.array([2], np.float32)],
+        [np.array([4], np.float32)],
+    )
     first, second = 0.5 * 2, 0.75 * 1 + 0.25 * 4
     expected = 0.5 * first / (second**0.5 + 1)
     first, second = 0.5 * first + 0.5 * 4, 0.75 * second + 0.25 * 16
@@ -399,9 +407,13 @@ def test_a_rule_changes_none_of_its_arguments(rule, delta, merge):
 
 
 DEFAULTS = [
-    ("synchronous", 1, Average, 0.0), ("synchronous", 16, BMUF, 0.5), ("synchronous", None, BMUF, 0.5),
-    ("asynchronous", 1, Sum, 0.0), ("asynchronous", 4, DynSGD, 0.5), ("hogwild", None, DynSGD, 0.5),
-]  # fmt: skip
+    ("synchronous", 1, Average, 0.0),
+    ("synchronous", 16, BMUF, 0.5),
+    ("synchronous", None, BMUF, 0.5),
+    ("asynchronous", 1, Sum, 0.0),
+    ("asynchronous", 4, DynSGD, 0.5),
+    ("hogwild", None, DynSGD, 0.5),
+]
 
 
 @pytest.mark.parametrize(("mode", "window", "kind", "power"), DEFAULTS)
@@ -526,7 +538,7 @@ def test_a_rule_without_an_update_is_not_one():
         Adasum(),
         FedOpt(SGD(0.5, 0.9, nesterov=True)),
         FedOpt(),
-    ],  # fmt: skip
+    ],
     ids=lambda merge: getattr(merge, "name", str(merge)),
 )
 def test_a_rule_can_be_written_as_json(merge):

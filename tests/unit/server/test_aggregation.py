@@ -67,9 +67,15 @@ def one_by_one(kind, rule, *updates, workers=2, size=1):
 
 def delta(worker, *values, sequence=0, base_version=0, statistics=EMPTY):
     return Update(
-        Kind.DELTA, worker=worker, sequence=sequence, rows=4, loss=1.0, base_version=base_version,
-        parameters=vector(*values), statistics=statistics,
-    )  # fmt: skip
+        Kind.DELTA,
+        worker=worker,
+        sequence=sequence,
+        rows=4,
+        loss=1.0,
+        base_version=base_version,
+        parameters=vector(*values),
+        statistics=statistics,
+    )
 
 
 # -- rounds ---------------------------------------------------------------------------------------
@@ -84,11 +90,15 @@ def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, join
         store = begun(store_of(joint=joint, statistics=2))
         updates = [
             update_of(
-                store, k, noise(k) if rows[k] else EMPTY, rows=rows[k], loss=k,
+                store,
+                k,
+                noise(k) if rows[k] else EMPTY,
+                rows=rows[k],
+                loss=k,
                 statistics=noise(9 + k, 2) if rows[k] else EMPTY,
             )
             for k in order
-        ]  # fmt: skip
+        ]
         replies = arrive(store, updates)
         outcomes |= {(r.parameters.tobytes(), r.statistics.tobytes(), r.version) for r in replies.values()}
 
@@ -404,10 +414,12 @@ def test_an_update_of_an_old_generation_is_refused(kind):
 @pytest.mark.parametrize(
     ("joint", "mode", "kind"),
     [
-        (True, "synchronous", GradientRounds), (False, "synchronous", DeltaRounds),
-        (False, "asynchronous", Asynchronous), (False, "hogwild", Hogwild),
+        (True, "synchronous", GradientRounds),
+        (False, "synchronous", DeltaRounds),
+        (False, "asynchronous", Asynchronous),
+        (False, "hogwild", Hogwild),
     ],
-)  # fmt: skip
+)
 def test_a_mode_has_its_way_of_merging(joint, mode, kind):
     """The words of the user choose the class; nothing else does."""
     assert type(make_aggregation(AggregationSpec(mode, joint, 1, Average()), vector(0.0), EMPTY)) is kind

@@ -90,9 +90,15 @@ def test_a_reply_that_was_lost_is_given_again(gang):
     first = [partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers]
     together(*first)
     again = Update(
-        kind=Kind.ARRAYS, worker=1, rows=1, metrics=b"<f4", state=np.ones(2, "<f4").tobytes(), run=RUN,
-        generation=1, layout=store.rounds.alike[0][0],
-    )  # fmt: skip
+        kind=Kind.ARRAYS,
+        worker=1,
+        rows=1,
+        metrics=b"<f4",
+        state=np.ones(2, "<f4").tobytes(),
+        run=RUN,
+        generation=1,
+        layout=store.rounds.alike[0][0],
+    )
 
     reply = give(store, again)
 
@@ -168,19 +174,30 @@ def test_what_is_no_number_is_named(gang):
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"run": b"x" * 16}, 409), ({"generation": 9}, 409), ({"sequence": 1}, 409),
-        ({"flags": Flag.AWAIT, "state": b"", "metrics": b""}, 409), ({"kind": Kind.GRADIENT}, 400),
-        ({"kind": Kind.REPORT}, 400), ({"parameters": np.ones(2, "float32")}, 400), ({"metrics": b"O"}, 400),
-        ({"metrics": b"<f8"}, 400), ({"metrics": b"float32"}, 422),
+        ({"run": b"x" * 16}, 409),
+        ({"generation": 9}, 409),
+        ({"sequence": 1}, 409),
+        ({"flags": Flag.AWAIT, "state": b"", "metrics": b""}, 409),
+        ({"kind": Kind.GRADIENT}, 400),
+        ({"kind": Kind.REPORT}, 400),
+        ({"parameters": np.ones(2, "float32")}, 400),
+        ({"metrics": b"O"}, 400),
+        ({"metrics": b"<f8"}, 400),
+        ({"metrics": b"float32"}, 422),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
     """It is refused before or after it is read, and the round stays open."""
     store, _ = gang
     values = {
-        "kind": Kind.ARRAYS, "rows": 1, "metrics": b"<f4", "state": bytes(12), "run": RUN, "generation": 1,
+        "kind": Kind.ARRAYS,
+        "rows": 1,
+        "metrics": b"<f4",
+        "state": bytes(12),
+        "run": RUN,
+        "generation": 1,
         "layout": b"l" * 16,
-    }  # fmt: skip
+    }
     update = Update(**values | fields)
 
     with pytest.raises(RefusedError) as caught:

@@ -79,9 +79,15 @@ def test_a_gang_begins_when_all_are_ready():
     begins = together(lambda: store.ready(0, 1, 7, 3, 0, {}), lambda: store.ready(1, 1, 7, 5, 0, {}))
 
     expected = {
-        "rows": (3, 5), "epoch": 0, "sequence": 0, "restore": False, "learning_rate": 0.25,
-        "progress": 0.0, "stop": False, "validation_rows": [0, 0],
-    }  # fmt: skip
+        "rows": (3, 5),
+        "epoch": 0,
+        "sequence": 0,
+        "restore": False,
+        "learning_rate": 0.25,
+        "progress": 0.0,
+        "stop": False,
+        "validation_rows": [0, 0],
+    }
     assert [expected, expected] == begins
 
 
@@ -415,10 +421,14 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
 @pytest.mark.parametrize(
     ("mode", "window", "losses"),
     [
-        ("asynchronous", 1, 32), ("asynchronous", 16, 3), ("hogwild", None, 3),
-        ("synchronous", 1, 10), ("synchronous", 16, 1), ("synchronous", None, 1),
+        ("asynchronous", 1, 32),
+        ("asynchronous", 16, 3),
+        ("hogwild", None, 3),
+        ("synchronous", 1, 10),
+        ("synchronous", 16, 1),
+        ("synchronous", None, 1),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_is_compared_with_is_nothing_that_merging_did(mode, window, losses):
     """The loss of the start is that of 32 batches, or of the first windows or round, where they have more."""
     plan = Plan((), 0, 4, window, False, False, 0)
@@ -479,8 +489,10 @@ def test_rounds_wait_for_the_driver_between_epochs():
     together(lambda: replies.append(give(store, report_of(store, 0, parameters=vector(3.0)))), driver)
 
     assert (Answer.CENTER, [8.0], 0.125) == (
-        replies[0].kind, replies[0].parameters.tolist(), replies[0].learning_rate
-    )  # fmt: skip
+        replies[0].kind,
+        replies[0].parameters.tolist(),
+        replies[0].learning_rate,
+    )
     assert [8.0] == store.cut.parameters.tolist()
 
 
@@ -659,8 +671,10 @@ def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
         give(store, update_of(store, worker, kind=Kind.VALIDATION, metrics=b"v"))
     result = store.wait_epoch(0, 0)
     assert ([b"m", b"m"], [b"v", b"v"], [6.0]) == (
-        result.metrics, result.validation, result.cut.parameters.tolist(),
-    )  # fmt: skip
+        result.metrics,
+        result.validation,
+        result.cut.parameters.tolist(),
+    )
 
 
 def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
@@ -748,11 +762,16 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
 @pytest.mark.parametrize(
     ("attempt", "silent", "lost", "counts"),
     [
-        (1, 0, False, False), (2, 0, False, True), (3, 0, False, False),  # the second is at work
+        (1, 0, False, False),
+        (2, 0, False, True),
+        (3, 0, False, False),  # the second is at work
         (3, 5, False, True),  # it has said nothing for long, so that its successor speaks for the worker
-        (1, 5, False, False), (2, 0, True, False), (-1, 0, False, True), (-1, 0, True, True),
+        (1, 5, False, False),
+        (2, 0, True, False),
+        (-1, 0, False, True),
+        (-1, 0, True, True),
     ],
-)  # fmt: skip
+)
 def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, counts):
     """Attempts that were superseded or lost, or that wait, are refused; -1 is a task that deals rows."""
     store = store_of("asynchronous", workers=3, goes_on=True, stall=60.0, silence=3.0)
@@ -867,7 +886,7 @@ STALE = {
     "report": ("asynchronous", {"kind": Kind.REPORT}),
     "share": ("asynchronous", {"kind": Kind.SHARE, "rows": 3}),
     "rows": ("asynchronous", {"kind": Kind.GIVE, "sequence": 1, "state": b"rows"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("comes", ["attempt", "generation"])
@@ -924,9 +943,13 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
     generation = store.restart()
 
     assert (2, 3, 3, {}, [], 3.0) == (
-        generation, store.merging.next_sequence(0), store.merging.version, store.books,
-        store.merging.losses, store.progress,
-    )  # fmt: skip
+        generation,
+        store.merging.next_sequence(0),
+        store.merging.version,
+        store.books,
+        store.merging.losses,
+        store.progress,
+    )
     assert [3.0] == store.merging.parameters.tolist()
     begun(store, attempt=2)
     restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
@@ -954,8 +977,11 @@ def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     assert not last.flags & Flag.CUT
     store.restart()
     assert ([2.0], 2, [1.0, 1.0], progress) == (
-        store.merging.parameters.tolist(), store.merging.round, store.merging.losses, store.progress
-    )  # fmt: skip
+        store.merging.parameters.tolist(),
+        store.merging.round,
+        store.merging.losses,
+        store.progress,
+    )
     begun(store, attempt=2)
     restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
     assert (b"b", 2) == (restored.metrics, store.merging.next_sequence(1))
@@ -1032,9 +1058,11 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     begun(store)
 
     assert ([2.0], 1, 1, 0) == (
-        store.merging.parameters.tolist(), store.merging.version, store.merging.next_sequence(0),
+        store.merging.parameters.tolist(),
+        store.merging.version,
+        store.merging.next_sequence(0),
         store.merging.next_sequence(1),
-    )  # fmt: skip
+    )
     assert [b"n", b"p"] == [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
     push(store, 1, [3.0])
     assert [2.0] == cut.parameters.tolist()
@@ -1127,8 +1155,10 @@ def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
 
     assert 409 == status_of(lambda: give(store, old))
     assert ([2.0], 1, 0) == (
-        store.merging.parameters.tolist(), store.merging.next_sequence(0), store.merging.next_sequence(1)
-    )  # fmt: skip
+        store.merging.parameters.tolist(),
+        store.merging.next_sequence(0),
+        store.merging.next_sequence(1),
+    )
 
 
 def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):

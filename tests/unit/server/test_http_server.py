@@ -245,7 +245,7 @@ BREAKING = {
         json.dumps({**WHO, "epoch": 0, "rows": 1, "retries": 0, "log": [], "running": []}).encode(),
     ),
     "_push": ("/v1/exchange", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
@@ -345,7 +345,7 @@ UPDATES = {
     "another layout": ({"layout": b"x" * 16}, 422),
     "too many weights": ({"parameters": np.ones(6, np.float32)}, 413),
     "metrics where none belong": ({"metrics": b"m"}, 413),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -382,7 +382,7 @@ REQUESTS = {
     "a long JSON": ("POST", "/v1/join", b" " * (http_server.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -404,10 +404,16 @@ def test_a_malformed_request_is_refused(endpoint, store, name):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v1/ping"), ("GET", "/v1/status"), ("POST", "/v1/join"), ("POST", "/v1/ready"),
-        ("POST", "/v1/exchange"), ("POST", "/v1/heartbeat"), ("POST", "/v1/failure"), ("GET", "/nothing"),
+        ("GET", "/v1/ping"),
+        ("GET", "/v1/status"),
+        ("POST", "/v1/join"),
+        ("POST", "/v1/ready"),
+        ("POST", "/v1/exchange"),
+        ("POST", "/v1/heartbeat"),
+        ("POST", "/v1/failure"),
+        ("GET", "/nothing"),
     ],
-)  # fmt: skip
+)
 def test_without_the_token_nothing_is_told(endpoint, store, method, path, headers):
     """Not even which paths there are."""
     before = state_of(store)
@@ -423,12 +429,16 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status"),
     [
-        ("drive", b"{}", {}, 401), ("replace/0", b"12345678", {}, 401), ("leave", b'{"worker": 1}', {}, 401),
-        ("evaluate/0", b"12345678", {}, 401), ("evaluate/0", b"1234567", TOKEN, 413),
+        ("drive", b"{}", {}, 401),
+        ("replace/0", b"12345678", {}, 401),
+        ("leave", b'{"worker": 1}', {}, 401),
+        ("evaluate/0", b"12345678", {}, 401),
+        ("evaluate/0", b"1234567", TOKEN, 413),
         ("drive", b'{"epoch": 1, "released": 0, "learning_rate": 1, "stop": false}', TOKEN, 400),
-        ("replace/0", b"1234567", TOKEN, 413), ("leave", b'{"worker": "1"}', TOKEN, 400),
+        ("replace/0", b"1234567", TOKEN, 413),
+        ("leave", b'{"worker": "1"}', TOKEN, 400),
     ],
-)  # fmt: skip
+)
 def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):
     """Its paths are behind the token, and a body is of the right size and types."""
     add_steward(app, SimpleNamespace(weight_bytes=8, leave=None))
@@ -513,11 +523,12 @@ def test_a_length_that_is_none_is_refused(port, length):
 @pytest.mark.parametrize(
     "lines",
     [
-        ["GET /v1/ping HTTP/0.9"], ["GET /v1/ping HTTP/2.0"],
+        ["GET /v1/ping HTTP/0.9"],
+        ["GET /v1/ping HTTP/2.0"],
         ["POST /v1/exchange HTTP/1.1", "Transfer-Encoding: gzip"],
         ["POST /v1/exchange HTTP/1.1", "Transfer-Encoding: gzip, chunked"],
     ],
-)  # fmt: skip
+)
 def test_another_version_or_encoding_is_refused(port, lines):
     """As a mistake of who sends it: the endpoint has made none."""
     with talk(port, *lines, "Authorization: Bearer secret") as (_, stream):
@@ -536,13 +547,23 @@ def test_a_path_that_looks_like_a_host_is_refused(port, path):
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/../..", 404), ("/v1/../../etc/passwd", 404), ("/v1/ping/../status", 404),
-        ("/v1/%2e%2e/%2e%2e/etc/passwd", 404), ("/v1/..%2f..%2fetc/passwd", 404), ("/v1//status", 404),
-        ("/v1\\..\\..\\etc\\passwd", 404), ("/v1/..%5c..%5cetc%5cpasswd", 404), ("/static/x", 404),
-        ("..\\..\\etc\\passwd", 400), ("../../etc/passwd", 400), ("//h/v1/status", 400),
-        ("http://h/v1/status", 400), ("https://h/../etc/passwd", 400), ("file:///etc/passwd", 400),
+        ("/v1/../..", 404),
+        ("/v1/../../etc/passwd", 404),
+        ("/v1/ping/../status", 404),
+        ("/v1/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("/v1/..%2f..%2fetc/passwd", 404),
+        ("/v1//status", 404),
+        ("/v1\\..\\..\\etc\\passwd", 404),
+        ("/v1/..%5c..%5cetc%5cpasswd", 404),
+        ("/static/x", 404),
+        ("..\\..\\etc\\passwd", 400),
+        ("../../etc/passwd", 400),
+        ("//h/v1/status", 400),
+        ("http://h/v1/status", 400),
+        ("https://h/../etc/passwd", 400),
+        ("file:///etc/passwd", 400),
     ],
-)  # fmt: skip
+)
 def test_a_path_leads_nowhere_else(port, path, status):
     """Neither out of the endpoint nor on another way to one of its paths, nor without the token to any."""
     for token, expected in (("secret", status), ("wrong", min(status, 401))):
@@ -792,9 +813,13 @@ for number in itertools.count(1):
 def test_a_start_that_runs_out_of_threads_leaves_nothing_behind():
     """Whichever thread cannot start: an error says so, no thread and no port stays, the process exits."""
     run = subprocess.run(
-        [sys.executable, "-c", FAILING_STARTS], check=False, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", FAILING_STARTS],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", "."])},
-    )  # fmt: skip
+    )
     assert "" == run.stderr
     *failed, started = run.stdout.splitlines()
 
@@ -864,30 +889,50 @@ def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
 # on. It has no public way to do this.
 INTERNALS = {
     cheroot.server.HTTPRequest: (
-        "read_request_line", "read_request_headers", "simple_response", "send_headers", "write",
+        "read_request_line",
+        "read_request_headers",
+        "simple_response",
+        "send_headers",
+        "write",
         "ensure_headers_sent",
     ),
     cheroot.server.HTTPConnection: ("RequestHandlerClass", "communicate", "close"),
     cheroot.server.HTTPServer: (
-        "ConnectionClass", "bind_socket", "clear_stats", "interrupt", "keep_alive_conn_limit",
-        "max_request_header_size", "prepare", "process_conn", "serve", "expiration_interval",
+        "ConnectionClass",
+        "bind_socket",
+        "clear_stats",
+        "interrupt",
+        "keep_alive_conn_limit",
+        "max_request_header_size",
+        "prepare",
+        "process_conn",
+        "serve",
+        "expiration_interval",
         "shutdown_timeout",
     ),
     cheroot.workers.threadpool.ThreadPool: ("stop",),
     cheroot.workers.threadpool.WorkerThread: ("conn", "server"),
     cheroot.wsgi.Gateway_10: ("respond", "start_response"),
     cheroot.connections.ConnectionManager: (
-        "_expire", "_from_server_socket", "_remove_invalid_sockets", "_run", "close", "put", "run",
+        "_expire",
+        "_from_server_socket",
+        "_remove_invalid_sockets",
+        "_run",
+        "close",
+        "put",
+        "run",
     ),
-}  # fmt: skip
+}
 
 
 def test_cheroot_has_what_we_replace_of_it():
     """A release without it fails here by name, and not in a fit; setup.cfg bounds what is installed."""
     missing = [
-        f"{kind.__name__}.{name}" for kind, names in INTERNALS.items() for name in names
+        f"{kind.__name__}.{name}"
+        for kind, names in INTERNALS.items()
+        for name in names
         if not hasattr(kind, name)
-    ]  # fmt: skip
+    ]
     made = cheroot.wsgi.Server(("127.0.0.1", 0), None)
     made.prepare()
     threads = list(made.requests._threads)

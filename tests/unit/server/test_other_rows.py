@@ -102,8 +102,11 @@ def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
     assert store.noted is store.cut
     assert held == store.held
     assert (boundary.version, boundary.parameters.tolist(), progress, []) == (
-        store.merging.version, store.merging.parameters.tolist(), store.progress, store.merging.losses,
-    )  # fmt: skip
+        store.merging.version,
+        store.merging.parameters.tolist(),
+        store.progress,
+        store.merging.losses,
+    )
     for worker, begin in enumerate(begins):
         assert (tuple(each.rows for each in held), 1, True) == (
             begin["rows"],

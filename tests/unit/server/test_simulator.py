@@ -123,9 +123,15 @@ class Simulation:
         trace.given += 1
         trace.staleness.append(self.store.merging.version - version)
         update = Update(
-            self.kind, sequence=sequence, base_version=version, rows=4, steps=1, loss=1.0, epoch=epoch,
+            self.kind,
+            sequence=sequence,
+            base_version=version,
+            rows=4,
+            steps=1,
+            loss=1.0,
+            epoch=epoch,
             parameters=np.full(1, 1 + self.joint * (7 * worker + sequence), np.float32),
-        )  # fmt: skip
+        )
         reply = exchange(update)
         trace.ended(worker, self.world.now)
         trace.applied[worker] += float(reply.parameters[0])
@@ -226,8 +232,9 @@ def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
     st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 12)), min_size=2, max_size=5).filter(
         lambda workers: any(batches for _, batches in workers)
     ),
-    st.integers(0, 4), st.integers(2, 5),
-)  # fmt: skip
+    st.integers(0, 4),
+    st.integers(2, 5),
+)
 def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
     """Workers with more and fewer batches wait for each other at epochs' ends, too."""
     paces, batches = map(list, zip(*workers, strict=True))
@@ -392,15 +399,23 @@ def test_a_worker_that_returns_is_in_the_rounds_again(joint):
     assert (1, 1) == (store.counters["lost"], store.counters["returned"])
 
 
-MODES = [("synchronous", False, None), ("synchronous", False, Hybrid(2)), ("asynchronous", None, None),
-    ("hogwild", None, None)]  # fmt: skip
+MODES = [
+    ("synchronous", False, None),
+    ("synchronous", False, Hybrid(2)),
+    ("asynchronous", None, None),
+    ("hogwild", None, None),
+]
 
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.floats(0.1, 5), min_size=2, max_size=5), st.floats(0, 60), st.none() | st.floats(0, 60),
-    st.sampled_from(MODES), st.integers(1, 3), st.none() | st.integers(0, 3),
-)  # fmt: skip
+    st.lists(st.floats(0.1, 5), min_size=2, max_size=5),
+    st.floats(0, 60),
+    st.none() | st.floats(0, 60),
+    st.sampled_from(MODES),
+    st.integers(1, 3),
+    st.none() | st.integers(0, 3),
+)
 def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, epochs, bound):
     """Whenever it does, and whenever it returns; nobody waits for ever. The rule is the sum, of ones."""
     mode, joint, hybrid = mode
@@ -408,7 +423,7 @@ def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, 
     terms = {"staleness": bound} if mode != "synchronous" else {"hybrid": hybrid}
     store, trace = simulate(
         mode, paces, joint=joint, merge="sum", epochs=epochs, lives=lives, **terms, **LOSSES
-    )  # fmt: skip
+    )
 
     assert trace.given == store.merging.parameters[0] + store.merging.dropped.total()
     assert store.counters["returned"] <= store.counters["lost"] <= 1

@@ -44,13 +44,21 @@ def test_a_process_that_never_got_warm_has_not_grown(seconds):
 
 
 SOUND = {
-    "center": [3, 4], "said": ["3", "4"], "rest": 0.0, "version": 7, "counters": {"exchanges": 7},
-}  # fmt: skip
+    "center": [3, 4],
+    "said": ["3", "4"],
+    "rest": 0.0,
+    "version": 7,
+    "counters": {"exchanges": 7},
+}
 
 
 LIES = [
-    {"center": [4, 3]}, {"said": ["3", ""]}, {"rest": 1.0}, {"version": 8}, {"counters": {"exchanges": 6}},
-]  # fmt: skip
+    {"center": [4, 3]},
+    {"said": ["3", ""]},
+    {"rest": 1.0},
+    {"version": 8},
+    {"counters": {"exchanges": 6}},
+]
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -83,11 +83,23 @@ class Machine(RuleBasedStateMachine):
         """Begin a run."""
         batch = WORKERS * ROWS // WINDOWS + 1 if self.joint else ROWS // WINDOWS + 1
         self.store = store_of(
-            self.mode, joint=self.joint, merge="sum", workers=WORKERS, size=2, kind=self.kind,
-            plan=Plan((), 0, batch, 1, self.joint, False, 0), epochs=10**6, cuts=(EVERY,), silence=SILENCE,
-            run=bytes([self.run % 256]) * 16, metrics=1, generators=12, stall=STALL,
-            goes_on=self.goes_on_without, **self.terms,
-        )  # fmt: skip
+            self.mode,
+            joint=self.joint,
+            merge="sum",
+            workers=WORKERS,
+            size=2,
+            kind=self.kind,
+            plan=Plan((), 0, batch, 1, self.joint, False, 0),
+            epochs=10**6,
+            cuts=(EVERY,),
+            silence=SILENCE,
+            run=bytes([self.run % 256]) * 16,
+            metrics=1,
+            generators=12,
+            stall=STALL,
+            goes_on=self.goes_on_without,
+            **self.terms,
+        )
         self.store.clock = self.store.merging.clock = lambda: self.now
         self.generation, self.version = 1, 0
 
@@ -411,9 +423,7 @@ class OneByOne(Machine):
             return
         self.stand(worker)
         sequence = self.ledger.next_sequence(worker) + skip
-        update = self.update(
-            worker, value, sequence, base_version=self.version, epoch=self.epoch_of(worker)
-        )  # fmt: skip
+        update = self.update(worker, value, sequence, base_version=self.version, epoch=self.epoch_of(worker))
         reply = self.give(update)
         self.sent[worker], self.ledger.counted[worker, sequence] = update, value
         self.count(worker)
@@ -461,9 +471,7 @@ class OneByOne(Machine):
             self.stand(worker)
             epoch = self.epoch_of(worker)
             state = self.is_now(worker, epoch + 1)
-            report = report_of(
-                self.store, worker, epoch, metrics=b"m", state=state, **self.stamp(worker)
-            )  # fmt: skip
+            report = report_of(self.store, worker, epoch, metrics=b"m", state=state, **self.stamp(worker))
             for _ in range(1 + twice):
                 self.give(report)
             self.ledger.said[worker] = state
@@ -1016,20 +1024,35 @@ class WaitsForNobodyToSpeak(Coordinator):
 @pytest.mark.parametrize(
     ("machine", "mistake"),
     [
-        (OneByOne, CountsTwice), (Hogwild, CountsTwice), (Bounded, CountsTwice), (Quorum, CountsTwice),
-        (OneByOne, ForgetsTheLedger), (Hogwild, ForgetsTheLedger), (Bounded, ForgetsTheLedger),
-        (OneByOne, ForgetsTheLosses), (InRounds, ForgetsTheLosses), (Gradients, LosesTheRounds),
-        (OneByOne, NotesWhatIsToCome), (OneByOne, ForgetsWhatWasSaid), (Hogwild, BelievesWhatIsOld),
-        (InRounds, TrustsTheOrder), (Gradients, TrustsTheOrder),
-        (going_on(InRounds), TakesBackTooEarly), (going_on(Gradients), WaitsForNobodyToSpeak),
+        (OneByOne, CountsTwice),
+        (Hogwild, CountsTwice),
+        (Bounded, CountsTwice),
+        (Quorum, CountsTwice),
+        (OneByOne, ForgetsTheLedger),
+        (Hogwild, ForgetsTheLedger),
+        (Bounded, ForgetsTheLedger),
+        (OneByOne, ForgetsTheLosses),
+        (InRounds, ForgetsTheLosses),
+        (Gradients, LosesTheRounds),
+        (OneByOne, NotesWhatIsToCome),
+        (OneByOne, ForgetsWhatWasSaid),
+        (Hogwild, BelievesWhatIsOld),
+        (InRounds, TrustsTheOrder),
+        (Gradients, TrustsTheOrder),
+        (going_on(InRounds), TakesBackTooEarly),
+        (going_on(Gradients), WaitsForNobodyToSpeak),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_found(machine, mistake):
     """The laws are such that a store which does not keep them is seen to."""
     mistaken = type(mistake.__name__, (machine,), {"kind": mistake})
     found = settings(
-        max_examples=1000, stateful_step_count=50, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=1000,
+        stateful_step_count=50,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
         report_multiple_bugs=False,
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(mistaken, settings=found)

@@ -459,8 +459,12 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
         assert come_back(store, 1) is None
         assert push(store, 0, [1.0], sequence=1, base_version=1).flags & Flag.CUT
         weights = vector(7.0) if joint else EMPTY
-        give(store, update_of(store, 0, kind=Kind.CUT, sequence=2, rows=4, metrics=b"m", state=b"o",
-            parameters=weights))  # fmt: skip
+        give(
+            store,
+            update_of(
+                store, 0, kind=Kind.CUT, sequence=2, rows=4, metrics=b"m", state=b"o", parameters=weights
+            ),
+        )
         begin = ready_again(store, 1)
         assert push(store, 0, [1.0], sequence=2).flags & Flag.AGAIN
     restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))

@@ -198,8 +198,11 @@ def test_a_worker_is_restored_from_the_cut(way):
     reply = exchange(Update(Kind.RESTORE))
 
     assert (Answer.CENTER, [1, 2], b"opt", 1) == (
-        reply.kind, reply.parameters.tolist(), reply.state, reply.version
-    )  # fmt: skip
+        reply.kind,
+        reply.parameters.tolist(),
+        reply.state,
+        reply.version,
+    )
 
 
 def test_an_old_generation_is_refused(way):
@@ -264,15 +267,30 @@ def test_what_a_worker_sent_stays_its_own(way):
 def test_asking_again_names_the_update_and_carries_none_of_it():
     """Its header is the same but for the word that says so."""
     sent = Update(
-        Kind.DELTA, worker=1, sequence=2, epoch=3, base_version=4, rows=5, flags=Flag.STOP,
-        parameters=np.ones(2, np.float32), metrics=b"m", state=b"s", generation=6, attempt=7, run=RUN,
+        Kind.DELTA,
+        worker=1,
+        sequence=2,
+        epoch=3,
+        base_version=4,
+        rows=5,
+        flags=Flag.STOP,
+        parameters=np.ones(2, np.float32),
+        metrics=b"m",
+        state=b"s",
+        generation=6,
+        attempt=7,
+        run=RUN,
         layout=LAYOUT,
-    )  # fmt: skip
+    )
     again = awaiting(sent)
 
     assert (Flag.STOP | Flag.AWAIT, 1, 2, 3, 4) == (
-        again.flags, again.worker, again.sequence, again.epoch, again.base_version
-    )  # fmt: skip
+        again.flags,
+        again.worker,
+        again.sequence,
+        again.epoch,
+        again.base_version,
+    )
     assert (6, 7, RUN, LAYOUT) == (again.generation, again.attempt, again.run, again.layout)
     assert 0 == again.rows == len(again.parameters) + len(again.metrics) + len(again.state)
     assert EMPTY.tolist() == again.statistics.tolist()

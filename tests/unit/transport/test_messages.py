@@ -18,18 +18,40 @@ flags = st.sampled_from(Flag)  # and what they make together
 numbers = st.floats(allow_nan=False)
 ids = st.binary(min_size=16, max_size=16)
 sections = {
-    "parameters": vectors, "statistics": vectors, "metrics": st.binary(max_size=9),
+    "parameters": vectors,
+    "statistics": vectors,
+    "metrics": st.binary(max_size=9),
     "state": st.binary(max_size=9),
-}  # fmt: skip
+}
 updates = st.builds(
-    Update, kind=st.sampled_from(Kind), flags=flags, worker=words, sequence=longs, epoch=words, steps=words,
-    base_version=longs, rows=longs, loss=numbers, offset=longs, generation=words, attempt=longs, run=ids,
-    layout=ids, **sections,
-)  # fmt: skip
+    Update,
+    kind=st.sampled_from(Kind),
+    flags=flags,
+    worker=words,
+    sequence=longs,
+    epoch=words,
+    steps=words,
+    base_version=longs,
+    rows=longs,
+    loss=numbers,
+    offset=longs,
+    generation=words,
+    attempt=longs,
+    run=ids,
+    layout=ids,
+    **sections,
+)
 replies = st.builds(
-    Reply, kind=st.sampled_from(Answer), flags=flags, evaluate=st.integers(-(2**63), 2**63 - 1),
-    version=longs, progress=numbers, learning_rate=numbers, offset=longs, **sections,
-)  # fmt: skip
+    Reply,
+    kind=st.sampled_from(Answer),
+    flags=flags,
+    evaluate=st.integers(-(2**63), 2**63 - 1),
+    version=longs,
+    progress=numbers,
+    learning_rate=numbers,
+    offset=longs,
+    **sections,
+)
 
 
 def fields_of(message):
@@ -119,11 +141,26 @@ def test_an_unknown_kind_or_flag_is_refused(place, value):
 def test_the_bytes_of_an_update_are_these():
     """The format does not change unnoticed."""
     update = Update(
-        Kind.REPORT, worker=2, sequence=3, epoch=4, steps=5, base_version=6, rows=7, loss=0.5,
-        normalizer=0.25, flags=Flag.STOP, offset=8, parameters=np.array([1], np.float32),
-        statistics=np.array([2, 3], np.float32), metrics=b"m", state=b"st",
-        generation=9, attempt=10, run=b"r" * 16, layout=b"l" * 16,
-    )  # fmt: skip
+        Kind.REPORT,
+        worker=2,
+        sequence=3,
+        epoch=4,
+        steps=5,
+        base_version=6,
+        rows=7,
+        loss=0.5,
+        normalizer=0.25,
+        flags=Flag.STOP,
+        offset=8,
+        parameters=np.array([1], np.float32),
+        statistics=np.array([2, 3], np.float32),
+        metrics=b"m",
+        state=b"st",
+        generation=9,
+        attempt=10,
+        run=b"r" * 16,
+        layout=b"l" * 16,
+    )
     expected = (
         "53444c55 0300 0200 09000000 02000000 04000000 05000000"
         "0a00000000000000 0300000000000000 0600000000000000 0700000000000000 000000000000e03f"

@@ -21,11 +21,13 @@ from sparkdl.worker.rebalance import moves, packed, rebalance, unpacked
 
 SCHEMA = Schema(
     (
-        Column("x", (2,), "float32"), Column("sparse", (4,), "float32", 2), Column("text", (), "string", 8),
+        Column("x", (2,), "float32"),
+        Column("sparse", (4,), "float32", 2),
+        Column("text", (), "string", 8),
         Column("y", (), "int64"),
     ),
     ((0, 1, 2), 3),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +110,10 @@ def rebalanced(store, shares, folder, attempts):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.integers(0, 2), max_size=40), st.randoms(use_true_random=False), st.integers(0, 2),
-)  # fmt: skip
+    st.lists(st.integers(0, 2), max_size=40),
+    st.randoms(use_true_random=False),
+    st.integers(0, 2),
+)
 def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
     """A worker that starts again ends with the rows that it had, in whatever order they come."""
     shares = [[key for key, owner in enumerate(owners) if owner == worker] for worker in range(3)]
