@@ -135,7 +135,7 @@ notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 # -- an environment that travels with a job: see docs/deployment.md -------------------------------
 
 # venv-pack refuses an editable install, and executors get pyspark from Spark itself.
-build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py')
+build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py' -o -name '*.json')
 	rm -rf build/packed build/lib build/bdist.*
 	mkdir -p build/packed
 	.venv/bin/python -m venv build/packed/environment

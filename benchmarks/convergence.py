@@ -10,6 +10,9 @@ weights, with the same batch size and epochs.
 takes up what is missing in the journal (hours); several may run at once, each on part of it. The parts are
 the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``), and DiLoCo
 (``--part diloco --optimizers adamw``). Seconds are those of one process that does all workers' work.
+
+``--shortfalls sparkdl/driver/known_shortfalls.json`` runs nothing, and writes from the journal the settings
+that the driver warns of.
 """
 
 import argparse
@@ -377,7 +380,7 @@ def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
 
 
 def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
-    """Return the combinations that fell short, and on what most, as ``known_shortfalls`` states them.
+    """Return the combinations that fell short, each with its worst problem, in the order of ``Shortfall``.
 
     A default did when five seeds miss its bar, a rule that is named when the one seed of the pilot lies a
     point or more below plain Keras.
@@ -397,6 +400,16 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
             points = float("inf") if lost else round(-statistics.fmean(gaps), 1)
             found[key] = max(found.get(key, (0.0, "")), (points, one.problem))
     return [(*key, *worst) for key, worst in sorted(found.items())]
+
+
+def data_file(answers: dict[Case, dict]) -> str:
+    """Return the text of ``known_shortfalls.json``: a record a line, with null for a divergence."""
+    from sparkdl.driver.known_shortfalls import Shortfall
+
+    records = [dict(zip(Shortfall._fields, line, strict=True)) for line in shortfalls(answers)]
+    for record in records:
+        record["points"] = None if record["points"] == float("inf") else record["points"]
+    return "[\n" + ",\n".join(f"  {json.dumps(record)}" for record in records) + "\n]\n"
 
 
 def listed(answers: dict[Case, dict]) -> str:
@@ -498,14 +511,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
     parser.add_argument("--page", help="the page of docs/ that gets a summary of the defaults, and pictures")
-    parser.add_argument("--shortfalls", action="store_true", help="print those that the driver is to warn of")
+    parser.add_argument("--shortfalls", metavar="FILE", help="write the settings that the driver warns of")
     options = parser.parse_args()
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     journal, began, parts = Journal(options.journal), time.monotonic(), []
     if options.shortfalls:
-        print(*(f"    Shortfall{line}," for line in shortfalls(journal.answers())), sep="\n")
+        Path(options.shortfalls).write_text(data_file(journal.answers()), encoding="utf-8")
         return
     for name, optimizer in itertools.product(options.problems, options.optimizers):
         cases = cases_of(options, name, optimizer) if optimizer in problem_of(name).rates else []

@@ -153,8 +153,8 @@ def test_what_the_study_saw_fall_short_is_named(
     spark, problem, caplog, monkeypatch, frequency, merge, warned
 ):
     """With what it ended in and what does better; the number of workers here is not that of the study."""
-    sums = [one._replace(workers=2) for one in known_shortfalls.SHORTFALLS if one.rule == "sum"]
-    monkeypatch.setattr(known_shortfalls, "SHORTFALLS", tuple(sums))
+    sums = [one._replace(workers=2) for one in known_shortfalls.known() if one.rule == "sum"]
+    monkeypatch.setattr(known_shortfalls, "known", lambda: tuple(sums))
     spark_model = SparkModel(problem.model(), frequency=frequency, num_workers=2, merge=merge)
     spark_model.fit(problem.x, problem.y, 16, 1, verbose=0)
 

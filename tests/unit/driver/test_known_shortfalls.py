@@ -1,13 +1,15 @@
-"""What the study saw fall short of plain Keras is what the driver warns of."""
+"""The driver warns of the settings that fell short of plain Keras in the study."""
 
 import sys
+from configparser import ConfigParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.driver.known_shortfalls import SHORTFALLS, Shortfall, shortfall, words_of
+from sparkdl.driver.known_shortfalls import Shortfall, known, shortfall, words_of
 from sparkdl.rules import RULES, Average, DiLoCo, Rule
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -20,12 +22,22 @@ def asked(merge=None, *, mode="synchronous", window=None, adaptive=False, worker
     return shortfall(merge, mode=mode, window=window, adaptive=adaptive, workers=workers)
 
 
-def test_the_table_is_what_the_journal_says():
-    """Every combination that misses its bar in the committed study is there, and no other."""
+def test_the_data_file_is_what_the_journal_says():
+    """The data file has every combination that misses its bar in the committed study, and no other."""
     answers = convergence.Journal(BENCHMARKS / "convergence.jsonl").answers()
+    written = files("sparkdl.driver").joinpath("known_shortfalls.json").read_text(encoding="utf-8")
 
     assert answers
-    assert convergence.shortfalls(answers) == [tuple(one) for one in SHORTFALLS]
+    assert convergence.shortfalls(answers) == [tuple(one) for one in known()]
+    assert convergence.data_file(answers) == written
+
+
+def test_a_wheel_has_the_data_file():
+    """The package data in setup.cfg names the data file."""
+    settings = ConfigParser()
+    settings.read(BENCHMARKS.parent / "setup.cfg")
+
+    assert "known_shortfalls.json" in settings["options.package_data"]["sparkdl.driver"].split()
 
 
 @given(
