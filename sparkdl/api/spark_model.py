@@ -24,9 +24,10 @@ from sparkdl.data.bad_values import Classes, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Column, Sample, Schema
 from sparkdl.driver.epochs import Metrics, check_callbacks
-from sparkdl.driver.fit import Request, Run, asks, hybrid_of
+from sparkdl.driver.fit import FitRun, asks, hybrid_of
 from sparkdl.driver.lease import Lease, lease_of
 from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
+from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
@@ -409,29 +410,31 @@ class SparkModel:
         self.history = keras.callbacks.History()
         flags = self._trainability()
         request = Request(
-            self.model,
-            self._builder,
-            self.custom_objects,
-            self.config,
-            fit,
-            source,
-            validation,
-            schema,
-            kept,
-            self.history,
-            self._metrics("train_step", "test_step"),
-            flags,
-            self._carried_on(num_workers),
-            self.distribution,
-            spare,
-            divides,
-            classes,
-            fixed,
-            functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
-            self._lease,
+            model=self.model,
+            builder=self._builder,
+            custom_objects=self.custom_objects,
+            config=self.config,
+            fit=fit,
+            cluster=cluster,
+            num_workers=num_workers,
+            source=source,
+            validation=validation,
+            schema=schema,
+            callbacks=kept,
+            history=self.history,
+            metrics=self._metrics("train_step", "test_step"),
+            flags=flags,
+            carried=self._carried_on(num_workers),
+            distribution=self.distribution,
+            spare_slot=spare,
+            divides=divides,
+            classes=classes,
+            fixed_batch_size=fixed,
+            check=functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
+            lease=self._lease,
         )
         with flags.applied():
-            run = Run(request, cluster, num_workers)
+            run = FitRun(request)
         try:
             run.execute()
             self._flags = flags

@@ -12,27 +12,25 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite, isnan
 from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
-from sparkdl.config import FitConfig, Late, Mode, Placement, TrainConfig, parse_quorum
+from sparkdl.config import Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
-from sparkdl.data.bad_values import Classes, judge, sentences_of
+from sparkdl.data.bad_values import judge, sentences_of
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.data.blocks import TRAINING, VALIDATION
-from sparkdl.data.schema import Schema
 from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
-from sparkdl.driver.epochs import Callbacks, DriverModel, Metrics, Reports
+from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
 from sparkdl.driver.known_shortfalls import shortfall, words_of
-from sparkdl.driver.lease import Lease
 from sparkdl.driver.progress import Display, choose_display
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.request import Request
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import models, optimizers
@@ -45,7 +43,6 @@ from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
 from sparkdl.server.state import CarriedState, EpochResult, RunSpec, Snapshot
-from sparkdl.sources.base import Source
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job, Stage
@@ -54,73 +51,21 @@ from sparkdl.worker.loop import TrainJob
 from sparkdl.worker.strategies import TrainSettings
 
 logger = logging.getLogger(__name__)
-Model = Any  # a keras.Model, which this file hands on and does not open
 SILENCE = 3.0  # seconds without a word after which Spark's next attempt takes a worker's place
 STOP_SECONDS = 3.0  # what a run that ends early waits for its last merge,
 RESERVE_SECONDS = 1.0  # and what an interrupted run, which is to end within 3 s, needs after that
 
 
-@dataclass
-class Request:
-    """What a fit was asked to do.
-
-    Attributes:
-        model: the user's model.
-        builder: the function that built it, if one did.
-        custom_objects: what the user named.
-        config: the settings of the SparkModel.
-        fit: the settings of this fit.
-        source: the training rows.
-        validation: the validation rows, if there are any of their own.
-        schema: what every row has to be.
-        callbacks: the user's callbacks.
-        history: where results go.
-        metrics: the model's metrics.
-        flags: what of the model is trainable, which a callback may change.
-        carried: what workers and rule go on from after the fit before.
-        distribution: makes the distribution over a worker's devices, if one was asked for.
-        asks: whether there is a slot for asking an endpoint in worker 0.
-        divides: whether the loss is divided by what masks or weights add up to, and not by rows.
-        classes: the classes of columns of labels, by their places.
-        fixed: how many rows every batch of the model has to have; None: any number.
-        check: what to do, on the driver, with the model that is made again there as on executors.
-        lease: the lease of the checkpoint folder, if there is one.
-    """
-
-    model: Model
-    builder: Callable[[], Model] | None
-    custom_objects: dict[str, Any] | None
-    config: TrainConfig
-    fit: FitConfig
-    source: Source
-    validation: Source | None
-    schema: Schema
-    callbacks: list[Any]
-    history: Any
-    metrics: Metrics
-    flags: models.Trainability
-    carried: CarriedState | None = None
-    distribution: Callable[[], Any] | None = None
-    asks: bool = False
-    divides: bool = False
-    classes: dict[int, Classes] = field(default_factory=dict)
-    fixed: int | None = None
-    check: Callable[[Model], None] | None = None
-    lease: Lease | None = None
-
-
-class Run:
-    """One fit under way.
+class FitRun:
+    """One fit under way: the loop over its epochs.
 
     Args:
-        request: what was asked for.
-        cluster: the Spark application.
-        num_workers: how many workers it gets.
+        request: the request of the fit.
     """
 
-    def __init__(self, request: Request, cluster: SparkApplication, num_workers: int) -> None:
-        self.request, self.cluster, self.num_workers = request, cluster, num_workers
-        config, fit = request.config, request.fit
+    def __init__(self, request: Request) -> None:
+        self.request, self.cluster, self.num_workers = request, request.cluster, request.num_workers
+        config, fit, num_workers = request.config, request.fit, request.num_workers
         self.joint = config.joint
         choice = choose(config.merge, mode=config.mode.value, window=config.window)
         scaled = any(isinstance(callback, LearningRateScaling) for callback in request.callbacks)
@@ -232,7 +177,7 @@ class Run:
         with Cleanup() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
-            stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.asks))
+            stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
             store, gang, display = self._start(stack)
             if self.resumed and changed and not store.cut.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
@@ -331,7 +276,7 @@ class Run:
             endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
             restarts = config.max_restarts
         expected = preflight.expectations(spec.backend, local=self.cluster.local)
-        request.source.ahead = int(request.asks)
+        request.source.ahead = int(request.spare_slot)
         partitions = request.source.training(
             self.cluster,
             self.num_workers,
@@ -412,7 +357,7 @@ class Run:
             if self.checkpoints is not None:
                 self._ready_checkpoints(self.checkpoints, store)
             return store
-        rate = None if self.request.asks else optimizers.learning_rate(self.request.model)
+        rate = None if self.request.spare_slot else optimizers.learning_rate(self.request.model)
         terms = replace(terms, rule=Average())  # the rule travels with what is code
         encrypted = tls.is_wanted(config.tls, self.cluster)
         hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
@@ -613,7 +558,7 @@ class Run:
             DataError: the last batch is smaller than the model takes, or rows have NaN, which is an error.
         """
         for what, count in (("rows", sum(store.plans[0].rows)), ("validation rows", held)):
-            size = self.request.fixed
+            size = self.request.fixed_batch_size
             if size and count % size:
                 raise DataError(
                     f"The model takes batches of {size} rows only; {count} {what} leave a last batch of "

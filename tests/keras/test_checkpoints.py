@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from sparkdl.driver.fit import Run
+from sparkdl.driver.fit import FitRun
 from sparkdl.server.coordinator import Coordinator
 
 
@@ -14,6 +14,6 @@ def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
     run = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
     run._save.side_effect = MemoryError
     with mock.patch("sparkdl.driver.fit.replace"), pytest.raises(MemoryError):
-        Run._end(run, mock.Mock(spec=Coordinator, cut=None), {})
+        FitRun._end(run, mock.Mock(spec=Coordinator, cut=None), {})
 
     run.checkpoints.close.assert_called_once_with()

@@ -1,0 +1,72 @@
+"""The request of a fit: all that a run needs to know before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.config import FitConfig, TrainConfig
+from sparkdl.data.bad_values import Classes
+from sparkdl.data.schema import Schema
+from sparkdl.driver.epochs import Metrics
+from sparkdl.driver.lease import Lease
+from sparkdl.modeling import models
+from sparkdl.server.state import CarriedState
+from sparkdl.sources.base import Source
+from sparkdl.spark.application import SparkApplication
+
+Model = Any  # a keras.Model, which this file hands on and does not open
+
+
+@dataclass(kw_only=True)
+class Request:
+    """The request of one fit, with all arguments checked.
+
+    Attributes:
+        model: the user's model.
+        builder: the function that built it, if one did.
+        custom_objects: the custom objects that the user named.
+        config: the settings of the SparkModel.
+        fit: the settings of this fit.
+        cluster: the Spark application.
+        num_workers: the number of workers.
+        source: the training rows.
+        validation: the validation rows, if they are not held out from the training rows.
+        schema: the columns of every row.
+        callbacks: the user's callbacks.
+        history: the History that gets the results.
+        metrics: the model's metrics.
+        flags: the trainable layers and variables of the model, which a callback may change.
+        carried: the state of workers and rule that the fit before left, if this one goes on from it.
+        distribution: the function that makes the distribution over a worker's devices, if there is one.
+        spare_slot: whether a slot is free for requests to an endpoint in worker 0.
+        divides: whether the loss is divided by the sum of masks or weights, and not by rows.
+        classes: the classes of columns of labels, by their indices.
+        fixed_batch_size: the rows that every batch of the model must have; None: any number.
+        check: the check, on the driver, of the model that is made again there as on executors.
+        lease: the lease of the checkpoint folder, if there is one.
+    """
+
+    model: Model
+    builder: Callable[[], Model] | None
+    custom_objects: dict[str, Any] | None
+    config: TrainConfig
+    fit: FitConfig
+    cluster: SparkApplication
+    num_workers: int
+    source: Source
+    validation: Source | None
+    schema: Schema
+    callbacks: list[Any]
+    history: Any
+    metrics: Metrics
+    flags: models.Trainability
+    carried: CarriedState | None = None
+    distribution: Callable[[], Any] | None = None
+    spare_slot: bool = False
+    divides: bool = False
+    classes: dict[int, Classes] = field(default_factory=dict)
+    fixed_batch_size: int | None = None
+    check: Callable[[Model], None] | None = None
+    lease: Lease | None = None
