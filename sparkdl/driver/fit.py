@@ -21,23 +21,22 @@ from sparkdl.config import Late, Mode, Placement, TrainConfig, parse_quorum
 from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
-from sparkdl.data.bad_values import judge, sentences_of
 from sparkdl.data.batch_plan import Plan, num_batches
-from sparkdl.data.blocks import TRAINING, VALIDATION
+from sparkdl.driver import start_report
 from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
-from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.progress import Display, choose_display
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.request import Request
+from sparkdl.driver.start_report import Start
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError
 from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.rules import STUDIED, Average, choose
+from sparkdl.rules import Average, choose
 from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun
@@ -139,7 +138,7 @@ class FitRun:
             "losses": [],
             "restarts": 0,
         }
-        self.said = False
+        self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
 
     def _known_steps(self) -> int | None:
@@ -378,15 +377,15 @@ class FitRun:
             if self.checkpoints is not None:
                 self.checkpoints.require_owned()
             if result is not None:
-                if not self.said:  # all has come at once
-                    self._say_workers(store)
+                if not self.reported:  # all has come at once
+                    self._report_start(store)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
             gang.check()
             self._begin_test(epoch, store)
             self._keep(store)
-            if not self.said and store.plans:
-                self._say_workers(store)
+            if not self.reported and store.plans:
+                self._report_start(store)
                 self._release(epoch, store)
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
@@ -478,95 +477,24 @@ class FitRun:
         rows = sum(member.validation_rows for member in store.members.values())
         return num_batches(min(rows, fit.validation_rows(size) or rows), size)
 
-    def _say_workers(self, store: Store) -> None:
-        """Say once how the work is divided, and what may be wrong with it.
+    def _report_start(self, store: Store) -> None:
+        """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
-            ConfigError: two workers are on one GPU, which was not asked for.
-            DataError: a fraction of the rows was to be held out, and none is; or rows cannot be trained on.
+            ConfigError: two workers are on one GPU, and ``share_gpus`` is False.
+            DataError: a part of the rows was to be held out, and none is; or rows cannot be trained on.
         """
-        self.said = True
+        self.reported = True
         self.callbacks.set_steps(store.plans[0].steps)
-        held = sum(member.validation_rows for member in store.members.values())
-        indicator = self.request.source.indicator
-        if indicator is not None and not held:
-            raise DataError(
-                f"The column {indicator!r} holds out none of the {sum(store.plans[0].rows)} rows. Leave "
-                "validation_indicator_col out, or mark some."
-            )
-        if self.request.fit.validation_split and not held:
-            raise DataError(
-                f"validation_split={self.request.fit.validation_split} holds out none of the "
-                f"{sum(store.plans[0].rows)} rows. Take a larger fraction, or pass validation_data."
-            )
-        self._judge_rows(store, held)
-        self.training["gpus"] = _gpus_of(store, shared=self.request.config.share_gpus)
-        plan = store.plans[0]
-        rows = plan.rows
-        self.training["rows"] = sum(rows)
-        self.training["worker_rows"] = list(rows)
-        idle = sum(not count for count in rows)
-        empty = sum(member.notes.get("empty", 0) for member in store.members.values())
-        logger.info(
-            "%d workers on %d rows, batch_size=%d %s: %d updates per epoch.",
-            self.num_workers,
-            sum(rows),
-            plan.batch_size,
-            "over all workers" if self.joint else "per worker",
-            plan.steps if self.joint else sum(p.num_batches for p in store.plans),
+        start = Start(request=self.request, choice=self.choice, plans=store.plans, members=store.members)
+        start_report.check(start)
+        self.training.update(
+            gpus=start_report.gpus_of(store.members, shared=self.request.config.share_gpus),
+            rows=start.rows,
+            worker_rows=list(start.plan.rows),
+            learning_rate_scale=start.rate_scale,
         )
-        _, scale = self.choice.bound(plan.working)
-        self.training["learning_rate_scale"] = scale
-        if scale != 1:
-            logger.info(
-                'Workers step on their own, at %.2f times the learning rate, with merge="%s". A rule that is '
-                "named takes the rate as it is.",
-                scale,
-                self.rule.name,
-            )
-        if plan.working > STUDIED and not self.joint:
-            logger.warning(
-                "What %d workers that step on their own learn in an epoch was not studied, only up to %d; "
-                'mode="synchronous" with frequency="batch" is plain Keras with any number.',
-                plan.working,
-                STUDIED,
-            )
-        config = self.request.config
-        below = shortfall(
-            config.merge,
-            mode=config.mode.value,
-            window=config.window,
-            workers=plan.working,
-            adaptive=optimizers.adaptive(self.request.model),
-        )
-        if below is not None and not self.joint:
-            logger.warning("%s", words_of(below))
-        if idle:
-            logger.warning("%d of %d workers have no rows.", idle, self.num_workers)
-        if empty:
-            logger.warning("Partitions of the data without rows: %d.", empty)
-        one = [k for k, member in sorted(store.members.items()) if member.notes.get("one_class")]
-        fit = self.request.fit
-        if one and (fit.preserve_partitions or not fit.shuffle):
-            mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
-            logger.warning("The rows of workers %s are all of one class; %s mixes them.", one, mixes)
-
-    def _judge_rows(self, store: Store, held: int) -> None:
-        """Refuse rows that cannot be trained on, or warn of them.
-
-        Raises:
-            DataError: the last batch is smaller than the model takes, or rows have NaN, which is an error.
-        """
-        for what, count in (("rows", sum(store.plans[0].rows)), ("validation rows", held)):
-            size = self.request.fixed_batch_size
-            if size and count % size:
-                raise DataError(
-                    f"The model takes batches of {size} rows only; {count} {what} leave a last batch of "
-                    f"{count % size}. Leave some out."
-                )
-        found = [fault for member in store.members.values() for fault in member.notes.get("faults", ())]
-        rows_of = {TRAINING: sum(store.plans[0].rows), VALIDATION: held}
-        judge(sentences_of(found, rows_of, self.request.schema, self.request.classes), self.request.fit.nan)
+        start_report.log(start)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
         logs = results = self._merged(epoch, result, store)
@@ -749,23 +677,3 @@ def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
     return Hybrid(
         parse_quorum(quorum, num_workers), config.straggler_timeout, config.late_updates is Late.MERGE
     )
-
-
-def _gpus_of(store: Store, *, shared: bool) -> list[list[str]]:
-    """Return the GPUs of each worker.
-
-    Raises:
-        ConfigError: two workers have the same, and they may not be ``shared``.
-    """
-    taken: dict[tuple[str, str], int] = {}
-    gpus = []
-    for worker, member in sorted(store.members.items()):
-        gpus.append(list(member.notes.get("gpus", ())))
-        for gpu in gpus[-1] if member.notes.get("on_gpu") else ():
-            other = taken.setdefault((member.host, gpu), worker)
-            if other != worker and not shared:
-                raise ConfigError(
-                    f"Workers {other} and {worker} are both on GPU {gpu} of {member.host}. Give each its own "
-                    "(spark.task.resource.gpu.amount=1, or fewer workers), or pass share_gpus=True."
-                )
-    return gpus

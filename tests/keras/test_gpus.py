@@ -1,21 +1,18 @@
 """Two workers on one GPU are refused, where they are known to compute on it."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from sparkdl.driver.fit import _gpus_of
+from sparkdl.driver.start_report import gpus_of
 from sparkdl.errors import ConfigError
 from sparkdl.server.state import Member
 
 
-def store_of(*workers):
-    """Return a store whose workers said this: host, GPUs, and whether they compute on them."""
-    members = {
+def members_of(*workers):
+    """Return workers that reported this: host, GPUs, and whether they compute on them."""
+    return {
         index: Member(0, host=host, pid=0, heard=0.0, notes={"gpus": gpus, "on_gpu": on_gpu})
         for index, (host, gpus, on_gpu) in enumerate(workers)
     }
-    return SimpleNamespace(members=members)
 
 
 ONE = ("a", ["0"], True)
@@ -23,21 +20,21 @@ ONE = ("a", ["0"], True)
 
 def test_two_workers_on_one_gpu_are_refused_unless_they_may_share_it():
     """Both are named, and the GPU, the host and what to do."""
-    twice = store_of(ONE, ("a", ["1"], True), ONE)
+    twice = members_of(ONE, ("a", ["1"], True), ONE)
 
     with pytest.raises(ConfigError, match=r"Workers 0 and 2 are both on GPU 0 of a\. .* share_gpus=True"):
-        _gpus_of(twice, shared=False)
-    assert [["0"], ["1"], ["0"]] == _gpus_of(twice, shared=True)
+        gpus_of(twice, shared=False)
+    assert [["0"], ["1"], ["0"]] == gpus_of(twice, shared=True)
 
 
 @pytest.mark.parametrize("other", [("b", ["0"], True), ("a", ["1"], True), ("a", [], False)])
 def test_workers_on_other_gpus_and_hosts_are_not(other):
     """Names of GPUs are a host's own."""
-    assert [["0"], other[1]] == _gpus_of(store_of(ONE, other), shared=False)
+    assert [["0"], other[1]] == gpus_of(members_of(ONE, other), shared=False)
 
 
 def test_a_backend_that_computes_on_no_gpu_shares_none():
     """A machine may have a GPU beside a TensorFlow for CPUs only."""
     idle = ("a", ["0"], False)
 
-    assert [["0"], ["0"]] == _gpus_of(store_of(idle, idle), shared=False)
+    assert [["0"], ["0"]] == gpus_of(members_of(idle, idle), shared=False)

@@ -140,7 +140,7 @@ def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
 @pytest.mark.parametrize(("frequency", "warned"), [("batch", False), (4, True)])
 def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkeypatch, frequency, warned):
     """Where they step on their own; two are too many here."""
-    monkeypatch.setattr("sparkdl.driver.fit.STUDIED", 1)
+    monkeypatch.setattr("sparkdl.driver.start_report.STUDIED", 1)
     SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
 
     assert warned == ("What 2 workers that step on their own learn" in "\n".join(caplog.messages))

@@ -1,0 +1,238 @@
+"""The report at the start of a run: checks of the workers' rows, and log lines about how they are divided.
+
+Workers count their rows when they begin. Each line is a function that returns its text, or None where there
+is nothing to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkdl.data.bad_values import judge, sentences_of
+from sparkdl.data.batch_plan import Plan
+from sparkdl.data.blocks import TRAINING, VALIDATION
+from sparkdl.driver.known_shortfalls import shortfall, words_of
+from sparkdl.driver.request import Request
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.modeling import optimizers
+from sparkdl.rules import STUDIED, Choice
+from sparkdl.server.state import Member
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The start of a run, when all workers have counted their rows.
+
+    Attributes:
+        request: the request of the fit.
+        choice: the merge rule, and the power of the number of workers that scales the learning rate.
+        plans: the plan of each worker.
+        members: each worker as the driver sees it, by its number.
+    """
+
+    request: Request
+    choice: Choice
+    plans: Sequence[Plan]
+    members: Mapping[int, Member]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of worker 0, whose row counts are those of all workers."""
+        return self.plans[0]
+
+    @property
+    def rows(self) -> int:
+        """The number of training rows."""
+        return sum(self.plan.rows)
+
+    @property
+    def validation_rows(self) -> int:
+        """The number of validation rows."""
+        return sum(member.validation_rows for member in self.members.values())
+
+    @property
+    def rate_scale(self) -> float:
+        """The factor of the workers' learning rate."""
+        _, scale = self.choice.bound(self.plan.working)
+        return scale
+
+
+# Checks.
+
+
+def check(start: Start) -> None:
+    """Check that the rows can be trained on, and warn of rows that should not be.
+
+    Raises:
+        DataError: a part of the rows was to be held out, and none is; or rows cannot be trained on.
+    """
+    require_validation_rows(start)
+    require_whole_batches(start)
+    judge_rows(start)
+
+
+def require_validation_rows(start: Start) -> None:
+    """Check that there are validation rows where some of the rows were to be held out.
+
+    Raises:
+        DataError: there are none.
+    """
+    indicator, split = start.request.source.indicator, start.request.fit.validation_split
+    if start.validation_rows:
+        return
+    if indicator is not None:
+        raise DataError(
+            f"The column {indicator!r} holds out none of the {start.rows} rows. Leave "
+            "validation_indicator_col out, or mark some."
+        )
+    if split:
+        raise DataError(
+            f"validation_split={split} holds out none of the {start.rows} rows. Take a larger fraction, or "
+            "pass validation_data."
+        )
+
+
+def require_whole_batches(start: Start) -> None:
+    """Check that the last batch is as large as the model takes batches.
+
+    Raises:
+        DataError: it is smaller.
+    """
+    size = start.request.fixed_batch_size
+    for what, count in (("rows", start.rows), ("validation rows", start.validation_rows)):
+        if size and count % size:
+            raise DataError(
+                f"The model takes batches of {size} rows only; {count} {what} leave a last batch of "
+                f"{count % size}. Leave some out."
+            )
+
+
+def judge_rows(start: Start) -> None:
+    """Refuse rows with values that cannot be trained on, or warn of them.
+
+    Raises:
+        DataError: there are such rows, and ``nan`` is "error".
+    """
+    request = start.request
+    found = [fault for member in start.members.values() for fault in member.notes.get("faults", ())]
+    rows_of = {TRAINING: start.rows, VALIDATION: start.validation_rows}
+    judge(sentences_of(found, rows_of, request.schema, request.classes), request.fit.nan)
+
+
+def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
+    """Return the GPUs of each worker.
+
+    Args:
+        members: each worker as the driver sees it, by its number.
+        shared: whether two workers may be on one GPU.
+
+    Raises:
+        ConfigError: two workers are on one GPU, and ``shared`` is False.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    gpus = []
+    for worker, member in sorted(members.items()):
+        gpus.append(list(member.notes.get("gpus", ())))
+        for gpu in gpus[-1] if member.notes.get("on_gpu") else ():
+            other = taken.setdefault((member.host, gpu), worker)
+            if other != worker and not shared:
+                raise ConfigError(
+                    f"Workers {other} and {worker} are both on GPU {gpu} of {member.host}. Give each its own "
+                    "(spark.task.resource.gpu.amount=1, or fewer workers), or pass share_gpus=True."
+                )
+    return gpus
+
+
+# Log lines.
+
+
+def division(start: Start) -> str:
+    """Return how many workers train on how many rows, and in how many updates."""
+    plan = start.plan
+    whose = "over all workers" if plan.joint else "per worker"
+    updates = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
+    return (
+        f"{start.request.num_workers} workers on {start.rows} rows, batch_size={plan.batch_size} {whose}: "
+        f"{updates} updates per epoch."
+    )
+
+
+def scaled_rate(start: Start) -> str | None:
+    """Return by what the default rule scales the learning rate."""
+    if start.rate_scale == 1:
+        return None
+    return (
+        f"Workers step on their own, at {start.rate_scale:.2f} times the learning rate, with "
+        f'merge="{start.choice.rule.name}". A rule that is named takes the rate as it is.'
+    )
+
+
+def unstudied(start: Start) -> str | None:
+    """Return a warning of more workers than the study of convergence had."""
+    plan = start.plan
+    if plan.joint or plan.working <= STUDIED:
+        return None
+    return (
+        f"What {plan.working} workers that step on their own learn in an epoch was not studied, only up to "
+        f'{STUDIED}; mode="synchronous" with frequency="batch" is plain Keras with any number.'
+    )
+
+
+def known_shortfall(start: Start) -> str | None:
+    """Return a warning of settings that ended below plain Keras in the study of convergence."""
+    if start.plan.joint:
+        return None
+    config = start.request.config
+    below = shortfall(
+        config.merge,
+        mode=config.mode.value,
+        window=config.window,
+        workers=start.plan.working,
+        adaptive=optimizers.adaptive(start.request.model),
+    )
+    return None if below is None else words_of(below)
+
+
+def idle_workers(start: Start) -> str | None:
+    """Return a warning of workers without rows."""
+    idle = sum(not count for count in start.plan.rows)
+    return f"{idle} of {start.request.num_workers} workers have no rows." if idle else None
+
+
+def empty_partitions(start: Start) -> str | None:
+    """Return a warning of partitions without rows."""
+    empty = sum(member.notes.get("empty", 0) for member in start.members.values())
+    return f"Partitions of the data without rows: {empty}." if empty else None
+
+
+def single_classes(start: Start) -> str | None:
+    """Return a warning of workers whose rows are all of one class, where a setting would mix them."""
+    fit = start.request.fit
+    one = [worker for worker, member in sorted(start.members.items()) if member.notes.get("one_class")]
+    if not one or not (fit.preserve_partitions or not fit.shuffle):
+        return None
+    mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
+    return f"The rows of workers {one} are all of one class; {mixes} mixes them."
+
+
+LINES: tuple[tuple[int, Callable[[Start], str | None]], ...] = (
+    (logging.INFO, division),
+    (logging.INFO, scaled_rate),
+    (logging.WARNING, unstudied),
+    (logging.WARNING, known_shortfall),
+    (logging.WARNING, idle_workers),
+    (logging.WARNING, empty_partitions),
+    (logging.WARNING, single_classes),
+)
+
+
+def log(start: Start) -> None:
+    """Log the lines that have something to say."""
+    for level, line in LINES:
+        text = line(start)
+        if text is not None:
+            logger.log(level, "%s", text)

@@ -1,0 +1,128 @@
+"""The report at the start of a run: which rows it refuses, and which lines it logs."""
+
+import logging
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from sparkdl.config import FitConfig, TrainConfig
+from sparkdl.data.batch_plan import Plan
+from sparkdl.driver import start_report
+from sparkdl.driver.start_report import Start
+from sparkdl.errors import DataError
+from sparkdl.rules import choose
+from sparkdl.server.state import Member
+
+
+def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixed=None, fit=None, **config):
+    """Return the start of a run whose workers have these training rows, validation rows and notes."""
+    config = TrainConfig(**{"frequency": 4} | config)
+    plans = [
+        Plan(
+            rows=tuple(rows),
+            worker=worker,
+            batch_size=16,
+            window=config.window,
+            joint=config.joint,
+            shuffle=True,
+            seed=0,
+        )
+        for worker in range(len(rows))
+    ]
+    members = {
+        worker: Member(0, host="a", pid=0, heard=0.0, validation_rows=count, notes=noted)
+        for worker, (count, noted) in enumerate(zip(held, notes, strict=True))
+    }
+    request = SimpleNamespace(
+        config=config,
+        fit=FitConfig(**fit or {}),
+        model=SimpleNamespace(optimizer=keras.optimizers.SGD()),
+        num_workers=len(rows),
+        source=SimpleNamespace(indicator=indicator),
+        fixed_batch_size=fixed,
+        schema=None,
+        classes={},
+    )
+    choice = choose(config.merge, mode=config.mode.value, window=config.window)
+    return Start(request=request, choice=choice, plans=plans, members=members)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (start_of(indicator="held"), "The column 'held' holds out none of the 80 rows"),
+        (start_of(fit={"validation_split": 0.001}), "validation_split=0.001 holds out none of the 80 rows"),
+        (start_of(fixed=32), "batches of 32 rows only; 80 rows leave a last batch of 16"),
+        (
+            start_of(fixed=16, held=(8, 0)),
+            "16 rows only; 8 validation rows leave a last batch of 8",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused(start, words):
+    """The error says how many rows there are, and why they do not do."""
+    with pytest.raises(DataError, match=words):
+        start_report.check(start)
+
+
+def test_rows_that_can_be_trained_on_pass():
+    """Held out rows and whole batches raise no error."""
+    start_report.check(start_of(held=(16, 0), fixed=16, indicator="held", fit={"validation_split": 0.1}))
+
+
+DIVISION = "INFO 2 workers on 80 rows, batch_size=16 per worker: 6 updates per epoch."
+SCALED = (
+    'INFO Workers step on their own, at 1.41 times the learning rate, with merge="bmuf". A rule that is '
+    "named takes the rate as it is."
+)
+ONE_CLASS = "WARNING The rows of workers [1] are all of one class;"
+
+
+@pytest.mark.parametrize(
+    ("start", "lines"),
+    [
+        (start_of(), [DIVISION, SCALED]),
+        (start_of(merge="average"), [DIVISION]),
+        (
+            start_of(frequency="batch"),
+            ["INFO 2 workers on 80 rows, batch_size=16 over all workers: 5 updates per epoch."],
+        ),
+        (
+            start_of((80, 0), notes=({"empty": 3}, {"empty": 1}), merge="average"),
+            [
+                "INFO 2 workers on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
+                "WARNING 1 of 2 workers have no rows.",
+                "WARNING Partitions of the data without rows: 4.",
+            ],
+        ),
+        (
+            start_of(notes=({}, {"one_class": True}), merge="average", fit={"shuffle": False}),
+            [DIVISION, f"{ONE_CLASS} shuffle=True mixes them."],
+        ),
+        (
+            start_of(notes=({}, {"one_class": True}), merge="average", fit={"preserve_partitions": True}),
+            [DIVISION, f"{ONE_CLASS} shuffle=True without preserve_partitions mixes them."],
+        ),
+        (start_of(notes=({}, {"one_class": True}), merge="average"), [DIVISION]),
+    ],
+)
+def test_the_lines_are_these(start, lines, caplog):
+    """Each line is logged at its level, and a line without anything to say is left out."""
+    caplog.set_level(logging.INFO, "sparkdl")
+
+    start_report.log(start)
+
+    assert lines == [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(caplog):
+    """They are two warnings, for workers that step on their own."""
+    workers = 9
+    start = start_of((16,) * workers, held=(0,) * workers, notes=({},) * workers, merge="sum")
+
+    start_report.log(start)
+
+    studied, below = caplog.messages
+    assert studied.startswith("What 9 workers that step on their own learn in an epoch was not studied")
+    assert 'merge="sum", SGD and 4 workers diverged' in below
