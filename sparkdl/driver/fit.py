@@ -13,18 +13,16 @@ import logging
 import secrets
 import time
 from dataclasses import replace
-from math import isfinite, isnan
+from math import isfinite
 from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.config import Late, Mode, Placement, TrainConfig, parse_quorum
-from sparkdl.core import packing
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
-from sparkdl.driver.checkpoints import Checkpoints, Saved
-from sparkdl.driver.description import describe, outer_name
+from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
 from sparkdl.driver.progress import Display, choose_display
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
@@ -76,30 +74,20 @@ class FitRun:
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
-        self.settings = {
-            "optimizer": type(optimizers.inner(request.model)).__name__,
-            "model_variables": self.driver.layouts.trainable.digest.hex(),
-            "optimizer_variables": self.driver.layouts.optimizer.digest.hex(),
-            "mode": config.mode.value,
-            "frequency": config.frequency,
+        self.training: dict[str, Any] = {
+            "workers": num_workers,
             "merge": None if self.joint else self.rule.name,
-            "center_optimizer": None if self.joint else outer_name(self.rule),
-            "num_workers": num_workers,
+            "learning_rate_scale": 1.0,
+            "rows": 0,
             "batch_size": batch_size,
-            "shuffle": fit.shuffle,
-            "steps_per_epoch": fit.steps_per_epoch,
-            "validation_split": fit.validation_split,
-            "validation_data": "given" if request.validation is not None else None,
-            "sample_weight": "given" if request.schema.weights else None,
-            "preserve_partitions": fit.preserve_partitions,
             "seed": fit.seed,
+            "epoch_seconds": [],
+            "losses": [],
+            "restarts": 0,
         }
-        self.checkpoints, self.resumed = self._look_for_checkpoints()
-        self.seed = secrets.randbits(31) if fit.seed is None else fit.seed
-        self.first = fit.initial_epoch, float(optimizers.batches_seen(request.model))
-        if self.resumed:
-            self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
-        self.settings["seed"] = self.seed
+        self.checkpoints = checkpoint_policy(request, self.driver, self.rule, self.training)
+        self.seed, self.first = self.checkpoints.seed, self.checkpoints.first
+        self.training["seed"] = self.seed
         self.plan = Plan(
             (),
             0,
@@ -127,17 +115,6 @@ class FitRun:
         self.before: Snapshot | None = None  # the newest cut when savers asked for one
         self.traffic = Traffic()
         self.carried: CarriedState | None = None
-        self.training: dict[str, Any] = {
-            "workers": num_workers,
-            "merge": None if self.joint else self.rule.name,
-            "learning_rate_scale": 1.0,
-            "rows": 0,
-            "batch_size": batch_size,
-            "seed": self.seed,
-            "epoch_seconds": [],
-            "losses": [],
-            "restarts": 0,
-        }
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
 
@@ -174,11 +151,10 @@ class FitRun:
         request.flags.require_kept()
         request.flags.trace()
         with Cleanup() as stack:
-            if self.checkpoints is not None:
-                stack.callback(self.checkpoints.close)
+            stack.callback(self.checkpoints.close)
             stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
             store, gang, display = self._start(stack)
-            if self.resumed and changed and not store.cut.place:
+            if self.checkpoints.resumed and changed and not store.cut.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
             logs: dict[str, Any] = {}
             try:
@@ -203,37 +179,21 @@ class FitRun:
         if isinstance(store, Coordinator):
             self.carried = CarriedState(store.cut.states, store.cut.rule)
         self._record(store, gang)
-        self._end(store, logs)
+        before = self.checkpoints.digests()
+        self.callbacks.end(logs)
+        self.checkpoints.keep_last(store, logs, before)
 
     def _begin(self) -> int:
         """Let callbacks begin; return the first epoch, which a checkpoint or a callback may have restored."""
         restored = self.callbacks.begin()
-        if self.resumed:
-            restored = self._resume(self.resumed)
+        if self.checkpoints.resumed:
+            restored = self.checkpoints.restore_model()
         elif restored:
             self.plan = replace(self.plan, first_epoch=restored)
         fit = self.request.fit
         if restored is not None and restored < fit.epochs:
             self.request.fit = replace(fit, initial_epoch=restored)
         return fit.initial_epoch if restored is None else restored
-
-    def _end(self, store: Store, logs: dict[str, Any]) -> None:
-        """Let callbacks end, and keep what they made of the model, or that training was stopped."""
-        model, checkpoints = self.request.model, self.checkpoints
-        before = models.digests(model.weights) if checkpoints else []
-        self.callbacks.end(logs)
-        if checkpoints is None or not isinstance(store, Coordinator):
-            return
-        try:
-            if model.stop_training or before != models.digests(model.weights):
-                cut = replace(
-                    store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
-                )
-                self._save(checkpoints, store, cut, logs)
-        finally:
-            checkpoints.close()
-        checkpoints.require_owned()
-        self.training["checkpoints_failed"] = checkpoints.failed
 
     def _start(self, stack: Cleanup) -> tuple[Store, WorkerGroup, Display]:
         request, config = self.request, self.request.config
@@ -351,10 +311,11 @@ class FitRun:
         decays = models.decays(self.request.model)
         if config.placement is Placement.DRIVER:
             store = Coordinator(
-                shape, make_aggregation(terms, *start, decays), None if self.resumed else self.request.carried
+                shape,
+                make_aggregation(terms, *start, decays),
+                None if self.checkpoints.resumed else self.request.carried,
             )
-            if self.checkpoints is not None:
-                self._ready_checkpoints(self.checkpoints, store)
+            self.checkpoints.restore_store(store)
             return store
         rate = None if self.request.spare_slot else optimizers.learning_rate(self.request.model)
         terms = replace(terms, rule=Average())  # the rule travels with what is code
@@ -374,8 +335,7 @@ class FitRun:
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
             interrupts.check()
-            if self.checkpoints is not None:
-                self.checkpoints.require_owned()
+            self.checkpoints.require_owned()
             if result is not None:
                 if not self.reported:  # all has come at once
                     self._report_start(store)
@@ -383,7 +343,7 @@ class FitRun:
                 return result
             gang.check()
             self._begin_test(epoch, store)
-            self._keep(store)
+            self.checkpoints.keep(store)
             if not self.reported and store.plans:
                 self._report_start(store)
                 self._release(epoch, store)
@@ -514,102 +474,8 @@ class FitRun:
         if self.changed and (ends or self.request.config.mode is Mode.SYNCHRONOUS):
             store.replace(self.driver.parameters(), self.driver.statistics())
             self.changed = False
-        self._keep(store, logs)
+        self.checkpoints.keep(store, logs)
         return logs
-
-    def _look_for_checkpoints(self) -> tuple[Checkpoints | None, Saved | None]:
-        """Return where checkpoints are kept, and the one to go on from, if there are."""
-        fit = self.request.fit
-        if fit.checkpoint is None:
-            return None, None
-        if self.request.config.placement is Placement.WORKER:
-            raise ConfigError(
-                'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
-            )
-        checkpoints = Checkpoints(
-            fit.checkpoint, jobs.active_context(), fresh=not fit.resume, lease=self.request.lease
-        )
-        config = self.request.config
-        others = {
-            "merge": None if self.joint else self.rule,
-            "class_weight": fit.class_weight,
-            "staleness": config.staleness,
-            "quorum": config.quorum,
-            "late_updates": config.late_updates,
-            "straggler_timeout": config.straggler_timeout,
-            "validation_freq": fit.validation_freq,
-        }
-        self.description = describe(self.request.model, self.request.schema, others)
-        return checkpoints, checkpoints.newest(self.settings, self.description)
-
-    def _ready_checkpoints(self, checkpoints: Checkpoints, store: Coordinator) -> None:
-        """Bring a store to where the checkpoint is that the run goes on from, if there is one.
-
-        Raises:
-            ConfigError: the rule's state is nothing that can be kept.
-        """
-        state = store.merging.state
-        try:
-            packing.parts(state)
-            if self.resumed:
-                cut = self.resumed.cut
-                before = cut.before and replace(cut.before, rule=packing.like(state, cut.before.rule))
-                store.counters.update(self.resumed.counters)
-                cut = replace(cut, rule=packing.like(state, cut.rule), before=before)
-                store.take_up(cut, self.resumed.held)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
-                "be made of dicts, lists, tuples, numbers, text and arrays."
-            ) from None
-        checkpoints.start_from(store.cut)
-
-    def _resume(self, saved: Saved) -> int:
-        """Bring model and history to where a checkpoint has them; return the epoch that is to come."""
-        request = self.request
-        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # what workers begin an epoch with
-        rates = saved.description.learning_rate, self.description.learning_rate
-        if rates[0] == rates[1] or isnan(rates[1]):
-            optimizers.set_learning_rate(request.model, saved.learning_rate)
-        else:  # a new rate is asked for; the one that callbacks had made of the old one is obsolete
-            optimizers.set_learning_rate(request.model, rates[1])
-            logger.info("The run resumes at the learning rate %g, which was %g.", rates[1], rates[0])
-        request.history.history, request.history.epoch = saved.history, saved.epochs
-        self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
-        return request.fit.epochs if saved.stopped else saved.cut.epoch
-
-    def _keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
-        """Keep a checkpoint where one is due; ``logs`` are those of an epoch that ends."""
-        checkpoints = self.checkpoints
-        if checkpoints is None or not isinstance(store, Coordinator) or not store.plans or store.broken:
-            return
-        if checkpoints.asks():
-            store.note()
-        elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
-            store.note(ends=True)
-        cut = store.noted
-        if checkpoints.is_due(cut, ends=logs is not None):
-            self._save(checkpoints, store, cut, logs)
-
-    def _save(
-        self, checkpoints: Checkpoints, store: Coordinator, cut: Snapshot, logs: dict[str, Any] | None
-    ) -> None:
-        model, history = self.request.model, self.request.history
-        saved = Saved(
-            self.settings,
-            self.first,
-            cut,
-            store.held,
-            optimizers.learning_rate(model),
-            history.history,
-            history.epoch,
-            self.training,
-            store.counters,
-            model.stop_training,
-            self.description,
-        )
-        value = None if logs is None else logs.get(checkpoints.config.monitor)
-        checkpoints.save(saved, value, wait=logs is not None)
 
     def _load(self, cut: Snapshot, store: Store) -> None:
         """Put a cut into the user's model, whose learning rate stays what the user made it."""

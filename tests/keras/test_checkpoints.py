@@ -5,15 +5,15 @@ from unittest import mock
 
 import pytest
 
-from sparkdl.driver.fit import FitRun
+from sparkdl.driver.checkpoint_policy import FolderPolicy
 from sparkdl.server.coordinator import Coordinator
 
 
 def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
     """The error of the fit is raised, and no thread waits for another checkpoint."""
-    run = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
-    run._save.side_effect = MemoryError
-    with mock.patch("sparkdl.driver.fit.replace"), pytest.raises(MemoryError):
-        FitRun._end(run, mock.Mock(spec=Coordinator, cut=None), {})
+    policy = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
+    policy._save.side_effect = MemoryError
+    with mock.patch("sparkdl.driver.checkpoint_policy.replace"), pytest.raises(MemoryError):
+        FolderPolicy.keep_last(policy, mock.Mock(spec=Coordinator, cut=None), {}, [])
 
-    run.checkpoints.close.assert_called_once_with()
+    policy.checkpoints.close.assert_called_once_with()

@@ -1,0 +1,281 @@
+"""The checkpoints of a run: when it keeps one, and how it resumes from one.
+
+``driver.checkpoints`` has the files. A run without a checkpoint folder has a policy whose methods do nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import replace
+from math import isnan
+from typing import Any
+
+from sparkdl.config import Mode, Placement
+from sparkdl.core import packing
+from sparkdl.driver.checkpoints import Checkpoints, Saved
+from sparkdl.driver.description import describe, outer_name
+from sparkdl.driver.epochs import DriverModel
+from sparkdl.driver.remote_server import Store
+from sparkdl.driver.request import Request
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import models, optimizers
+from sparkdl.rules import Rule
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.state import Snapshot
+from sparkdl.spark import jobs
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointPolicy:
+    """The policy of a run without checkpoints, and the interface of every policy.
+
+    Args:
+        request: the request of the fit.
+
+    Attributes:
+        resumed: the checkpoint that the run resumes from, if there is one.
+        seed: the seed of every random order.
+        first: the run's first epoch, and the batches that its optimizer had seen before.
+    """
+
+    resumed: Saved | None = None
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.seed = secrets.randbits(31) if request.fit.seed is None else request.fit.seed
+        self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
+
+    def restore_store(self, store: Coordinator) -> None:
+        """Bring a store to the checkpoint that the run resumes from, if there is one.
+
+        Raises:
+            ConfigError: the state of the rule cannot be kept in a checkpoint.
+        """
+
+    def restore_model(self) -> int | None:
+        """Bring model and history to the checkpoint; return the next epoch, None without a checkpoint."""
+        return None
+
+    def require_owned(self) -> None:
+        """Check that no other run is known to write to the folder.
+
+        Raises:
+            CheckpointError: another run has taken the folder over, or has written to it.
+        """
+
+    def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
+        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that ends."""
+
+    def digests(self) -> list[bytes]:
+        """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
+        return []
+
+    def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
+        """Keep what callbacks made of the model at the end of training, or that they stopped it.
+
+        Args:
+            store: the run's store.
+            logs: the results of the last epoch.
+            before: the digests of the model's weights before the callbacks.
+        """
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written."""
+
+
+class FolderPolicy(CheckpointPolicy):
+    """The policy of a run that keeps checkpoints in a folder.
+
+    Args:
+        request: the request of the fit.
+        checkpoints: the checkpoints in the folder.
+        driver: the driver's model.
+        rule: the merge rule.
+        training: counts and timings of the run, which each checkpoint holds.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        checkpoints: Checkpoints,
+        *,
+        driver: DriverModel,
+        rule: Rule,
+        training: dict[str, Any],
+    ) -> None:
+        super().__init__(request)
+        self.checkpoints, self.driver, self.rule, self.training = checkpoints, driver, rule, training
+        self.settings = _settings_of(request, driver, rule, training["batch_size"])
+        config, fit = request.config, request.fit
+        others = {
+            "merge": None if config.joint else rule,
+            "class_weight": fit.class_weight,
+            "staleness": config.staleness,
+            "quorum": config.quorum,
+            "late_updates": config.late_updates,
+            "straggler_timeout": config.straggler_timeout,
+            "validation_freq": fit.validation_freq,
+        }
+        self.description = describe(request.model, request.schema, others)
+        self.resumed = checkpoints.newest(self.settings, self.description)
+        if self.resumed:
+            self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
+        self.settings["seed"] = self.seed
+
+    def restore_store(self, store: Coordinator) -> None:
+        """Bring a store to the checkpoint that the run resumes from, if there is one.
+
+        Raises:
+            ConfigError: the state of the rule cannot be kept in a checkpoint.
+        """
+        state = store.merging.state
+        try:
+            packing.parts(state)
+            if self.resumed:
+                cut = self.resumed.cut
+                before = cut.before and replace(cut.before, rule=packing.like(state, cut.before.rule))
+                store.counters.update(self.resumed.counters)
+                cut = replace(cut, rule=packing.like(state, cut.rule), before=before)
+                store.take_up(cut, self.resumed.held)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
+                "be made of dicts, lists, tuples, numbers, text and arrays."
+            ) from None
+        self.checkpoints.start_from(store.cut)
+
+    def restore_model(self) -> int | None:
+        """Bring model and history to the checkpoint; return the next epoch, None without a checkpoint."""
+        saved, request = self.resumed, self.request
+        if saved is None:
+            return None
+        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # what workers begin an epoch with
+        rates = saved.description.learning_rate, self.description.learning_rate
+        if rates[0] == rates[1] or isnan(rates[1]):
+            optimizers.set_learning_rate(request.model, saved.learning_rate)
+        else:  # a new rate is asked for; the one that callbacks had made of the old one is obsolete
+            optimizers.set_learning_rate(request.model, rates[1])
+            logger.info("The run resumes at the learning rate %g, which was %g.", rates[1], rates[0])
+        request.history.history, request.history.epoch = saved.history, saved.epochs
+        self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
+        return request.fit.epochs if saved.stopped else saved.cut.epoch
+
+    def require_owned(self) -> None:
+        """Check that no other run is known to write to the folder.
+
+        Raises:
+            CheckpointError: another run has taken the folder over, or has written to it.
+        """
+        self.checkpoints.require_owned()
+
+    def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
+        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that ends."""
+        if not isinstance(store, Coordinator) or not store.plans or store.broken:
+            return
+        if self.checkpoints.asks():
+            store.note()
+        elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
+            store.note(ends=True)
+        cut = store.noted
+        if self.checkpoints.is_due(cut, ends=logs is not None):
+            self._save(store, cut, logs)
+
+    def digests(self) -> list[bytes]:
+        """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
+        return models.digests(self.request.model.weights)
+
+    def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
+        """Keep what callbacks made of the model at the end of training, or that they stopped it.
+
+        Args:
+            store: the run's store.
+            logs: the results of the last epoch.
+            before: the digests of the model's weights before the callbacks.
+        """
+        if not isinstance(store, Coordinator):
+            return
+        model = self.request.model
+        try:
+            if model.stop_training or before != models.digests(model.weights):
+                cut = replace(
+                    store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
+                )
+                self._save(store, cut, logs)
+        finally:
+            self.checkpoints.close()
+        self.checkpoints.require_owned()
+        self.training["checkpoints_failed"] = self.checkpoints.failed
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written."""
+        self.checkpoints.close()
+
+    def _save(self, store: Coordinator, cut: Snapshot, logs: dict[str, Any] | None) -> None:
+        model, history = self.request.model, self.request.history
+        saved = Saved(
+            settings=self.settings,
+            first=self.first,
+            cut=cut,
+            held=store.held,
+            learning_rate=optimizers.learning_rate(model),
+            history=history.history,
+            epochs=history.epoch,
+            training=self.training,
+            counters=store.counters,
+            stopped=model.stop_training,
+            description=self.description,
+        )
+        value = None if logs is None else logs.get(self.checkpoints.config.monitor)
+        self.checkpoints.save(saved, value, wait=logs is not None)
+
+
+def checkpoint_policy(
+    request: Request, driver: DriverModel, rule: Rule, training: dict[str, Any]
+) -> CheckpointPolicy:
+    """Return the policy that a request asks for, with the checkpoint to resume from.
+
+    Args:
+        request: the request of the fit.
+        driver: the driver's model.
+        rule: the merge rule.
+        training: counts and timings of the run.
+
+    Raises:
+        ConfigError: there can be no checkpoints, or none of those in the folder can be used.
+    """
+    fit = request.fit
+    if fit.checkpoint is None:
+        return CheckpointPolicy(request)
+    if request.config.placement is Placement.WORKER:
+        raise ConfigError(
+            'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
+        )
+    checkpoints = Checkpoints(
+        fit.checkpoint, jobs.active_context(), fresh=not fit.resume, lease=request.lease
+    )
+    return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training)
+
+
+def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: int) -> dict[str, Any]:
+    """Return the settings that a run must have in common with the checkpoint it resumes from."""
+    config, fit = request.config, request.fit
+    return {
+        "optimizer": type(optimizers.inner(request.model)).__name__,
+        "model_variables": driver.layouts.trainable.digest.hex(),
+        "optimizer_variables": driver.layouts.optimizer.digest.hex(),
+        "mode": config.mode.value,
+        "frequency": config.frequency,
+        "merge": None if config.joint else rule.name,
+        "center_optimizer": None if config.joint else outer_name(rule),
+        "num_workers": request.num_workers,
+        "batch_size": batch_size,
+        "shuffle": fit.shuffle,
+        "steps_per_epoch": fit.steps_per_epoch,
+        "validation_split": fit.validation_split,
+        "validation_data": "given" if request.validation is not None else None,
+        "sample_weight": "given" if request.schema.weights else None,
+        "preserve_partitions": fit.preserve_partitions,
+        "seed": fit.seed,
+    }
