@@ -91,7 +91,14 @@ def run(
             )
             return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
-        gang = WorkerGroup(cluster, store, submit, not cluster.dynamic, 0, config.start_timeout)
+        gang = WorkerGroup(
+            cluster=cluster,
+            store=store,
+            submit=submit,
+            barrier=not cluster.dynamic,
+            restarts=0,
+            start_timeout=config.start_timeout,
+        )
         stack.callback(gang.cancel)
         return _results(gang)
 

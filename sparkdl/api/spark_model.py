@@ -24,10 +24,11 @@ from sparkdl.data.bad_values import Classes, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.schema import Column, Sample, Schema
 from sparkdl.driver.epochs import Metrics, check_callbacks
-from sparkdl.driver.fit import FitRun, asks, hybrid_of
+from sparkdl.driver.fit import FitRun
 from sparkdl.driver.lease import Lease, lease_of
 from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
 from sparkdl.driver.request import Request
+from sparkdl.driver.server_setup import hybrid_of, spare_slot
 from sparkdl.errors import ConfigError, DataError, SparkDLError, short
 from sparkdl.modeling import losses, models, optimizers, proof
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
@@ -382,7 +383,7 @@ class SparkModel:
         cluster.require_python(models.backend())
         most = min(fit.batch_size, source.count() or fit.batch_size)
         num_workers = self._num_workers(cluster, most, fixed)
-        spare = asks(self.config, cluster, num_workers, kept)
+        spare = spare_slot(self.config, cluster, num_workers, kept)
         hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
         self._acquire_lease(fit.checkpoint)
         if self.model.built and source.count() is None:

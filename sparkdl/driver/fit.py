@@ -8,47 +8,36 @@ last complete merge.
 
 from __future__ import annotations
 
-import functools
 import logging
-import secrets
 import time
 from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
-from sparkdl.config import Late, Mode, Placement, TrainConfig, parse_quorum
-from sparkdl.core.sparse_gradients import most_words
-from sparkdl.core.vectors import trim
+from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
 from sparkdl.driver.progress import Display, choose_display
-from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
+from sparkdl.driver.server_setup import ServerSetup, hybrid_of
 from sparkdl.driver.start_report import Start
-from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
+from sparkdl.driver.training_job import TrainingJob
+from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import models, optimizers
-from sparkdl.modeling.backends import sliced_tables
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.rules import Average, choose
-from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
+from sparkdl.rules import choose
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_server import Traffic
-from sparkdl.server.state import CarriedState, EpochResult, RunSpec, Snapshot
-from sparkdl.spark import jobs, preflight
-from sparkdl.spark.application import SparkApplication
-from sparkdl.spark.jobs import Job, Stage
-from sparkdl.transport import tls
-from sparkdl.worker.loop import TrainJob
-from sparkdl.worker.strategies import TrainSettings
+from sparkdl.server.state import CarriedState, EpochResult, Snapshot
+from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
-SILENCE = 3.0  # seconds without a word after which Spark's next attempt takes a worker's place
 STOP_SECONDS = 3.0  # what a run that ends early waits for its last merge,
 RESERVE_SECONDS = 1.0  # and what an interrupted run, which is to end within 3 s, needs after that
 
@@ -86,18 +75,17 @@ class FitRun:
             "restarts": 0,
         }
         self.checkpoints = checkpoint_policy(request, self.driver, self.rule, self.training)
-        self.seed, self.first = self.checkpoints.seed, self.checkpoints.first
-        self.training["seed"] = self.seed
+        self.training["seed"] = self.checkpoints.seed
         self.plan = Plan(
-            (),
-            0,
-            batch_size,
-            config.window,
-            self.joint,
-            fit.shuffle,
-            self.seed,
-            self.first[0],
-            fit.steps_per_epoch,
+            rows=(),
+            worker=0,
+            batch_size=batch_size,
+            window=config.window,
+            joint=self.joint,
+            shuffle=fit.shuffle,
+            seed=self.checkpoints.seed,
+            first_epoch=self.checkpoints.first[0],
+            steps_per_epoch=fit.steps_per_epoch,
         )
         params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": self._known_steps()}
         self.callbacks = Callbacks(request.callbacks, request.model, request.history, params)
@@ -153,32 +141,32 @@ class FitRun:
         with Cleanup() as stack:
             stack.callback(self.checkpoints.close)
             stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
-            store, gang, display = self._start(stack)
+            store, group, display = self._start(stack)
             if self.checkpoints.resumed and changed and not store.cut.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
             logs: dict[str, Any] = {}
             try:
-                gang.start()
+                group.start()
                 for epoch in range(request.fit.initial_epoch, request.fit.epochs):
-                    result = self._epoch(epoch, store, gang, display)
+                    result = self._epoch(epoch, store, group, display)
                     logs = self._end_epoch(epoch, result, store, display)
-                    gang.failures = 0
+                    group.failures = 0
                     if request.model.stop_training:
                         break
                 store.stop()
-                gang.finish()
+                group.finish()
                 interrupts.check()
             except BaseException:
                 with interrupts.held():
-                    cut = self._interrupted(store, gang)
-                    self._record(store, gang)
+                    cut = self._interrupted(store, group)
+                    self._record(store, group)
                     self._load(cut, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):
             self.carried = CarriedState(store.cut.states, store.cut.rule)
-        self._record(store, gang)
+        self._record(store, group)
         before = self.checkpoints.digests()
         self.callbacks.end(logs)
         self.checkpoints.keep_last(store, logs, before)
@@ -196,134 +184,33 @@ class FitRun:
         return fit.initial_epoch if restored is None else restored
 
     def _start(self, stack: Cleanup) -> tuple[Store, WorkerGroup, Display]:
-        request, config = self.request, self.request.config
+        """Return the run's store, the workers that will use it, and the display of progress."""
+        request = self.request
+        setup = ServerSetup(
+            request=request,
+            driver=self.driver,
+            plan=self.plan,
+            rule=self.choice.rule,
+            hybrid=self.hybrid,
+            first_step=self.checkpoints.first[1],
+            attended=self.callbacks.attends,
+            factor=self.factor,
+        )
         with request.flags.applied():
             spec, objects = models.freeze(
                 request.model, request.builder, request.custom_objects, check=request.check
             )
-            store = self._make_store()
-        rounds = config.mode is Mode.SYNCHRONOUS
-        held = request.fit.validation_batch_size or self.plan.batch_size
-        for source in (request.source, request.validation):
-            if source is not None:
-                source.held_batch, source.held_most = held, request.fit.validation_rows(held)
-        settings = TrainSettings(
-            self.plan,
-            request.fit.epochs,
-            rounds,
-            held,
-            Average(),
-            self.choice.power,
-            validation_rows=request.fit.validation_rows(held),
-            slices=most_words(self.driver.layouts.trainable.size, self.num_workers) if self.joint else 0,
-        )
-        job = TrainJob(
-            spec,
-            settings,
-            request.schema,
-            self.driver.layouts.trainable.digest,
-            request.fit.class_weight,
-            store.hosted if isinstance(store, RemoteCoordinator) else None,
-            request.classes,
-        )
-        with interrupts.held():
-            shared = self.cluster.share(job)
-            stack.callback(self.cluster.forget, shared)
-        trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
-        endpoint, restarts = None, 0  # a store in worker 0 is lost with it
-        if isinstance(store, Coordinator):
-            endpoint = stack.enter_context(serving(store, self.cluster, config, self.traffic))
-            restarts = config.max_restarts
-        expected = preflight.expectations(spec.backend, local=self.cluster.local)
-        request.source.ahead = int(request.spare_slot)
-        partitions = request.source.training(
-            self.cluster,
-            self.num_workers,
-            validation=request.validation,
-            seed=self.seed if request.fit.shuffle else None,
-            split=request.fit.validation_split,
-        )
-        together = rounds and not config.goes_on and not self.cluster.dynamic
-        barrier = endpoint is None or together
-
-        def submit(generation: int, barrier: bool) -> Job:
-            stage = functools.partial(
-                Stage,
-                expected=expected,
-                endpoint=endpoint,
-                generation=generation,
-                shared=shared,
-                objects=objects,
-                builder=request.builder,
-                distribution=request.distribution,
-                rule=self.rule,
-                profile=self.cluster.profile,
-            )
-            action = partitions(stage, barrier)
-            if isinstance(store, RemoteCoordinator):
-                return Job(self.cluster, lambda: store.receive(action()))
-            return Job(self.cluster, action)
-
-        of_rows = request.source.of_a_plan
-        gang = WorkerGroup(self.cluster, store, submit, barrier, restarts, config.start_timeout, of_rows)
-        stack.callback(gang.cancel)
+            store = setup.store(None if self.checkpoints.resumed else request.carried)
+            if isinstance(store, Coordinator):
+                self.checkpoints.restore_store(store)
+        job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
+        group = job.group(store, spec, objects, traffic=self.traffic, stack=stack)
         verbose = 0 if self.callbacks.draws else request.fit.verbose
         display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)
-        return store, gang, display
+        return store, group, display
 
-    def _make_store(self) -> Store:
-        config, fit, layouts = self.request.config, self.request.fit, self.driver.layouts
-        own = fit.validation_split > 0 or self.request.source.indicator is not None
-        validating = self.request.validation is not None or own
-        shape = RunSpec(
-            run=secrets.token_bytes(16),
-            layout=layouts.trainable.digest,
-            num_workers=self.num_workers,
-            plan=self.plan,
-            epochs=fit.epochs,
-            evaluated=fit.evaluated if validating else frozenset(),
-            attended=validating and self.callbacks.attends,
-            metrics=self.metrics.layout.nbytes,
-            optimizer=layouts.optimizer.nbytes,
-            generators=layouts.generators.nbytes,
-            own=4 * layouts.trainable.size * self.rule.elastic,
-            first_step=self.first[1],
-            scaled=self.joint and optimizers.scales_loss(self.request.model),
-            factor=self.factor,
-            silence=SILENCE,
-            stall=config.stall_timeout,
-            goes_on=config.goes_on,
-            cuts=tuple(
-                every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
-            ),
-        )
-        terms = AggregationSpec(
-            config.mode.value,
-            self.joint,
-            self.num_workers,
-            self.rule,
-            config.staleness,
-            self.hybrid,
-            sliced_tables(layouts.trainable, joint=self.joint),
-        )
-        start = self.driver.parameters(), self.driver.statistics()
-        decays = models.decays(self.request.model)
-        if config.placement is Placement.DRIVER:
-            store = Coordinator(
-                shape,
-                make_aggregation(terms, *start, decays),
-                None if self.checkpoints.resumed else self.request.carried,
-            )
-            self.checkpoints.restore_store(store)
-            return store
-        rate = None if self.request.spare_slot else optimizers.learning_rate(self.request.model)
-        terms = replace(terms, rule=Average())  # the rule travels with what is code
-        encrypted = tls.is_wanted(config.tls, self.cluster)
-        hosted = HostedRun(shape, terms, *start, decays, secrets.token_urlsafe(32), encrypted, rate)
-        return RemoteCoordinator(hosted, functools.partial(jobs.relay, self.cluster))
-
-    def _epoch(self, epoch: int, store: Store, gang: WorkerGroup, display: Display) -> EpochResult:
+    def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
         if epoch > self.request.fit.initial_epoch:
             self._begin_epoch(epoch, store)
             self._release(epoch, store)
@@ -341,7 +228,7 @@ class FitRun:
                     self._report_start(store)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
-            gang.check()
+            group.check()
             self._begin_test(epoch, store)
             self.checkpoints.keep(store)
             if not self.reported and store.plans:
@@ -483,63 +370,23 @@ class FitRun:
         self.driver.load(cut, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)
 
-    def _interrupted(self, store: Store, gang: WorkerGroup) -> Snapshot:
+    def _interrupted(self, store: Store, group: WorkerGroup) -> Snapshot:
         """Give the run a moment to say where it has got to, and return that."""
-        if store.plans and store.failure is None and gang.job is not None and gang.job.running:
+        if store.plans and store.failure is None and group.job is not None and group.job.running:
             store.stop()
             deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
-            while not store.reported and gang.job.running and time.monotonic() < deadline:
+            while not store.reported and group.job.running and time.monotonic() < deadline:
                 store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
         return store.stopped_cut()
 
     def _rows(self, store: Store) -> tuple[int, ...]:
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
-    def _record(self, store: Store, gang: WorkerGroup) -> None:
+    def _record(self, store: Store, group: WorkerGroup) -> None:
         counts = self.traffic.summary() | store.summary()
         dropped = counts.pop("dropped", {})
-        self.training.update(counts, restarts=gang.lost)
+        self.training.update(counts, restarts=group.lost)
         if dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Updates that came late were not merged (%s).", workers)
         self.request.history.training = self.training
-
-
-def asks(config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Any]) -> bool:
-    """Return whether there is a slot for asking an endpoint in worker 0.
-
-    Raises:
-        ConfigError: the endpoint cannot be in worker 0, or callbacks could not be called.
-    """
-    if config.placement is Placement.DRIVER:
-        return False
-    if not cluster.remote or cluster.dynamic:
-        why = "workers do not start together under dynamic allocation" if cluster.remote else "this is none"
-        raise ConfigError(
-            f'placement="worker" is for clients of Spark Connect, and {why}. Take placement="driver".'
-        )
-    slots = cluster.slots()
-    spare = slots > num_workers and cluster.places_rows
-    if callbacks and not spare:
-        names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
-        fewer = f"Take num_workers={max(1, slots - 1)}" if cluster.places_rows else "Take a newer Spark"
-        raise ConfigError(
-            f'With placement="worker" callbacks ({names}) need a slot beside those of the workers, and Spark '
-            f"4.1 or newer; there are {slots} slots and {num_workers} workers, and this is Spark "
-            f"{cluster.session.version}. {fewer}, or leave callbacks out."
-        )
-    return spare
-
-
-def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
-    """Return when a round of so many workers closes without some of them; None: never.
-
-    Raises:
-        ConfigError: the quorum is more than there are.
-    """
-    if not config.hybrid:
-        return None
-    quorum = 1.0 if config.quorum is None else config.quorum
-    return Hybrid(
-        parse_quorum(quorum, num_workers), config.straggler_timeout, config.late_updates is Late.MERGE
-    )

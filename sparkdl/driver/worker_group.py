@@ -48,7 +48,7 @@ def serving(
             store.close()  # first of all, so that no request waits while the server stops
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WorkerGroup:
     """The workers of a run: the job that runs them, and its next start when one is lost.
 

@@ -1,0 +1,164 @@
+"""The server of a run: the settings of its store, and the place where it runs.
+
+It runs on the driver, or in worker 0 where executors do not reach the driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkdl.config import Late, Placement, TrainConfig, parse_quorum
+from sparkdl.data.batch_plan import Plan
+from sparkdl.driver.epochs import DriverModel
+from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.request import Request
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import models, optimizers
+from sparkdl.modeling.backends import sliced_tables
+from sparkdl.rules import Average, Rule
+from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.hosted_run import HostedRun
+from sparkdl.server.state import CarriedState, RunSpec
+from sparkdl.spark import jobs
+from sparkdl.spark.application import SparkApplication
+from sparkdl.transport import tls
+
+SILENCE = 3.0  # seconds without a heartbeat after which Spark's next attempt takes a worker's place
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSetup:
+    """The settings of a run's store.
+
+    Attributes:
+        request: the request of the fit.
+        driver: the driver's model, with whose weights the run begins.
+        plan: the plan of the run, without row counts.
+        rule: the merge rule.
+        hybrid: when a round closes without some workers; None: never.
+        first_step: the batches that the optimizer had seen before the run.
+        attended: whether callbacks attend the evaluation of validation rows.
+        factor: the factor of the learning rate by the epochs that are done; None: there is none.
+    """
+
+    request: Request
+    driver: DriverModel
+    plan: Plan
+    rule: Rule
+    hybrid: Hybrid | None
+    first_step: float
+    attended: bool
+    factor: Callable[[float], float] | None
+
+    def store(self, carried: CarriedState | None) -> Store:
+        """Return the store of a run, on the driver or in worker 0.
+
+        Args:
+            carried: the state of workers and rule that the fit before left.
+        """
+        config, cluster, model = self.request.config, self.request.cluster, self.request.model
+        shape, terms = self._shape(), self._terms()
+        start = self.driver.parameters(), self.driver.statistics()
+        decays = models.decays(model)
+        if config.placement is Placement.DRIVER:
+            return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
+        hosted = HostedRun(
+            shape=shape,
+            terms=replace(terms, rule=Average()),  # the rule travels with what is code
+            parameters=start[0],
+            statistics=start[1],
+            decays=decays,
+            token=secrets.token_urlsafe(32),
+            tls=tls.is_wanted(config.tls, cluster),
+            learning_rate=None if self.request.spare_slot else optimizers.learning_rate(model),
+        )
+        return RemoteCoordinator(hosted, functools.partial(jobs.relay, cluster))
+
+    def _shape(self) -> RunSpec:
+        """Return the settings of the run that the store needs."""
+        request, layouts = self.request, self.driver.layouts
+        config, fit = request.config, request.fit
+        own = fit.validation_split > 0 or request.source.indicator is not None
+        validating = request.validation is not None or own
+        return RunSpec(
+            run=secrets.token_bytes(16),
+            layout=layouts.trainable.digest,
+            num_workers=request.num_workers,
+            plan=self.plan,
+            epochs=fit.epochs,
+            evaluated=fit.evaluated if validating else frozenset(),
+            attended=validating and self.attended,
+            metrics=request.metrics.layout.nbytes,
+            optimizer=layouts.optimizer.nbytes,
+            generators=layouts.generators.nbytes,
+            own=4 * layouts.trainable.size * self.rule.elastic,
+            first_step=self.first_step,
+            scaled=config.joint and optimizers.scales_loss(request.model),
+            factor=self.factor,
+            silence=SILENCE,
+            stall=config.stall_timeout,
+            goes_on=config.goes_on,
+            cuts=tuple(
+                every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
+            ),
+        )
+
+    def _terms(self) -> AggregationSpec:
+        """Return the settings of the aggregation."""
+        config = self.request.config
+        return AggregationSpec(
+            mode=config.mode.value,
+            joint=config.joint,
+            num_workers=self.request.num_workers,
+            rule=self.rule,
+            staleness=config.staleness,
+            hybrid=self.hybrid,
+            tables=sliced_tables(self.driver.layouts.trainable, joint=config.joint),
+        )
+
+
+def spare_slot(
+    config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Any]
+) -> bool:
+    """Return whether a slot is free for requests to an endpoint in worker 0.
+
+    Raises:
+        ConfigError: the endpoint cannot be in worker 0, or callbacks could not be called.
+    """
+    if config.placement is Placement.DRIVER:
+        return False
+    if not cluster.remote or cluster.dynamic:
+        why = "workers do not start together under dynamic allocation" if cluster.remote else "this is none"
+        raise ConfigError(
+            f'placement="worker" is for clients of Spark Connect, and {why}. Take placement="driver".'
+        )
+    slots = cluster.slots()
+    spare = slots > num_workers and cluster.places_rows
+    if callbacks and not spare:
+        names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
+        fewer = f"Take num_workers={max(1, slots - 1)}" if cluster.places_rows else "Take a newer Spark"
+        raise ConfigError(
+            f'With placement="worker" callbacks ({names}) need a slot beside those of the workers, and Spark '
+            f"4.1 or newer; there are {slots} slots and {num_workers} workers, and this is Spark "
+            f"{cluster.session.version}. {fewer}, or leave callbacks out."
+        )
+    return spare
+
+
+def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
+    """Return when a round of this many workers closes without some of them; None: never.
+
+    Raises:
+        ConfigError: the quorum is larger than the number of workers.
+    """
+    if not config.hybrid:
+        return None
+    quorum = 1.0 if config.quorum is None else config.quorum
+    return Hybrid(
+        parse_quorum(quorum, num_workers), config.straggler_timeout, config.late_updates is Late.MERGE
+    )

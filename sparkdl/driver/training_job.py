@@ -1,0 +1,141 @@
+"""The Spark job of a run: the values that its tasks share, and the worker group that it runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparkdl.config import Mode
+from sparkdl.core.sparse_gradients import most_words
+from sparkdl.core.vectors import trim
+from sparkdl.data.batch_plan import Plan
+from sparkdl.driver.epochs import DriverModel
+from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.request import Request
+from sparkdl.driver.worker_group import WorkerGroup, serving
+from sparkdl.modeling import models
+from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
+from sparkdl.rules import Average, Choice
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.http_server import Traffic
+from sparkdl.spark import preflight
+from sparkdl.spark.jobs import Job, Stage
+from sparkdl.worker.loop import TrainJob
+from sparkdl.worker.strategies import TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """The Spark job of a run.
+
+    Attributes:
+        request: the request of the fit.
+        driver: the driver's model.
+        plan: the plan of the run, without row counts.
+        choice: the merge rule, and the power of the number of workers that scales the learning rate.
+    """
+
+    request: Request
+    driver: DriverModel
+    plan: Plan
+    choice: Choice
+
+    def group(
+        self,
+        store: Store,
+        spec: models.ModelSpec,
+        objects: models.Objects,
+        *,
+        traffic: Traffic,
+        stack: Cleanup,
+    ) -> WorkerGroup:
+        """Return the worker group of the job, which has not started yet.
+
+        Args:
+            store: the run's store.
+            spec: the model, as values.
+            objects: the custom objects of the model.
+            traffic: the counts of requests to the endpoint.
+            stack: the cleanup of the run, which ends what is begun here.
+        """
+        request, config, cluster = self.request, self.request.config, self.request.cluster
+        with interrupts.held():
+            shared = cluster.share(self._shared(store, spec))
+            stack.callback(cluster.forget, shared)
+        trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
+        endpoint, restarts = None, 0  # a store in worker 0 is lost with it
+        if isinstance(store, Coordinator):
+            endpoint = stack.enter_context(serving(store, cluster, config, traffic))
+            restarts = config.max_restarts
+        stage = functools.partial(
+            Stage,
+            expected=preflight.expectations(spec.backend, local=cluster.local),
+            endpoint=endpoint,
+            shared=shared,
+            objects=objects,
+            builder=request.builder,
+            distribution=request.distribution,
+            rule=self.choice.rule,
+        )
+        together = config.mode is Mode.SYNCHRONOUS and not config.goes_on and not cluster.dynamic
+        group = WorkerGroup(
+            cluster=cluster,
+            store=store,
+            submit=self._submitter(store, stage),
+            barrier=endpoint is None or together,
+            restarts=restarts,
+            start_timeout=config.start_timeout,
+            of_rows=request.source.of_a_plan,
+        )
+        stack.callback(group.cancel)
+        return group
+
+    def _shared(self, store: Store, spec: models.ModelSpec) -> TrainJob:
+        """Return the values that the tasks share, and tell the sources how many rows are evaluated."""
+        request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
+        held = fit.validation_batch_size or self.plan.batch_size
+        for source in (request.source, request.validation):
+            if source is not None:
+                source.held_batch, source.held_most = held, fit.validation_rows(held)
+        settings = TrainSettings(
+            plan=self.plan,
+            epochs=fit.epochs,
+            rounds=request.config.mode is Mode.SYNCHRONOUS,
+            validation_batch_size=held,
+            rule=Average(),
+            power=self.choice.power,
+            validation_rows=fit.validation_rows(held),
+            slices=most_words(layout.size, request.num_workers) if request.config.joint else 0,
+        )
+        return TrainJob(
+            spec=spec,
+            settings=settings,
+            schema=request.schema,
+            layout=layout.digest,
+            class_weight=fit.class_weight,
+            hosted=store.hosted if isinstance(store, RemoteCoordinator) else None,
+            classes=request.classes,
+        )
+
+    def _submitter(self, store: Store, stage: Callable[..., Stage]) -> Callable[[int, bool], Job]:
+        """Return the function that submits the job of a generation, as a barrier stage or not."""
+        request, cluster = self.request, self.request.cluster
+        request.source.ahead = int(request.spare_slot)
+        partitions = request.source.training(
+            cluster,
+            request.num_workers,
+            validation=request.validation,
+            seed=self.plan.seed if request.fit.shuffle else None,
+            split=request.fit.validation_split,
+        )
+
+        def submit(generation: int, barrier: bool) -> Job:
+            task = functools.partial(stage, generation=generation, profile=cluster.profile)
+            action = partitions(task, barrier)
+            if isinstance(store, RemoteCoordinator):
+                return Job(cluster, lambda: store.receive(action()))
+            return Job(cluster, action)
+
+        return submit
