@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import keras
@@ -17,7 +13,8 @@ import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl.config import OF_PLACE, CheckpointConfig, FitConfig, Placement, TrainConfig, without_place
+from sparkdl.api import saving
+from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
 from sparkdl.core.tree import leaves
 from sparkdl.data.arrays import array_of
 from sparkdl.data.bad_values import Classes, judge, sentences_of
@@ -35,7 +32,6 @@ from sparkdl.modeling.backends import require_distribution, require_supported, w
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.rules import Average, Rule, choose
-from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.server.state import CarriedState
 from sparkdl.sources import columns
 from sparkdl.sources.base import ArraySource, NoRowsError, Source, first_row, sample_of
@@ -49,7 +45,7 @@ from sparkdl.sources.resolve import (
     share_weights,
     whole_partitions,
 )
-from sparkdl.spark import files, jobs
+from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.worker.inference import features_of
 
@@ -737,23 +733,7 @@ class SparkModel:
             ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own.
             FileExistsError: there is a file already.
         """
-        _require_keras_file(path)
-        values = self.config.to_dict() | {"merge": to_settings(self.config.merge)}
-        context = jobs.active_context()
-        if files.exists(path, context=context) and not overwrite:
-            raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
-        with tempfile.TemporaryDirectory() as folder:
-            local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
-            models.save(self.model, local)
-            settings.write_text(json.dumps(values, indent=2))
-            files.put(local, path, overwrite=overwrite, context=context)
-            try:
-                files.put(settings, _settings_path(path), overwrite=True, context=context)
-            except BaseException:
-                # The settings of an older model may not fit this one, which can be loaded without any.
-                with suppress(OSError):
-                    files.discard(_settings_path(path), context=context)
-                raise
+        saving.save(self.model, self.config, path, overwrite=overwrite)
 
     @classmethod
     @short
@@ -771,17 +751,7 @@ class SparkModel:
             FileNotFoundError: there is no such file.
             ModelError: the file is not a compiled Keras model.
         """
-        _require_keras_file(path)
-        context = jobs.active_context()
-        with tempfile.TemporaryDirectory() as folder:
-            local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
-            files.get(path, local, context=context)
-            model = models.load(local, path, custom_objects, safe_mode=safe_mode)
-            values: dict[str, Any] = {}
-            if files.exists(_settings_path(path), context=context):
-                files.get(_settings_path(path), settings, context=context)
-                values = without_place(json.loads(settings.read_text()), OF_PLACE, _settings_path(path))
-                values["merge"] = from_settings(values.get("merge"))
+        model, values = saving.load(path, custom_objects, safe_mode=safe_mode)
         return cls(model, custom_objects=custom_objects, **values)
 
 
@@ -796,15 +766,6 @@ def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classe
     found = [fault for part, each in arrays.items() for fault in each.faults(classes, part)]
     rows = {part: each.count() for part, each in arrays.items()}
     judge(sentences_of(found, rows, source.schema, classes), nan)
-
-
-def _require_keras_file(path: str) -> None:
-    if not str(path).endswith(".keras"):
-        raise ConfigError(f'path should end with ".keras", Keras\'s own format; got {path!r}.')
-
-
-def _settings_path(path: str) -> str:
-    return path[: -len(".keras")] + ".json"
 
 
 def _settle_rows(

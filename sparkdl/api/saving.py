@@ -1,0 +1,86 @@
+"""Saving and loading of a SparkModel: a plain Keras file, with the settings as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sparkdl.config import OF_PLACE, TrainConfig, without_place
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import models
+from sparkdl.rules.settings import from_settings, to_settings
+from sparkdl.spark import files, jobs
+
+Model = Any  # a keras.Model, which this file hands on and does not open
+
+
+def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> None:
+    """Write a model and its settings.
+
+    Args:
+        model: the model.
+        config: the settings.
+        path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
+        overwrite: whether files that are there may be replaced.
+
+    Raises:
+        ConfigError: the path does not end with ".keras", or ``merge`` is a rule of the user's own.
+        FileExistsError: there is a file already.
+    """
+    _require_keras_file(path)
+    values = config.to_dict() | {"merge": to_settings(config.merge)}
+    context = jobs.active_context()
+    if files.exists(path, context=context) and not overwrite:
+        raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
+    with tempfile.TemporaryDirectory() as folder:
+        local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
+        models.save(model, local)
+        settings.write_text(json.dumps(values, indent=2))
+        files.put(local, path, overwrite=overwrite, context=context)
+        try:
+            files.put(settings, _settings_path(path), overwrite=True, context=context)
+        except BaseException:
+            # The settings of an older model may not fit this one, which can be loaded without any.
+            with suppress(OSError):
+                files.discard(_settings_path(path), context=context)
+            raise
+
+
+def load(
+    path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
+) -> tuple[Model, dict[str, Any]]:
+    """Return a model that ``save`` wrote, and its settings by name.
+
+    Args:
+        path: the path or URI of the ".keras" file.
+        custom_objects: classes and functions that the model needs, by name.
+        safe_mode: whether to refuse models that carry code, such as Lambda layers.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: the file is not a compiled Keras model.
+    """
+    _require_keras_file(path)
+    context = jobs.active_context()
+    with tempfile.TemporaryDirectory() as folder:
+        local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
+        files.get(path, local, context=context)
+        model = models.load(local, path, custom_objects, safe_mode=safe_mode)
+        values: dict[str, Any] = {}
+        if files.exists(_settings_path(path), context=context):
+            files.get(_settings_path(path), settings, context=context)
+            values = without_place(json.loads(settings.read_text()), OF_PLACE, _settings_path(path))
+            values["merge"] = from_settings(values.get("merge"))
+    return model, values
+
+
+def _require_keras_file(path: str) -> None:
+    if not str(path).endswith(".keras"):
+        raise ConfigError(f'path should end with ".keras", Keras\'s own format; got {path!r}.')
+
+
+def _settings_path(path: str) -> str:
+    return path[: -len(".keras")] + ".json"
