@@ -5,47 +5,29 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import keras
-import numpy as np
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl.api import saving
-from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
-from sparkdl.core.tree import leaves
+from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.data.arrays import array_of
-from sparkdl.data.bad_values import Classes, judge, sentences_of
-from sparkdl.data.blocks import TRAINING, VALIDATION
-from sparkdl.data.schema import Column, Sample, Schema
-from sparkdl.driver.epochs import Metrics, check_callbacks
+from sparkdl.data.schema import Sample, Schema
+from sparkdl.driver.first_row import FirstRow, settle, settle_sample
 from sparkdl.driver.fit import FitRun
-from sparkdl.driver.lease import Lease, lease_of
 from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
-from sparkdl.driver.request import Request
-from sparkdl.driver.server_setup import hybrid_of, spare_slot
-from sparkdl.errors import ConfigError, DataError, SparkDLError, short
-from sparkdl.modeling import losses, models, optimizers, proof
+from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
+from sparkdl.errors import ConfigError, short
+from sparkdl.modeling import models, optimizers
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
-from sparkdl.process import interrupts
-from sparkdl.process.reasons import reason_of, text_of
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.server.state import CarriedState
-from sparkdl.sources import columns
-from sparkdl.sources.base import ArraySource, NoRowsError, Source, first_row, sample_of
+from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of
 from sparkdl.sources.dataframe import FrameSource, require_free
-from sparkdl.sources.resolve import (
-    make_source,
-    refuse_columns,
-    require_partitions,
-    require_partner,
-    require_sendable,
-    share_weights,
-    whole_partitions,
-)
-from sparkdl.spark import jobs
+from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
 from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.worker.inference import features_of
 
@@ -75,23 +57,6 @@ def _alone(fit: Callable[P, R]) -> Callable[P, R]:
             _in_fits.discard(key)
 
     return alone
-
-
-def _with_lease(fit: Callable[P, R]) -> Callable[P, R]:
-    """Release the lease of a fit's checkpoint folder when the fit ends, in whatever way."""
-
-    @functools.wraps(fit)
-    def with_lease(*args: P.args, **kwargs: P.kwargs) -> R:
-        spark_model: Any = args[0]
-        try:
-            return fit(*args, **kwargs)
-        finally:
-            with interrupts.held():
-                if spark_model._lease is not None:
-                    spark_model._lease.release()
-                    spark_model._lease = None
-
-    return with_lease
 
 
 class SparkModel:
@@ -149,6 +114,12 @@ class SparkModel:
         >>> history = SparkModel(model).fit(rdd, epochs=10, batch_size=64)  # doctest: +SKIP
     """
 
+    _original: keras.Model | None = None  # what the model is a copy of
+    # What the last fit left; the row is that of the last evaluate, if it came later.
+    _carried: tuple[int, bytes, CarriedState | None] | None = None
+    _flags: models.Trainability | None = None
+    _settled: FirstRow | None = None
+
     @short
     def __init__(  # noqa: PLR0913 - the settings of a run, by keyword
         self,
@@ -178,17 +149,12 @@ class SparkModel:
         placement: str = "driver",
         parameter_server_mode: str = "http",
     ) -> None:
-        if parameter_server_mode != "http":
-            raise ConfigError(
-                f'parameter_server_mode should be "http", which it always is; got {parameter_server_mode!r}. '
-                "Leave it out."
-            )
-        merge = with_keras_optimizer(merge)
+        _require_http(parameter_server_mode)
         self.config = TrainConfig(
             mode=mode,  # type: ignore[arg-type]
             frequency=frequency,
             num_workers=num_workers,
-            merge=merge,
+            merge=with_keras_optimizer(merge),
             batch_size_per_worker=batch_size_per_worker,
             bind_address=bind_address,
             advertised_host=advertised_host,
@@ -206,33 +172,13 @@ class SparkModel:
             late_updates=late_updates,  # type: ignore[arg-type]
             placement=placement,  # type: ignore[arg-type]
         )
-        rule = choose(merge, mode=self.config.mode.value, window=self.config.window).rule
-        if rule.elastic and self.config.hybrid:
-            raise ConfigError(
-                f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
-                "Leave quorum and straggler_timeout out."
-            )
-        if self.config.joint and merge is not None and rule.name != Average.name:
-            raise ConfigError(
-                'merge is for weights that workers trained apart; mode="synchronous" with frequency="batch" '
-                f'averages gradients. Leave merge={merge!r} out, or set frequency to "epoch" or a number.'
-            )
+        rule = _rule_of(self.config)
         self._builder = None if isinstance(model, keras.Model) or not callable(model) else model
         self.model: keras.Model = self._builder() if self._builder else model
-        models.require_compiled(self.model)
-        models.require_honoured(self.model)
-        if rule.momentum:
-            optimizers.require_nesterov(self.model, rule.name)
-        require_supported(keras.backend.backend())
-        require_distribution(keras.backend.backend(), distribution)
+        _require_trainable(self.model, rule, distribution)
         self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
         self.history: Any = None
-        self._carried: tuple[int, bytes, CarriedState | None] | None = None
-        self._flags: models.Trainability | None = None  # of the last fit
-        self._original: keras.Model | None = None  # what the model is a copy of
-        self._lease: Lease | None = None  # of the checkpoint folder, during a fit
-        self._sample: tuple[Any, ...] = ()  # x, y, weights and predictions of the last first row
         self.training_histories: list[dict[str, list[Any]]] = []
 
     @property
@@ -242,7 +188,6 @@ class SparkModel:
 
     @short
     @_alone
-    @_with_lease
     def fit(  # noqa: PLR0913 - Keras's own signature
         self,
         x: Any = None,
@@ -334,235 +279,63 @@ class SparkModel:
                 cancelled the job.
             WorkerError: training failed on an executor; carries the worker's traceback.
         """
-        fixed = self._fixed_batch_size(
-            batch_size=batch_size,
-            validation_batch_size=validation_batch_size,
-            batch_size_per_worker=self.config.batch_size_per_worker,
+        return self._fit(
+            FitArguments(
+                x=x,
+                y=y,
+                batch_size=batch_size,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
+                features_col=features_col,
+                label_col=label_col,
+                validation_indicator_col=validation_indicator_col,
+                seed=seed,
+                preserve_partitions=preserve_partitions,
+                decode=decode,
+                checkpoint=checkpoint,
+                resume=resume,
+                nan=nan,
+            )
         )
-        batch_size = fixed if batch_size is None else batch_size
-        fit = FitConfig(
-            batch_size=32 if batch_size is None else batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            shuffle=shuffle,
-            seed=seed,
-            validation_split=validation_split,
-            class_weight=class_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-            preserve_partitions=preserve_partitions,
-            checkpoint=checkpoint,  # type: ignore[arg-type]
-            resume=resume,
-            nan=nan,
-        )
-        kept = check_callbacks(callbacks)
-        names = features_col, label_col
-        counts = models.count_parts(self.model)
-        source = make_source(
-            (x, y, sample_weight),
-            names,
-            counts,
-            indicator=validation_indicator_col,
-            decode=decode,
-            takes=models.takes(self.model),
-        )
-        validation = self._validation(validation_data, (*names, sample_weight), decode)
-        fit = _settle_rows(fit, source, validation, batch_size)
-        if preserve_partitions:
-            require_partitions(source, validation)
-        models.require_trainable(self.model)
-        cluster = application_of(source.session, own_gpus=not self.config.share_gpus)
-        require_sendable(source, cluster)
-        cluster.require_python(models.backend())
-        most = min(fit.batch_size, source.count() or fit.batch_size)
-        num_workers = self._num_workers(cluster, most, fixed)
-        spare = spare_slot(self.config, cluster, num_workers, kept)
-        hybrid_of(self.config, num_workers)  # refuses a quorum of more, before a job looks at the rows
-        self._acquire_lease(fit.checkpoint)
-        if self.model.built and source.count() is None:
-            with self._trainability().applied():
-                models.freeze(self.model, self._builder, self.custom_objects)  # a look at the rows is a job
-        if preserve_partitions:
-            num_workers = whole_partitions(source, self.config.num_workers, num_workers)
-        source.workers = num_workers
-        source.schema, _ = self._settle(source, "train_step")
-        sample = self._sample
-        models.require_trainable(self.model)  # a model may not be built before its rows are known
-        if validation is not None:
-            validation.workers = num_workers
-            validation.schema, _ = self._settle(validation, "test_step")
-        schema = share_weights(source, validation)
-        if class_weight is not None:
-            schema = _with_class_weights(source.schema, schema)
-        divides = False
-        if self.config.joint and num_workers > 1:
-            x, y, weights, predicted = sample
-            weights = np.ones(1) if weights is None and class_weight is not None else weights
-            divides = losses.check(self.model, x, y, weights, predicted)
-        classes = losses.classes_of(self.model, schema.template[1], sample[3]) if schema.labelled else {}
-        _judge_arrays(source, validation, classes, fit.nan)
-        self.history = keras.callbacks.History()
-        flags = self._trainability()
-        request = Request(
+
+    def _fit(self, arguments: FitArguments) -> Any:
+        """Train the model, as ``fit`` does."""
+        with Cleanup() as stack:
+            request = build_request(self._user_model(), arguments, keras.callbacks.History(), stack)
+            self.history, self._settled = request.history, request.settled
+            run = FitRun(request)
+            try:
+                run.execute()
+                self._flags = request.flags
+            finally:
+                self.training_histories.append(getattr(self.history, "history", {}))
+            if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
+                self._carried = request.num_workers, models.fingerprint(self.model), run.carried
+            return self.history
+
+    def _user_model(self) -> UserModel:
+        """Return the model, its settings, and what earlier fits left."""
+        return UserModel(
             model=self.model,
             builder=self._builder,
             custom_objects=self.custom_objects,
             config=self.config,
-            fit=fit,
-            cluster=cluster,
-            num_workers=num_workers,
-            source=source,
-            validation=validation,
-            schema=schema,
-            callbacks=kept,
-            history=self.history,
-            metrics=self._metrics("train_step", "test_step"),
-            flags=flags,
-            carried=self._carried_on(num_workers),
             distribution=self.distribution,
-            spare_slot=spare,
-            divides=divides,
-            classes=classes,
-            fixed_batch_size=fixed,
-            check=functools.partial(proof.require_same, self._original or self.model, first=sample[:3]),
-            lease=self._lease,
+            original=self._original,
+            flags=self._flags,
+            carried=self._carried,
         )
-        with flags.applied():
-            run = FitRun(request)
-        try:
-            run.execute()
-            self._flags = flags
-        finally:
-            self.training_histories.append(getattr(self.history, "history", {}))
-        if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
-            self._carried = num_workers, models.fingerprint(self.model), run.carried
-        return self.history
-
-    def _acquire_lease(self, checkpoint: CheckpointConfig | None) -> None:
-        """Become the only run that writes to a checkpoint folder, until the fit ends."""
-        if checkpoint is None or self.config.placement is Placement.WORKER:  # which has no checkpoints
-            return
-        self._lease = lease_of(checkpoint.uri, jobs.active_context())
-        self._lease.acquire()
-        self._lease.start()
-
-    def _num_workers(self, cluster: SparkApplication, most: int, fixed: int | None) -> int:
-        """Return the number of workers, of which a joint batch can use ``most``.
-
-        Raises:
-            ConfigError: several were asked for, and every batch of the model has to have ``fixed`` rows.
-        """
-        joint = self.config.joint
-        if fixed is not None and (self.config.num_workers or 1) > 1:
-            raise ConfigError(
-                f'The model "{self.model.name}" takes batches of {fixed} rows only, and of several workers '
-                f"each has a part of the batches; got num_workers={self.config.num_workers}. Take "
-                "num_workers=1, or an Input without a batch size and without stateful layers."
-            )
-        num_workers, why = cluster.num_workers(
-            self.config.num_workers if fixed is None else 1,
-            most if joint else None,
-            self.config.start_timeout,
-        )
-        jobs.logger.info("%d workers: %s.", num_workers, why)
-        if joint:
-            models.require_divisible(self.model, num_workers)
-        return num_workers
-
-    def _trainability(self) -> models.Trainability:
-        """Return what of the model a fit trains, which on TensorFlow counts until it is compiled again."""
-        return models.Trainability(self.model) if self._flags is None else self._flags.still()
-
-    def _metrics(self, *steps: str) -> Metrics:
-        """Return the metrics of the model, as these steps name their results."""
-        *first, predicted = self._sample
-        logged = losses.logged(self.model, steps, first, self._builder, self.custom_objects)
-        return Metrics(self.model, first[1], predicted, logged)
-
-    def _fixed_batch_size(self, **given: int | None) -> int | None:
-        """Return how many rows every batch of the model has to have; None: any number.
-
-        Args:
-            given: arguments that say how many it gets, by name.
-
-        Raises:
-            ConfigError: one of them is another number.
-        """
-        size = models.fixed_batch_size(self.model)
-        for name, value in given.items():
-            if size is not None and value not in (None, size):
-                raise ConfigError(
-                    f'The model "{self.model.name}" takes batches of {size} rows only, as its Input and a '
-                    f"layer say; got {name}={value}. Pass {name}={size}."
-                )
-        return size
-
-    def _carried_on(self, num_workers: int) -> CarriedState | None:
-        """Return what workers and rule kept of the last fit, if nothing was done to the model since."""
-        if self._carried is None:
-            return None
-        workers, fingerprint, carried = self._carried
-        same = workers == num_workers and fingerprint == models.fingerprint(self.model)
-        return carried if same else None
-
-    def _validation(self, data: Any, names: tuple[Any, ...], decode: Any) -> Source | None:
-        if data is None:
-            return None
-        counts = models.count_parts(self.model)
-        settings: dict[str, Any] = {
-            "what": "validation_data",
-            "takes": models.takes(self.model, "test_step"),
-        }
-        if not isinstance(data, tuple | list):
-            weight = list(leaves(names[2]))
-            named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
-            weighted = named and columns.has(data, weight)
-            weights = names[2] if weighted else None
-            given = data, None, weights
-            return make_source(given, names[:2], counts, decode=decode, **settings)
-        if len(data) not in (1, 2, 3):
-            raise ConfigError(
-                "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
-                f"{len(data)} parts."
-            )
-        return make_source(tuple(data), names[:2], counts, **settings)
-
-    def _settle(self, source: Source, step: str | None = None) -> tuple[Schema, Any]:
-        """Settle what every row of a source has to be, and build what the model leaves open until then.
-
-        Args:
-            source: the rows.
-            step: what is to be done with them, "train_step" or "test_step"; None: predict.
-
-        Returns:
-            What every row has to be, and what the model predicts for the first one.
-        """
-        frame = isinstance(source, FrameSource)  # whose vectors take the shape of the model's input
-        return self._settled(source.peek(), step, frame=frame)
-
-    def _settled(self, sample: Sample, step: str | None, *, frame: bool = False) -> tuple[Schema, Any]:
-        schema = models.fit_features(self.model, sample.schema(keras.config.floatx()), reshape=frame)
-        rows = models.named_batch_size(self.model) or 1
-        first = schema.batch(
-            [
-                column.first(part).repeat(rows, 0)
-                for column, part in zip(schema.columns, sample.values, strict=True)
-            ]
-        )
-        try:
-            if step is None:
-                return schema, models.compute(self.model, first.x)
-            predicted = models.build_metrics(self.model, *first, step=step)
-            self._sample = *first, predicted
-            return schema, predicted
-        except SparkDLError:
-            raise
-        except Exception as error:
-            message = f"The model cannot be computed on the first row: {reason_of(error)}"
-            raise DataError(message, traceback=text_of(error)) from error
 
     def _stage(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
         """Return what makes inference stages, and what their tasks share."""
@@ -616,10 +389,11 @@ class SparkModel:
         require_sendable(source, cluster)
         cluster.require_python(models.backend())
         source.workers = cluster.slots()
-        source.whole = self._fixed_batch_size(batch_size=batch_size) is not None
+        source.whole = fixed_batch_size(self.model, batch_size=batch_size) is not None
         if not isinstance(source, ArraySource):
             refuse_stateful(self.model)
-        source.schema, _ = self._settle(source, "test_step")
+        source.schema, settled = settle(self.model, source, "test_step")
+        self._settled = settled
         stage, shared = self._stage(cluster, source.schema, batch_size)
         source.held_batch = 32 if batch_size is None else batch_size
         try:
@@ -627,7 +401,7 @@ class SparkModel:
         finally:
             cluster.forget(shared)
         states = [bytes(states) for states, _ in results]
-        logs = self._metrics("test_step").merge(states, step="test_step")
+        logs = self._user_model().metrics(settled, "test_step").merge(states, step="test_step")
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @short
@@ -666,17 +440,17 @@ class SparkModel:
             cluster = application_of()
             cluster.rebind(x)
             cluster.require_python(models.backend())
-            self._fixed_batch_size(batch_size=batch_size)
+            fixed_batch_size(self.model, batch_size=batch_size)
             refuse_stateful(self.model)
             try:
-                schema = self._features(x, count)
+                schema = _features_of(self.model, x, count)
             except NoRowsError:
                 return x  # there is no row to predict, and nobody asks what a prediction would be
             stage, _ = self._stage(cluster, schema, batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
         source = make_source((x,), (features_col,), (count,), decode=decode, takes=models.takes(self.model))
-        self._fixed_batch_size(batch_size=batch_size)
+        fixed_batch_size(self.model, batch_size=batch_size)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
         cluster = application_of()
@@ -685,7 +459,7 @@ class SparkModel:
         if not source.count():
             return models.of_no_rows(self.model, source.like_a_row())
         cluster.require_python(models.backend())
-        source.schema, _ = self._settle(source)
+        source.schema, _ = settle(self.model, source)
         source.whole = models.is_stateful(self.model)
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
@@ -710,14 +484,7 @@ class SparkModel:
 
     def output_shapes(self) -> Any:
         """Return the shape of one row's prediction, or a dict of them by output; known after a fit."""
-        return models.output_shapes(self.model, self._sample[3])
-
-    def _features(self, rdd: RDD[Any], count: int | None) -> Schema:
-        """Return what x of each row of an RDD has to be, by its first row if the model does not tell."""
-        known = models.known_features(self.model)
-        if known is not None:
-            return known
-        return self._settled(sample_of((features_of(first_row(rdd), count),), (count,)), None)[0]
+        return models.output_shapes(self.model, self._settled and self._settled.predicted)
 
     @short
     def save(self, path: str, overwrite: bool = False) -> None:
@@ -755,65 +522,60 @@ class SparkModel:
         return cls(model, custom_objects=custom_objects, **values)
 
 
-def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
-    """Refuse rows of arrays that cannot be trained on, or warn of them; others are looked at by workers.
+def _require_http(mode: str) -> None:
+    """Check the argument that Elephas has for its protocols.
 
     Raises:
-        DataError: there are such rows, and ``nan`` is "error".
+        ConfigError: it is not "http".
     """
-    parts = ((TRAINING, source), (VALIDATION, held))
-    arrays = {part: each for part, each in parts if isinstance(each, ArraySource)}
-    found = [fault for part, each in arrays.items() for fault in each.faults(classes, part)]
-    rows = {part: each.count() for part, each in arrays.items()}
-    judge(sentences_of(found, rows, source.schema, classes), nan)
-
-
-def _settle_rows(
-    fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
-) -> FitConfig:
-    """Return the settings of a fit on these rows, of which ``batch_size`` may not have been given.
-
-    Raises:
-        ConfigError: the validation rows are named in two ways, or cannot go with those for training.
-    """
-    if source.indicator is not None and (validation is not None or fit.validation_split):
+    if mode != "http":
         raise ConfigError(
-            "validation_indicator_col names the validation rows, as validation_data and validation_split do; "
-            "pass one of them."
+            f'parameter_server_mode should be "http", which it always is; got {mode!r}. Leave it out.'
         )
-    if validation is not None:
-        require_partner(source, validation)
-        fit = replace(fit, validation_split=0.0)  # Keras does not split where there are rows of their own
-    if batch_size is not None:
-        return fit
-    count = source.count()
-    rows = None if count is None else int(count * (1 - fit.validation_split))
-    held = None if count is None or rows is None else count - rows
-    return fit.with_steps_of(rows, held if validation is None else validation.count())
 
 
-def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
-    """Return the schema of rows that are weighed by the class of their label.
+def _rule_of(config: TrainConfig) -> Rule:
+    """Return the merge rule of a SparkModel.
 
     Raises:
-        ConfigError: they have weights already, or there are several outputs.
+        ConfigError: there is no such rule, or it does not go with the other settings.
     """
-    if rows.weights:
-        raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
-    if not rows.labelled:
-        raise ConfigError("class_weight is for rows with labels; these have none. Leave it out.")
-    if not isinstance(schema.template[1], int):
-        raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
-    label = schema.columns[schema.template[1]]
-    if len(label.shape) > 1 or any(column.shape for column in schema.weights):
+    merge = config.merge
+    rule = choose(merge, mode=config.mode.value, window=config.window).rule
+    if rule.elastic and config.hybrid:
         raise ConfigError(
-            "class_weight is for rows of one label each, a whole number or a one-hot vector; "
-            f"{label.name} has shape {label.shape}. Give the rows sample weights instead."
+            f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
+            "Leave quorum and straggler_timeout out."
         )
-    if schema.weights:
-        return schema
-    column = Column("class_weight", (), keras.config.floatx())
-    return Schema((*schema.columns, column), (*schema.form, len(schema.columns)))
+    if config.joint and merge is not None and rule.name != Average.name:
+        raise ConfigError(
+            'merge is for weights that workers trained apart; mode="synchronous" with frequency="batch" '
+            f'averages gradients. Leave merge={merge!r} out, or set frequency to "epoch" or a number.'
+        )
+    return rule
+
+
+def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[], Any] | None) -> None:
+    """Check that workers can train a model, with this rule and distribution.
+
+    Raises:
+        ConfigError: the rule, the distribution or the backend does not go with the model.
+        ModelError: it is not a compiled Keras model, or it has what workers cannot honour.
+    """
+    models.require_compiled(model)
+    models.require_honoured(model)
+    if rule.momentum:
+        optimizers.require_nesterov(model, rule.name)
+    require_supported(keras.backend.backend())
+    require_distribution(keras.backend.backend(), distribution)
+
+
+def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema:
+    """Return the columns of x in an RDD, by its first row if the model does not say them."""
+    known = models.known_features(model)
+    if known is not None:
+        return known
+    return settle_sample(model, sample_of((features_of(first_row(rdd), count),), (count,)))[0]
 
 
 def load_spark_model(

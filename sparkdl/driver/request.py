@@ -10,6 +10,7 @@ from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.data.bad_values import Classes
 from sparkdl.data.schema import Schema
 from sparkdl.driver.epochs import Metrics
+from sparkdl.driver.first_row import FirstRow
 from sparkdl.driver.lease import Lease
 from sparkdl.modeling import models
 from sparkdl.server.state import CarriedState
@@ -36,6 +37,7 @@ class Request:
         schema: the columns of every row.
         callbacks: the user's callbacks.
         history: the History that gets the results.
+        settled: the first row of the rows that were looked at last.
         metrics: the model's metrics.
         flags: the trainable layers and variables of the model, which a callback may change.
         carried: the state of workers and rule that the fit before left, if this one goes on from it.
@@ -60,6 +62,7 @@ class Request:
     schema: Schema
     callbacks: list[Any]
     history: Any
+    settled: FirstRow
     metrics: Metrics
     flags: models.Trainability
     carried: CarriedState | None = None

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.api import spark_model
+from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.driver import preparation
 from sparkdl.modeling import models, proof
 from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
 
 X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -94,16 +96,28 @@ def test_what_is_trainable_is_put_back(model, number, monkeypatch):
     assert not model.layers[1].kernel.trainable
 
 
-def test_a_lease_is_released():
-    """The next fit need not wait until it expires."""
-    released = []
+@pytest.mark.parametrize("where", ["acquire", "release"])
+def test_a_lease_is_released(monkeypatch, where):
+    """The next fit need not wait until the lease expires, also where the interrupt comes in between."""
+    calls = []
 
-    def release():
-        press()
-        released.append(True)
+    def step(name):
+        def call():
+            if name == where:
+                press()
+            calls.append(name)
 
-    fitted = SimpleNamespace(_lease=SimpleNamespace(release=release))
+        return call
+
+    lease = SimpleNamespace(**{name: step(name) for name in ("acquire", "start", "release")})
+    monkeypatch.setattr(preparation, "lease_of", lambda *_: lease)
+
+    def fit():
+        with Cleanup() as stack:
+            preparation.hold_lease(CheckpointConfig("folder"), TrainConfig(), stack)
+
     with pytest.raises(KeyboardInterrupt):
-        interrupts.call(spark_model._with_lease(lambda self: None), fitted)
+        interrupts.call(fit)
 
-    assert ([True], None) == (released, fitted._lease)
+    assert "release" == calls[-1]
+    assert 1 == calls.count("release")

@@ -1,0 +1,97 @@
+"""The first row of the user's data: the columns that it settles, and what the model computes on it.
+
+The driver looks at one row. It tells the shapes and dtypes that a model may leave open, builds the model's
+metrics, and shows early that the model cannot be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sparkdl.data.schema import Sample, Schema
+from sparkdl.driver.epochs import Metrics
+from sparkdl.errors import DataError, SparkDLError
+from sparkdl.modeling import losses, models
+from sparkdl.process.reasons import reason_of, text_of
+from sparkdl.sources.base import Source
+from sparkdl.sources.dataframe import FrameSource
+
+Model = Any  # a keras.Model, which this file hands on and does not open
+
+
+class FirstRow(NamedTuple):
+    """The first row, as often as the model's batches must have rows, and the predictions for it."""
+
+    x: Any
+    y: Any
+    weights: Any
+    predicted: Any
+
+
+def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schema, FirstRow]:
+    """Return the columns of a source by its first row; build what the model leaves open until then.
+
+    Args:
+        model: the model.
+        source: the rows.
+        step: the step that the rows are for, "train_step" or "test_step"; None: predict.
+
+    Raises:
+        DataError: the row does not fit the model, or the model cannot be computed on it.
+    """
+    frame = isinstance(source, FrameSource)  # whose vectors take the shape of the model's input
+    return settle_sample(model, source.peek(), step, frame=frame)
+
+
+def settle_sample(
+    model: Model, sample: Sample, step: str | None = None, *, frame: bool = False
+) -> tuple[Schema, FirstRow]:
+    """Return the columns of rows by one of them, as ``settle`` does.
+
+    Args:
+        model: the model.
+        sample: the row.
+        step: the step that the rows are for, "train_step" or "test_step"; None: predict.
+        frame: whether the row is one of a DataFrame.
+
+    Raises:
+        DataError: the row does not fit the model, or the model cannot be computed on it.
+    """
+    schema = models.fit_features(model, sample.schema(models.float_type()), reshape=frame)
+    rows = models.named_batch_size(model) or 1
+    first = schema.batch(
+        [
+            column.first(part).repeat(rows, 0)
+            for column, part in zip(schema.columns, sample.values, strict=True)
+        ]
+    )
+    try:
+        if step is None:
+            return schema, FirstRow(*first, models.compute(model, first.x))
+        return schema, FirstRow(*first, models.build_metrics(model, *first, step=step))
+    except SparkDLError:
+        raise
+    except Exception as error:
+        message = f"The model cannot be computed on the first row: {reason_of(error)}"
+        raise DataError(message, traceback=text_of(error)) from error
+
+
+def metrics_of(
+    model: Model,
+    row: FirstRow,
+    *steps: str,
+    builder: Callable[[], Model] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+) -> Metrics:
+    """Return the metrics of a model, under the names by which steps report their results.
+
+    Args:
+        model: the model, its metrics built.
+        row: a row of the data.
+        steps: the steps that are to come, "train_step" or "test_step".
+        builder: the function that built the model, if one did.
+        custom_objects: the custom objects that the user named.
+    """
+    logged = losses.logged(model, steps, row[:3], builder, custom_objects)
+    return Metrics(model, row.y, row.predicted, logged)

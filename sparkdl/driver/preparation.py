@@ -1,0 +1,404 @@
+"""The preparation of a fit: its arguments become one request, of which everything was checked."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
+from sparkdl.core.tree import leaves
+from sparkdl.data.bad_values import Classes, judge, sentences_of
+from sparkdl.data.blocks import TRAINING, VALIDATION
+from sparkdl.data.schema import Column, Schema
+from sparkdl.driver.epochs import Metrics, check_callbacks
+from sparkdl.driver.first_row import FirstRow, metrics_of, settle
+from sparkdl.driver.lease import Lease, lease_of
+from sparkdl.driver.request import Request
+from sparkdl.driver.server_setup import hybrid_of, spare_slot
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import losses, models, proof
+from sparkdl.process.interrupts import Cleanup
+from sparkdl.server.state import CarriedState
+from sparkdl.sources import columns
+from sparkdl.sources.base import ArraySource, Source
+from sparkdl.sources.resolve import (
+    make_source,
+    require_partitions,
+    require_partner,
+    require_sendable,
+    share_weights,
+    whole_partitions,
+)
+from sparkdl.spark import jobs
+from sparkdl.spark.application import SparkApplication, application_of
+
+logger = logging.getLogger(__name__)
+Model = Any  # a keras.Model, which this file hands on and does not open
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitArguments:
+    """The arguments of one call of ``SparkModel.fit``, under their names there."""
+
+    x: Any
+    y: Any
+    batch_size: int | None
+    epochs: int
+    verbose: str | int
+    callbacks: Any
+    validation_split: float
+    validation_data: Any
+    shuffle: bool
+    class_weight: Any
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: Any
+    features_col: Any
+    label_col: Any
+    validation_indicator_col: str | None
+    seed: int | None
+    preserve_partitions: bool
+    decode: dict[str, Callable[[Any], Any]] | None
+    checkpoint: CheckpointConfig | str | None
+    resume: bool
+    nan: str
+
+    def settings(self, batch_size: int | None) -> FitConfig:
+        """Return the settings of the fit; ``batch_size`` None is Keras's default.
+
+        Raises:
+            ConfigError: a setting that cannot be honoured.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(FitConfig)}
+        return FitConfig(**values | {"batch_size": 32 if batch_size is None else batch_size})
+
+    def training_rows(self, model: Model) -> Source:
+        """Return the source of the training rows.
+
+        Raises:
+            ConfigError: the rows are of a kind that cannot be trained on; says what to use instead.
+            DataError: the arrays have different lengths.
+        """
+        return make_source(
+            (self.x, self.y, self.sample_weight),
+            (self.features_col, self.label_col),
+            models.count_parts(model),
+            indicator=self.validation_indicator_col,
+            decode=self.decode,
+            takes=models.takes(model),
+        )
+
+    def validation_rows(self, model: Model) -> Source | None:
+        """Return the source of the rows of ``validation_data``; None where there are none.
+
+        Raises:
+            ConfigError: the rows are of a kind that cannot be evaluated; says what to use instead.
+            DataError: the arrays have different lengths.
+        """
+        data = self.validation_data
+        if data is None:
+            return None
+        names = self.features_col, self.label_col
+        counts = models.count_parts(model)
+        settings: dict[str, Any] = {"what": "validation_data", "takes": models.takes(model, "test_step")}
+        if not isinstance(data, tuple | list):
+            weight = list(leaves(self.sample_weight))
+            named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
+            weighted = named and columns.has(data, weight)
+            given = data, None, self.sample_weight if weighted else None
+            return make_source(given, names, counts, decode=self.decode, **settings)
+        if len(data) not in (1, 2, 3):
+            raise ConfigError(
+                "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
+                f"{len(data)} parts."
+            )
+        return make_source(tuple(data), names, counts, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserModel:
+    """The model of a SparkModel, its settings, and what earlier fits left.
+
+    Attributes:
+        model: the compiled model.
+        builder: the function that built it, if one did.
+        custom_objects: the custom objects that the user named.
+        config: the settings.
+        distribution: the function that makes the distribution over a worker's devices, if there is one.
+        original: the model that this one is a copy of, if it is a copy.
+        flags: the trainable layers and variables of the last fit, if there was one.
+        carried: the number of workers of the last fit, the fingerprint of the model at its end, and the state
+            of workers and rule that it left.
+    """
+
+    model: Model
+    builder: Callable[[], Model] | None
+    custom_objects: dict[str, Any]
+    config: TrainConfig
+    distribution: Callable[[], Any] | None = None
+    original: Model | None = None
+    flags: models.Trainability | None = None
+    carried: tuple[int, bytes, CarriedState | None] | None = None
+
+    def trainability(self) -> models.Trainability:
+        """Return what of the model a fit trains, which on TensorFlow counts until it is compiled again."""
+        return models.Trainability(self.model) if self.flags is None else self.flags.still()
+
+    def carried_state(self, num_workers: int) -> CarriedState | None:
+        """Return what workers and rule kept of the last fit, if the model was not changed since."""
+        if self.carried is None:
+            return None
+        workers, fingerprint, carried = self.carried
+        same = workers == num_workers and fingerprint == models.fingerprint(self.model)
+        return carried if same else None
+
+    def metrics(self, row: FirstRow, *steps: str) -> Metrics:
+        """Return the metrics of the model, under the names by which steps report their results."""
+        return metrics_of(self.model, row, *steps, builder=self.builder, custom_objects=self.custom_objects)
+
+
+def build_request(user: UserModel, arguments: FitArguments, history: Any, stack: Cleanup) -> Request:
+    """Return the request of a fit: check its arguments, and look at the first rows.
+
+    Checks that need no job come first, and what a driver can see before what an executor has to do.
+
+    Args:
+        user: the model, its settings, and what earlier fits left.
+        arguments: the arguments of the fit.
+        history: the History that gets the results.
+        stack: the cleanup of the fit, which releases the lease of the checkpoint folder.
+
+    Raises:
+        ConfigError: an argument that cannot be honoured.
+        DataError: rows that do not fit the model.
+        CheckpointError: another run keeps its checkpoints in the folder.
+        ClusterError: there are too few slots.
+    """
+    config, model = user.config, user.model
+    fixed = fixed_batch_size(
+        model,
+        batch_size=arguments.batch_size,
+        validation_batch_size=arguments.validation_batch_size,
+        batch_size_per_worker=config.batch_size_per_worker,
+    )
+    batch_size = fixed if arguments.batch_size is None else arguments.batch_size
+    fit = arguments.settings(batch_size)
+    callbacks = check_callbacks(arguments.callbacks)
+    source, validation = arguments.training_rows(model), arguments.validation_rows(model)
+    fit = _settle_steps(fit, source, validation, batch_size)
+    if fit.preserve_partitions:
+        require_partitions(source, validation)
+    models.require_trainable(model)
+    cluster = application_of(source.session, own_gpus=not config.share_gpus)
+    require_sendable(source, cluster)
+    cluster.require_python(models.backend())
+    most = min(fit.batch_size, source.count() or fit.batch_size)
+    num_workers = _num_workers(user, cluster, most, fixed)
+    spare = spare_slot(config, cluster, num_workers, callbacks)
+    hybrid_of(config, num_workers)  # refuses a quorum of more, before a job looks at the rows
+    lease = hold_lease(fit.checkpoint, config, stack)
+    if model.built and source.count() is None:
+        with user.trainability().applied():
+            models.freeze(model, user.builder, user.custom_objects)  # a look at the rows is a job
+    if fit.preserve_partitions:
+        num_workers = whole_partitions(source, config.num_workers, num_workers)
+    rows = _look_at_rows(user, fit, source, validation, num_workers)
+    return Request(
+        model=model,
+        builder=user.builder,
+        custom_objects=user.custom_objects,
+        config=config,
+        fit=fit,
+        cluster=cluster,
+        num_workers=num_workers,
+        source=source,
+        validation=validation,
+        schema=rows.schema,
+        callbacks=callbacks,
+        history=history,
+        flags=user.trainability(),
+        settled=rows.settled,
+        metrics=user.metrics(rows.settled, "train_step", "test_step"),
+        carried=user.carried_state(num_workers),
+        distribution=user.distribution,
+        spare_slot=spare,
+        divides=rows.divides,
+        classes=rows.classes,
+        fixed_batch_size=fixed,
+        check=functools.partial(proof.require_same, user.original or model, first=rows.first[:3]),
+        lease=lease,
+    )
+
+
+def fixed_batch_size(model: Model, **given: int | None) -> int | None:
+    """Return how many rows every batch of a model must have; None: any number.
+
+    Args:
+        model: the model.
+        given: arguments that say how many it gets, by name.
+
+    Raises:
+        ConfigError: one of them is another number.
+    """
+    size = models.fixed_batch_size(model)
+    for name, value in given.items():
+        if size is not None and value not in (None, size):
+            raise ConfigError(
+                f'The model "{model.name}" takes batches of {size} rows only, as its Input and a '
+                f"layer say; got {name}={value}. Pass {name}={size}."
+            )
+    return size
+
+
+def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: Cleanup) -> Lease | None:
+    """Become the only run that writes to a checkpoint folder, until the fit ends.
+
+    Args:
+        checkpoint: the checkpoints of the fit, if there are any.
+        config: the settings of the SparkModel.
+        stack: the cleanup of the fit, which releases the lease.
+
+    Raises:
+        CheckpointError: another run keeps its checkpoints in the folder.
+        ConfigError: the folder cannot be read or written.
+    """
+    if checkpoint is None or config.placement is Placement.WORKER:  # which has no checkpoints
+        return None
+    lease = lease_of(checkpoint.uri, jobs.active_context())
+    stack.callback(lease.release)
+    lease.acquire()
+    lease.start()
+    return lease
+
+
+def _settle_steps(
+    fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
+) -> FitConfig:
+    """Return the settings of a fit on these rows, of which ``batch_size`` may not have been given.
+
+    Raises:
+        ConfigError: the validation rows are named in two ways, or cannot go with those for training.
+    """
+    if source.indicator is not None and (validation is not None or fit.validation_split):
+        raise ConfigError(
+            "validation_indicator_col names the validation rows, as validation_data and validation_split do; "
+            "pass one of them."
+        )
+    if validation is not None:
+        require_partner(source, validation)
+        fit = replace(fit, validation_split=0.0)  # Keras does not split where there are rows of their own
+    if batch_size is not None:
+        return fit
+    count = source.count()
+    rows = None if count is None else int(count * (1 - fit.validation_split))
+    held = None if count is None or rows is None else count - rows
+    return fit.with_steps_of(rows, held if validation is None else validation.count())
+
+
+def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> int:
+    """Return the number of workers, of which a joint batch can use ``most``.
+
+    Raises:
+        ConfigError: several were asked for, and every batch of the model must have ``fixed`` rows.
+    """
+    config = user.config
+    if fixed is not None and (config.num_workers or 1) > 1:
+        raise ConfigError(
+            f'The model "{user.model.name}" takes batches of {fixed} rows only, and of several workers '
+            f"each has a part of the batches; got num_workers={config.num_workers}. Take "
+            "num_workers=1, or an Input without a batch size and without stateful layers."
+        )
+    num_workers, why = cluster.num_workers(
+        config.num_workers if fixed is None else 1, most if config.joint else None, config.start_timeout
+    )
+    logger.info("%d workers: %s.", num_workers, why)
+    if config.joint:
+        models.require_divisible(user.model, num_workers)
+    return num_workers
+
+
+class _Rows(NamedTuple):
+    """The findings of a look at the rows.
+
+    Attributes:
+        schema: the columns of every row.
+        first: the first training row.
+        settled: the first row of the validation rows, or of the training rows where there are no others.
+        divides: whether the loss is divided by the sum of masks or weights, and not by rows.
+        classes: the classes of columns of labels, by their indices.
+    """
+
+    schema: Schema
+    first: FirstRow
+    settled: FirstRow
+    divides: bool
+    classes: dict[int, Classes]
+
+
+def _look_at_rows(
+    user: UserModel, fit: FitConfig, source: Source, validation: Source | None, num_workers: int
+) -> _Rows:
+    """Settle the columns of the rows, and check that the model can be trained on them."""
+    model = user.model
+    source.workers = num_workers
+    source.schema, first = settle(model, source, "train_step")
+    settled = first
+    models.require_trainable(model)  # a model may not be built before its rows are known
+    if validation is not None:
+        validation.workers = num_workers
+        validation.schema, settled = settle(model, validation, "test_step")
+    schema = share_weights(source, validation)
+    if fit.class_weight is not None:
+        schema = _with_class_weights(source.schema, schema)
+    divides = False
+    if user.config.joint and num_workers > 1:
+        weights = np.ones(1) if first.weights is None and fit.class_weight is not None else first.weights
+        divides = losses.check(model, first.x, first.y, weights, first.predicted)
+    classes = losses.classes_of(model, schema.template[1], first.predicted) if schema.labelled else {}
+    _judge_arrays(source, validation, classes, fit.nan)
+    return _Rows(schema, first, settled, divides, classes)
+
+
+def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
+    """Refuse rows of arrays that cannot be trained on, or warn of them; others are looked at by workers.
+
+    Raises:
+        DataError: there are such rows, and ``nan`` is "error".
+    """
+    parts = ((TRAINING, source), (VALIDATION, held))
+    arrays = {part: each for part, each in parts if isinstance(each, ArraySource)}
+    found = [fault for part, each in arrays.items() for fault in each.faults(classes, part)]
+    rows = {part: each.count() for part, each in arrays.items()}
+    judge(sentences_of(found, rows, source.schema, classes), nan)
+
+
+def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
+    """Return the schema of rows that are weighed by the class of their label.
+
+    Raises:
+        ConfigError: they have weights already, or there are several outputs.
+    """
+    if rows.weights:
+        raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
+    if not rows.labelled:
+        raise ConfigError("class_weight is for rows with labels; these have none. Leave it out.")
+    if not isinstance(schema.template[1], int):
+        raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
+    label = schema.columns[schema.template[1]]
+    if len(label.shape) > 1 or any(column.shape for column in schema.weights):
+        raise ConfigError(
+            "class_weight is for rows of one label each, a whole number or a one-hot vector; "
+            f"{label.name} has shape {label.shape}. Give the rows sample weights instead."
+        )
+    if schema.weights:
+        return schema
+    column = Column("class_weight", (), models.float_type())
+    return Schema((*schema.columns, column), (*schema.form, len(schema.columns)))
