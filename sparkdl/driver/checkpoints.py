@@ -118,7 +118,7 @@ KINDS: dict[str, type] = {  # of what a run that resumes goes on with
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Saved:
     """What a checkpoint is made of.
 

@@ -31,9 +31,20 @@ try:
         count += 1
         cut = Snapshot(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
         history = {"process": [mine.me.id]}  # so that no two drivers write the same bytes
-        checkpoints.save(
-            Saved({}, (0, 0.0), cut, (RowsHeld(1),), 0.1, history, [], {}, {}, False, description), wait=True
+        saved = Saved(
+            settings={},
+            first=(0, 0.0),
+            cut=cut,
+            held=(RowsHeld(1),),
+            learning_rate=0.1,
+            history=history,
+            epochs=[],
+            training={},
+            counters={},
+            stopped=False,
+            description=description,
         )
+        checkpoints.save(saved, wait=True)
         checkpoints.require_owned()
         time.sleep(0.02)
     checkpoints.close()

@@ -42,17 +42,17 @@ def cut_at(version, epoch=0):
 
 def saved(cut, run="this"):
     return Saved(
-        {"run": run, "seed": 3},
-        (0, 1.0),
-        cut,
-        (RowsHeld(2, Fingerprint(1, 1 << 63)), RowsHeld(3)),
-        0.1,
-        {"loss": [0.5]},
-        [0],
-        {},
-        {},
-        False,
-        DESCRIPTION,
+        settings={"run": run, "seed": 3},
+        first=(0, 1.0),
+        cut=cut,
+        held=(RowsHeld(2, Fingerprint(1, 1 << 63)), RowsHeld(3)),
+        learning_rate=0.1,
+        history={"loss": [0.5]},
+        epochs=[0],
+        training={},
+        counters={},
+        stopped=False,
+        description=DESCRIPTION,
     )
 
 

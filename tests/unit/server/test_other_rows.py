@@ -63,7 +63,19 @@ def again(store, after):
         store.restart()
         return store
     program = Description({}, 0.1, [], "")
-    saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False, program)
+    saved = Saved(
+        settings={},
+        first=(0, 0.0),
+        cut=store.noted,
+        held=store.held,
+        learning_rate=0.1,
+        history={},
+        epochs=[],
+        training={},
+        counters=store.counters,
+        stopped=False,
+        description=program,
+    )
     saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
     joint = store.shape.plan.joint
     mode = "synchronous" if hasattr(store.merging, "round") else "asynchronous"

@@ -213,7 +213,19 @@ class Machine(RuleBasedStateMachine):
         """The driver writes the newest cut into a checkpoint."""
         store = self.store
         program = Description({}, 0.1, [], "")
-        saved = Saved({}, (0, 0.0), store.noted, store.held, 0.1, {}, [], {}, store.counters, False, program)
+        saved = Saved(
+            settings={},
+            first=(0, 0.0),
+            cut=store.noted,
+            held=store.held,
+            learning_rate=0.1,
+            history={},
+            epochs=[],
+            training={},
+            counters=store.counters,
+            stopped=False,
+            description=program,
+        )
         self.kept = packing.pack(saved.values()), deepcopy(self.noted), self.order
 
     @settled
