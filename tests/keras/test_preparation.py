@@ -1,0 +1,75 @@
+"""The arguments of a fit on their way to its request."""
+
+import inspect
+from dataclasses import fields
+
+import keras
+import pytest
+
+from sparkdl import SparkModel
+from sparkdl.config import FitConfig, TrainConfig
+from sparkdl.driver.preparation import FitArguments, UserModel, fixed_batch_size
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import models
+from sparkdl.server.state import CarriedState
+
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(SparkModel.fit).parameters.items()
+    if name != "self"
+}
+
+
+def compiled():
+    """Return a small compiled model."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_every_argument_of_fit_goes_into_the_request():
+    """``FitArguments`` has the arguments of ``SparkModel.fit``, and every setting of a fit is one of them."""
+    arguments = [each.name for each in fields(FitArguments)]
+
+    assert list(DEFAULTS) == arguments
+    assert {each.name for each in fields(FitConfig)} <= set(arguments)
+    assert FitConfig() == FitArguments(**DEFAULTS).settings(None)
+
+
+@pytest.mark.parametrize(("batch_size", "rows"), [(None, 32), (5, 5)])
+def test_settings_are_those_of_the_arguments(batch_size, rows):
+    """A batch size that is not known is Keras's default."""
+    arguments = FitArguments(**DEFAULTS | {"epochs": 3, "seed": 1, "batch_size": 7})
+
+    assert FitConfig(batch_size=rows, epochs=3, seed=1) == arguments.settings(batch_size)
+
+
+def test_validation_data_of_four_parts_is_refused():
+    """Validation data is x, y and sample weights at most."""
+    arguments = FitArguments(**DEFAULTS | {"validation_data": ([[1.0, 2.0]], [1.0], [1.0], [1.0])})
+
+    with pytest.raises(ConfigError, match=r"validation_data should be \(x, y\).*got 4 parts"):
+        arguments.validation_rows(compiled())
+    assert FitArguments(**DEFAULTS).validation_rows(compiled()) is None
+
+
+def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
+    """A model that was changed since the last fit begins anew."""
+    model, state = compiled(), CarriedState({}, None)
+    user = UserModel(
+        model=model,
+        builder=None,
+        custom_objects={},
+        config=TrainConfig(),
+        carried=(2, models.fingerprint(model), state),
+    )
+
+    assert state is user.carried_state(2)
+    assert user.carried_state(3) is None
+    model.layers[0].set_weights([weight + 1 for weight in model.layers[0].get_weights()])
+    assert user.carried_state(2) is None
+
+
+def test_a_model_of_any_batch_size_takes_any():
+    """Only a model whose Input has a batch size can refuse one."""
+    assert fixed_batch_size(compiled(), batch_size=3, validation_batch_size=None) is None
