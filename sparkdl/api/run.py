@@ -1,4 +1,4 @@
-"""A function of the user's own on every worker of a gang: the driver's side."""
+"""The driver's side of ``sparkdl.run``: a function of the user's on every worker of a group."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(
             )
             return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
-        gang = WorkerGroup(
+        group = WorkerGroup(
             cluster=cluster,
             store=store,
             submit=submit,
@@ -99,19 +99,19 @@ def run(
             restarts=0,
             start_timeout=config.start_timeout,
         )
-        stack.callback(gang.cancel)
-        return _results(gang)
+        stack.callback(group.cancel)
+        return _results(group)
 
 
-def _results(gang: WorkerGroup) -> list[Any]:
-    """Start a gang and return what its workers return."""
-    gang.start()
+def _results(group: WorkerGroup) -> list[Any]:
+    """Start a worker group and return the results of its workers."""
+    group.start()
     while True:
-        job = gang.job
+        job = group.job
         if job is not None and job.wait(POLL_SECONDS) and job.error is None:
-            gang.finish()
+            group.finish()
             return list(job.result)
-        gang.check()
+        group.check()
 
 
 def _require_one_argument(function: Callable[[WorkerContext], Any]) -> None:

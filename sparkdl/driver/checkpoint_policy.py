@@ -134,11 +134,13 @@ class FolderPolicy(CheckpointPolicy):
         try:
             packing.parts(state)
             if self.resumed:
-                cut = self.resumed.cut
-                before = cut.before and replace(cut.before, rule=packing.like(state, cut.before.rule))
+                snapshot = self.resumed.cut
+                before = snapshot.before and replace(
+                    snapshot.before, rule=packing.like(state, snapshot.before.rule)
+                )
                 store.counters.update(self.resumed.counters)
-                cut = replace(cut, rule=packing.like(state, cut.rule), before=before)
-                store.take_up(cut, self.resumed.held)
+                snapshot = replace(snapshot, rule=packing.like(state, snapshot.rule), before=before)
+                store.take_up(snapshot, self.resumed.held)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
@@ -178,9 +180,9 @@ class FolderPolicy(CheckpointPolicy):
             store.note()
         elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
             store.note(ends=True)
-        cut = store.noted
-        if self.checkpoints.is_due(cut, ends=logs is not None):
-            self._save(store, cut, logs)
+        snapshot = store.noted
+        if self.checkpoints.is_due(snapshot, ends=logs is not None):
+            self._save(store, snapshot, logs)
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
@@ -199,10 +201,10 @@ class FolderPolicy(CheckpointPolicy):
         model = self.request.model
         try:
             if model.stop_training or before != models.digests(model.weights):
-                cut = replace(
+                snapshot = replace(
                     store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
                 )
-                self._save(store, cut, logs)
+                self._save(store, snapshot, logs)
         finally:
             self.checkpoints.close()
         self.checkpoints.require_owned()
@@ -212,12 +214,12 @@ class FolderPolicy(CheckpointPolicy):
         """Wait until all checkpoints are written."""
         self.checkpoints.close()
 
-    def _save(self, store: Coordinator, cut: Snapshot, logs: dict[str, Any] | None) -> None:
+    def _save(self, store: Coordinator, snapshot: Snapshot, logs: dict[str, Any] | None) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
             settings=self.settings,
             first=self.first,
-            cut=cut,
+            cut=snapshot,
             held=store.held,
             learning_rate=optimizers.learning_rate(model),
             history=history.history,

@@ -1,9 +1,9 @@
-"""One fit, from start to end, on the driver.
+"""One fit on the driver, from start to end.
 
-The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A
-second one waits for the Spark job, and the endpoint's own serve the workers. Whatever happens, in
-``finally`` the job is cancelled, the endpoint closed and the broadcast destroyed, and the model holds the
-last complete merge.
+The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A second
+thread waits for the Spark job, and the endpoint's own threads serve the workers. At the end, also after an
+error, the job is cancelled, the endpoint closed and the broadcast destroyed, and the model has the last
+complete merge.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
-STOP_SECONDS = 3.0  # what a run that ends early waits for its last merge,
-RESERVE_SECONDS = 1.0  # and what an interrupted run, which is to end within 3 s, needs after that
+STOP_SECONDS = 3.0  # the time that a run which ends early waits for its last merge
+RESERVE_SECONDS = 1.0  # the time that an interrupted run needs after that, to end within 3 s
 
 
 class FitRun:
@@ -98,16 +98,16 @@ class FitRun:
             )
         self.reports = Reports(request.metrics)
         self.metrics = request.metrics
-        self.rate = float("nan")  # the learning rate that workers were last told
+        self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
-        self.before: Snapshot | None = None  # the newest cut when savers asked for one
+        self.before: Snapshot | None = None  # the newest snapshot when savers requested one
         self.traffic = Traffic()
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
 
     def _known_steps(self) -> int | None:
-        """Return the batches of an epoch, where the number of rows is known before a job."""
+        """Return the batches of an epoch if the number of rows is known before a job, else None."""
         fit, source = self.request.fit, self.request.source
         count = source.count()
         if fit.steps_per_epoch is not None or count is None or source.indicator is not None:
@@ -115,7 +115,7 @@ class FitRun:
         return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
 
     def _require_savers_on_driver(self) -> None:
-        """Check that the weights that callbacks save after batches can be had.
+        """Check that the endpoint can give the weights that callbacks save after batches.
 
         Raises:
             ConfigError: the endpoint is not in this process.
@@ -129,7 +129,7 @@ class FitRun:
             )
 
     def execute(self) -> None:
-        """Train, and leave the model with what was merged last, whatever happens."""
+        """Train; leave the model with the last complete merge, also after an error."""
         request = self.request
         if self._begin() >= request.fit.epochs:
             request.history.training = self.training
@@ -158,9 +158,9 @@ class FitRun:
                 interrupts.check()
             except BaseException:
                 with interrupts.held():
-                    cut = self._interrupted(store, group)
+                    snapshot = self._interrupted(store, group)
                     self._record(store, group)
-                    self._load(cut, store)
+                    self._load(snapshot, store)
                 raise
             # The model has been that of the last epoch since its end, with what callbacks did to it.
         optimizers.finalize(request.model, self.driver.variables.trainable)
@@ -172,7 +172,7 @@ class FitRun:
         self.checkpoints.keep_last(store, logs, before)
 
     def _begin(self) -> int:
-        """Let callbacks begin; return the first epoch, which a checkpoint or a callback may have restored."""
+        """Begin training for callbacks; return the first epoch, which a checkpoint or a callback may set."""
         restored = self.callbacks.begin()
         if self.checkpoints.resumed:
             restored = self.checkpoints.restore_model()
@@ -211,6 +211,7 @@ class FitRun:
         return store, group, display
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
+        """Follow an epoch until all workers have ended it; return its result."""
         if epoch > self.request.fit.initial_epoch:
             self._begin_epoch(epoch, store)
             self._release(epoch, store)
@@ -264,28 +265,29 @@ class FitRun:
         display.update(rows, sum(self._rows(store)), self.reports.results)
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
-        """Have the workers say what they are once callbacks that save after batches are to save."""
+        """Request a snapshot from the workers once callbacks that save after batches have to save."""
         if isinstance(store, Coordinator) and self.before is None and self.callbacks.batches.is_due(done):
             self.before = store.noted
             store.note()
 
     def _save_batch(self, store: Store) -> None:
-        """Let the callbacks that save after batches save what the workers said, if they have."""
+        """Call the callbacks that save after batches, with the requested snapshot if it is there."""
         if not isinstance(store, Coordinator) or self.before is None or self.before is store.noted:
             return
-        cut, self.before = store.noted, None
+        snapshot, self.before = store.noted, None
         hooks = self.callbacks.batches
-        done = min(store.plans[0].steps - 1, round(cut.progress - self.begun))
-        states = [states for states in cut.metrics.values() if states]
+        done = min(store.plans[0].steps - 1, round(snapshot.progress - self.begun))
+        states = [states for states in snapshot.metrics.values() if states]
         hooks.check()
-        self._load(cut, store)
+        self._load(snapshot, store)
         hooks.mark()
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
     def _begin_epoch(self, epoch: int, store: Store) -> None:
-        """Let callbacks begin an epoch after the first, and workers go on from the weights that these set.
+        """Begin an epoch after the first for callbacks, and send workers the weights that these set.
 
-        Workers that do not wait have begun it already. Weights that were only swapped meanwhile stay theirs.
+        Workers that do not wait have begun the epoch already. Weights that were only swapped in between are
+        not sent.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
         self.request.flags.require_kept()
@@ -296,20 +298,20 @@ class FitRun:
             store.replace(self.driver.parameters(), self.driver.statistics())
 
     def _merged(self, epoch: int, result: EpochResult, store: Store) -> dict[str, Any]:
-        """Return what the metrics of all workers give together over the training rows of an epoch."""
+        """Return the results of all workers' metrics over the training rows of an epoch."""
         if not (self.joint and self.num_workers > 1 and self.request.divides):
             return self.metrics.merge(result.metrics)
         return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
 
-    def _end_batches(self, cut: Snapshot, results: dict[str, Any], store: Store) -> None:
-        """Put the end of an epoch into the model, and call the batch hooks that are left."""
+    def _end_batches(self, snapshot: Snapshot, results: dict[str, Any], store: Store) -> None:
+        """Load the end of an epoch into the model, and call the batch hooks that are left."""
         self.callbacks.batches.check()
-        self._load(cut, store)
+        self._load(snapshot, store)
         self.callbacks.note_weights()
         self.callbacks.end_batches(store.plans[0].steps, results)
 
     def _begin_test(self, epoch: int, store: Store) -> None:
-        """Let callbacks begin the evaluation of an epoch's end, where workers wait for that."""
+        """Begin the evaluation at an epoch's end for callbacks, where workers wait for that."""
         ended = store.unattended(epoch)
         if ended is None:
             return
@@ -318,7 +320,7 @@ class FitRun:
         store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
     def _validation_batches(self, store: Store) -> int:
-        """Return the batches in which one process would evaluate the validation rows."""
+        """Return the number of batches in which one process evaluates the validation rows."""
         fit = self.request.fit
         size = fit.validation_batch_size or self.plan.batch_size
         rows = sum(member.validation_rows for member in store.members.values())
@@ -344,6 +346,7 @@ class FitRun:
         start_report.log(start)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
+        """Load the end of an epoch into the model, call callbacks, and return the epoch's results."""
         logs = results = self._merged(epoch, result, store)
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
@@ -364,14 +367,14 @@ class FitRun:
         self.checkpoints.keep(store, logs)
         return logs
 
-    def _load(self, cut: Snapshot, store: Store) -> None:
-        """Put a cut into the user's model, whose learning rate stays what the user made it."""
+    def _load(self, snapshot: Snapshot, store: Store) -> None:
+        """Load a snapshot into the user's model, without its learning rate."""
         rate = optimizers.learning_rate(self.request.model)
-        self.driver.load(cut, self._rows(store))
+        self.driver.load(snapshot, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)
 
     def _interrupted(self, store: Store, group: WorkerGroup) -> Snapshot:
-        """Give the run a moment to say where it has got to, and return that."""
+        """Stop a run that ends early, wait for its last merge, and return its last snapshot."""
         if store.plans and store.failure is None and group.job is not None and group.job.running:
             store.stop()
             deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
@@ -380,9 +383,11 @@ class FitRun:
         return store.stopped_cut()
 
     def _rows(self, store: Store) -> tuple[int, ...]:
+        """Return the training rows of each worker, zeros while they are not known."""
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
     def _record(self, store: Store, group: WorkerGroup) -> None:
+        """Record the counts of the run in its History."""
         counts = self.traffic.summary() | store.summary()
         dropped = counts.pop("dropped", {})
         self.training.update(counts, restarts=group.lost)

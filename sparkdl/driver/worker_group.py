@@ -1,4 +1,4 @@
-"""Workers that start together: their endpoint, the job that runs them, and what ends it."""
+"""The worker group of a run: the workers' endpoint, the job that runs them, and its restarts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-FINISH_SECONDS = 30.0  # how long the tasks may take to end after the last epoch,
-ABSENT_SECONDS = 3.0  # and where the task of an absent worker may not end at all
+FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
+ABSENT_SECONDS = 3.0  # the same where the task of a lost worker may not end at all
 
 
 @contextmanager
@@ -54,12 +54,12 @@ class WorkerGroup:
 
     Attributes:
         cluster: the Spark application.
-        store: the run's book.
-        submit: starts the job of a generation, as a barrier stage or not.
-        barrier: whether it is a barrier stage.
-        restarts: how often in a row a start may fail without another epoch done.
-        start_timeout: seconds that a gang which has begun to form may take.
-        of_rows: whether its job computes rows by a plan of the user's.
+        store: the run's store.
+        submit: submits the job of a generation, as a barrier stage or not.
+        barrier: whether the job is a barrier stage.
+        restarts: the maximum number of restarts in a row without another epoch done.
+        start_timeout: seconds between the first worker that started and the last.
+        of_rows: whether the job computes rows by a plan of the user's.
     """
 
     cluster: SparkApplication
@@ -81,7 +81,7 @@ class WorkerGroup:
 
     @property
     def most_stale(self) -> int:
-        """How many processes that are bound to something else may be met before it is an error."""
+        """The maximum number of restarts after workers in stale processes."""
         return 3 * self.store.shape.num_workers
 
     def start(self) -> None:
@@ -91,10 +91,10 @@ class WorkerGroup:
         self.job = self.submit(self.store.generation, self.barrier)
 
     def check(self) -> None:
-        """Look after the gang once: raise what went wrong, or start it again.
+        """Check the workers once, and start them again after a failure that a restart can mend.
 
         Raises:
-            SparkDLError: a worker failed, or died too often, or the gang does not form.
+            SparkDLError: a worker failed, or died too often, or workers do not start in time.
         """
         self._relay_logs()
         if self.store.failure is not None:
@@ -121,7 +121,7 @@ class WorkerGroup:
             raise WorkerLostError("The Spark job ended before the run did.")
 
     def _failed(self, error: SparkDLError) -> None:
-        """Start the gang again where that helps, else raise the error."""
+        """Start the workers again if that can mend the error, else raise it."""
         if failures.lacks_package(error) and not self.shipped:
             logger.info("Executors have no sparkdl; sending it along.")
             self.cancel()
@@ -179,7 +179,7 @@ class WorkerGroup:
             )
 
     def finish(self) -> None:
-        """Let the job end by itself after the last epoch, or cancel it, with the tasks of absent workers."""
+        """Wait for the end of the job after the last epoch, and cancel it if it does not end."""
         patience = ABSENT_SECONDS if self.store.absent else FINISH_SECONDS
         if self.job is not None and not self.job.wait(patience):
             self.job.cancel()
