@@ -163,8 +163,15 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
         shape, make_aggregation(AggregationSpec("synchronous", joint, num_workers, rule), center, held)
     )
     schema = Sample.of((x[0], y[0]), (1, 1)).schema(keras.config.floatx())
-    settings = TrainSettings(plan, EPOCHS, True, batch_size, rule, power)
-    job = TrainJob(spec, settings, schema, layouts.trainable.digest)
+    settings = TrainSettings(
+        plan=plan,
+        epochs=EPOCHS,
+        rounds=True,
+        validation_batch_size=batch_size,
+        rule=rule,
+        power=power,
+    )
+    job = TrainJob(spec=spec, settings=settings, schema=schema, layout=layouts.trainable.digest)
     watch = Watch()
     with serve(make_app(store, "token", Traffic()), "127.0.0.1", 0, num_workers) as port:
         endpoint = "127.0.0.1", port, "token", b"r" * 16

@@ -99,7 +99,15 @@ def train(
         store.take_up(cut, tuple(map(RowsHeld, rows)))
     if stores is not None:
         stores.append(store)
-    settings = TrainSettings(plan, epochs, mode == "synchronous", batch_size, rule, power, slices=slices)
+    settings = TrainSettings(
+        plan=plan,
+        epochs=epochs,
+        rounds=mode == "synchronous",
+        validation_batch_size=batch_size,
+        rule=rule,
+        power=power,
+        slices=slices,
+    )
     errors = []
 
     def rows_of(places):

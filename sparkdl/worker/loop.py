@@ -397,7 +397,7 @@ def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = 
         replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """What the tasks of a run share: values only, so that it can be broadcast.
 

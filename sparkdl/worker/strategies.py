@@ -23,7 +23,7 @@ from sparkdl.rules import Choice, Rule
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """What a worker's loop has to know of a run.
 
