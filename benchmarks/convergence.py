@@ -111,7 +111,8 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
     from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
-    from sparkdl.modeling import models
+    from sparkdl.modeling import keras_variables
+    from sparkdl.modeling.keras_variables import Layouts
     from sparkdl.server.local_exchange import LocalExchange
     from sparkdl.transport.messages import REPLY, UPDATE, lengths_of
 
@@ -129,11 +130,11 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
             moved[0] += REPLY.size + lengths_of(reply).nbytes
             return reply
 
-    layouts, shown = models.Layouts.of(model), model
+    layouts, shown = Layouts.of(model), model
 
     def seen(cut):
-        models.write(models.trainable(shown), layouts.trainable.unpack(cut.parameters))
-        models.write(models.statistics(shown), layouts.statistics.unpack(cut.statistics))
+        keras_variables.write(keras_variables.trainable(shown), layouts.trainable.unpack(cut.parameters))
+        keras_variables.write(keras_variables.statistics(shown), layouts.statistics.unpack(cut.statistics))
         score(shown.get_weights())
 
     rng = np.random.default_rng(case.seed)

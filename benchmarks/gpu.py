@@ -132,7 +132,8 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
 
     from sparkdl.data.batch_plan import Plan
     from sparkdl.data.schema import Sample
-    from sparkdl.modeling import models
+    from sparkdl.modeling import keras_metrics, keras_variables, serialization
+    from sparkdl.modeling.keras_variables import Layouts
     from sparkdl.rules import choose
     from sparkdl.server.aggregation import AggregationSpec, make_aggregation
     from sparkdl.server.coordinator import Coordinator
@@ -142,9 +143,9 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     from sparkdl.worker.strategies import TrainSettings
 
     model, (x, y) = build(name, size), rows_for(name, 2)
-    models.build_metrics(model, x, y)
+    keras_metrics.build_metrics(model, x, y)
     joint, window = frequency == "batch", 1 if frequency == "batch" else None
-    layouts, (spec, _) = models.Layouts.of(model), models.freeze(model)
+    layouts, (spec, _) = Layouts.of(model), serialization.freeze(model)
     plan = Plan((), 0, batch_size, window, joint, True, 0)
     rule, power = choose(None, mode="synchronous", window=window)
     shape = RunSpec(
@@ -153,12 +154,12 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
         num_workers=num_workers,
         plan=plan,
         epochs=EPOCHS,
-        metrics=models.layout_of(models.metric_variables(model)).nbytes,
+        metrics=keras_variables.layout_of(keras_variables.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes,
         generators=layouts.generators.nbytes,
     )
-    center = layouts.trainable.pack(models.read(models.trainable(model)))
-    held = layouts.statistics.pack(models.read(models.statistics(model)))
+    center = layouts.trainable.pack(keras_variables.read(keras_variables.trainable(model)))
+    held = layouts.statistics.pack(keras_variables.read(keras_variables.statistics(model)))
     store = Coordinator(
         shape, make_aggregation(AggregationSpec("synchronous", joint, num_workers, rule), center, held)
     )

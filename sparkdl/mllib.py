@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling import models
+from sparkdl.modeling import execution
 from sparkdl.sources.columns import resolve
 
 
@@ -91,9 +91,9 @@ class SparkMLlibModel(SparkModel):
             returns.
         """
         if isinstance(x, Vector):
-            return to_vector(models.predict(self.model, from_vector(x)[None], 1)[0])
+            return to_vector(execution.predict(self.model, from_vector(x)[None], 1)[0])
         if isinstance(x, Matrix):
-            return to_matrix(models.predict(self.model, from_matrix(x), 1024))
+            return to_matrix(execution.predict(self.model, from_matrix(x), 1024))
         return super().predict(x, *arguments, **more)
 
 

@@ -10,8 +10,17 @@ from sparkdl.data.batch_plan import Plan, even_split, ranks
 from sparkdl.data.schema import Sample
 from sparkdl.data.spill import Rows
 from sparkdl.driver.epochs import DriverModel, Metrics
-from sparkdl.modeling import losses, models, optimizers, proof
+from sparkdl.modeling import (
+    keras_metrics,
+    keras_variables,
+    losses,
+    optimizers,
+    proof,
+    serialization,
+    signature,
+)
 from sparkdl.modeling.backends import distributed, make_replica, sliced_tables
+from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.rules import choose
 from sparkdl.server.aggregation import AggregationSpec, GradientRounds, make_aggregation
 from sparkdl.server.coordinator import Coordinator
@@ -64,11 +73,11 @@ def train(
     """
     joint = mode == "synchronous" and window == 1
     parts = (x, y) if sample_weight is None else (x, y, sample_weight)
-    sample = Sample.of(parts, models.count_parts(model))
+    sample = Sample.of(parts, signature.count_parts(model))
     schema = sample._replace(values=tuple(array[0] for array in sample.values)).schema("float32")
-    models.build_metrics(model, *schema.batch([array[:2] for array in sample.values]))
-    spec, objects = models.freeze(model)
-    layouts = models.Layouts.of(model)
+    keras_metrics.build_metrics(model, *schema.batch([array[:2] for array in sample.values]))
+    spec, objects = serialization.freeze(model)
+    layouts = Layouts.of(model)
     plan = Plan(
         (), 0, batch_size, window, joint, seed is not None, seed or 0, steps_per_epoch=steps_per_epoch
     )
@@ -79,7 +88,7 @@ def train(
         num_workers=len(rows),
         plan=plan,
         epochs=epochs,
-        metrics=models.layout_of(models.metric_variables(model)).nbytes,
+        metrics=keras_variables.layout_of(keras_variables.metric_variables(model)).nbytes,
         optimizer=layouts.optimizer.nbytes,
         generators=layouts.generators.nbytes,
         first_step=float(optimizers.batches_seen(model)),
@@ -89,9 +98,9 @@ def train(
         cuts=(recovery,) if recovery else (),
         goes_on=goes_on,
     )
-    center = layouts.trainable.pack(models.read(models.trainable(model)))
-    held = layouts.statistics.pack(models.read(models.statistics(model)))
-    make = merging or partial(make_aggregation, decays=models.decays(model))
+    center = layouts.trainable.pack(keras_variables.read(keras_variables.trainable(model)))
+    held = layouts.statistics.pack(keras_variables.read(keras_variables.statistics(model)))
+    make = merging or partial(make_aggregation, decays=keras_variables.decays(model))
     tables = sliced_tables(layouts.trainable, joint=joint)
     terms = AggregationSpec(mode, joint, len(rows), rule, staleness, hybrid, tables)
     store = Coordinator(shape, make(terms, center, held))
@@ -118,8 +127,8 @@ def train(
         try:
             mine, none = rows_of(ranks(rows, worker)), rows_of(np.zeros(0, np.int64))
             with distributed(distribution, 0):
-                replica = make_replica(models.thaw(spec, objects), joint=joint)
-                models.set_generators(replica.model, spec.generators, worker)
+                replica = make_replica(serialization.thaw(spec, objects), joint=joint)
+                keras_variables.set_generators(replica.model, spec.generators, worker)
                 if paces is not None:
                     slow(replica, lambda: world.sleep(paces[worker]()))
                 loop(settings, worker, replica, mine, none, exchange(store, worker)).run({})
@@ -137,8 +146,8 @@ def train(
     if errors or store.failure is not None:
         raise store.failure or errors[0]
     cut = store.cut
-    models.write(models.trainable(model), layouts.trainable.unpack(cut.parameters))
-    models.write(models.statistics(model), layouts.statistics.unpack(cut.statistics))
+    keras_variables.write(keras_variables.trainable(model), layouts.trainable.unpack(cut.parameters))
+    keras_variables.write(keras_variables.statistics(model), layouts.statistics.unpack(cut.statistics))
     optimizers.batches_seen(model).assign(round(cut.progress))
     return losses
 
@@ -147,10 +156,10 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
     """Train a model in place with the driver's part of ``SparkModel.fit``; return the history."""
     first = take((x, y) if sample_weight is None else (x, y, sample_weight), slice(1))
     whole = first if len(first) == 3 else (*first, None)
-    predicted = models.build_metrics(model, *whole)
+    predicted = keras_metrics.build_metrics(model, *whole)
     divides = losses.check(model, *whole, predicted)
     metrics = Metrics(model, first[1], predicted, losses.logged(model, ["train_step"], first))
-    models.freeze(model, check=lambda again: proof.require_same(model, again, whole))
+    serialization.freeze(model, check=lambda again: proof.require_same(model, again, whole))
     driver = DriverModel(model, joint=mode == "synchronous" and window == 1)
     reports, cuts = [], []
     found = train(

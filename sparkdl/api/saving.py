@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkdl.config import OF_PLACE, TrainConfig, without_place
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models
+from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.spark import files, jobs
 
@@ -37,7 +37,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
         raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
     with tempfile.TemporaryDirectory() as folder:
         local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
-        models.save(model, local)
+        serialization.save(model, local)
         settings.write_text(json.dumps(values, indent=2))
         files.put(local, path, overwrite=overwrite, context=context)
         try:
@@ -68,7 +68,7 @@ def load(
     with tempfile.TemporaryDirectory() as folder:
         local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
         files.get(path, local, context=context)
-        model = models.load(local, path, custom_objects, safe_mode=safe_mode)
+        model = serialization.load(local, path, custom_objects, safe_mode=safe_mode)
         values: dict[str, Any] = {}
         if files.exists(_settings_path(path), context=context):
             files.get(_settings_path(path), settings, context=context)

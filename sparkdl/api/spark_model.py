@@ -20,7 +20,15 @@ from sparkdl.driver.fit import FitRun
 from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
 from sparkdl.errors import ConfigError, short
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import (
+    checks,
+    execution,
+    keras_settings,
+    keras_variables,
+    optimizers,
+    signature,
+    trainability,
+)
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Rule, choose
@@ -117,7 +125,7 @@ class SparkModel:
     _original: keras.Model | None = None  # what the model is a copy of
     # What the last fit left; the row is that of the last evaluate, if it came later.
     _carried: tuple[int, bytes, CarriedState | None] | None = None
-    _flags: models.Trainability | None = None
+    _flags: trainability.Trainability | None = None
     _settled: FirstRow | None = None
 
     @short
@@ -321,7 +329,7 @@ class SparkModel:
             finally:
                 self.training_histories.append(getattr(self.history, "history", {}))
             if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
-                self._carried = request.num_workers, models.fingerprint(self.model), run.carried
+                self._carried = request.num_workers, keras_variables.fingerprint(self.model), run.carried
             return self.history
 
     def _user_model(self) -> UserModel:
@@ -377,17 +385,17 @@ class SparkModel:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model.
         """
-        counts = models.count_parts(self.model)
+        counts = signature.count_parts(self.model)
         source = make_source(
             (x, y, sample_weight),
             (features_col, label_col),
             counts,
             decode=decode,
-            takes=models.takes(self.model, "test_step"),
+            takes=signature.takes(self.model, "test_step"),
         )
         cluster = application_of(source.session)
         require_sendable(source, cluster)
-        cluster.require_python(models.backend())
+        cluster.require_python(keras_settings.backend())
         source.workers = cluster.slots()
         source.whole = fixed_batch_size(self.model, batch_size=batch_size) is not None
         if not isinstance(source, ArraySource):
@@ -434,12 +442,12 @@ class SparkModel:
             ConfigError: an argument that cannot be honoured.
             DataError: rows that do not fit the model.
         """
-        count = models.count_parts(self.model)[0]
+        count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
             cluster = application_of()
             cluster.rebind(x)
-            cluster.require_python(models.backend())
+            cluster.require_python(keras_settings.backend())
             fixed_batch_size(self.model, batch_size=batch_size)
             refuse_stateful(self.model)
             try:
@@ -449,7 +457,9 @@ class SparkModel:
             stage, _ = self._stage(cluster, schema, batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
-        source = make_source((x,), (features_col,), (count,), decode=decode, takes=models.takes(self.model))
+        source = make_source(
+            (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
+        )
         fixed_batch_size(self.model, batch_size=batch_size)
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
@@ -457,13 +467,13 @@ class SparkModel:
         require_sendable(source, cluster)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         if not source.count():
-            return models.of_no_rows(self.model, source.like_a_row())
-        cluster.require_python(models.backend())
+            return execution.of_no_rows(self.model, source.like_a_row())
+        cluster.require_python(keras_settings.backend())
         source.schema, _ = settle(self.model, source)
-        source.whole = models.is_stateful(self.model)
+        source.whole = signature.is_stateful(self.model)
         stage, shared = self._stage(cluster, source.schema, batch_size)
         try:
-            return models.concatenate(source.predictions(cluster, stage))
+            return execution.concatenate(source.predictions(cluster, stage))
         finally:
             cluster.forget(shared)
 
@@ -484,7 +494,7 @@ class SparkModel:
 
     def output_shapes(self) -> Any:
         """Return the shape of one row's prediction, or a dict of them by output; known after a fit."""
-        return models.output_shapes(self.model, self._settled and self._settled.predicted)
+        return signature.output_shapes(self.model, self._settled and self._settled.predicted)
 
     @short
     def save(self, path: str, overwrite: bool = False) -> None:
@@ -562,8 +572,8 @@ def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[]
         ConfigError: the rule, the distribution or the backend does not go with the model.
         ModelError: it is not a compiled Keras model, or it has what workers cannot honour.
     """
-    models.require_compiled(model)
-    models.require_honoured(model)
+    checks.require_compiled(model)
+    checks.require_honoured(model)
     if rule.momentum:
         optimizers.require_nesterov(model, rule.name)
     require_supported(keras.backend.backend())
@@ -572,7 +582,7 @@ def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[]
 
 def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema:
     """Return the columns of x in an RDD, by its first row if the model does not say them."""
-    known = models.known_features(model)
+    known = signature.known_features(model)
     if known is not None:
         return known
     return settle_sample(model, sample_of((features_of(first_row(rdd), count),), (count,)))[0]

@@ -20,7 +20,7 @@ import keras
 
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import keras_variables, optimizers
 
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
@@ -112,7 +112,7 @@ class BatchHooks:
 
     def mark(self) -> None:
         """Take the weights that the model has now for those that hooks are to leave."""
-        self.weights = models.digests(self.model.weights) if self.strangers else []
+        self.weights = keras_variables.digests(self.model.weights) if self.strangers else []
 
     def _announce(self) -> None:
         self.announced = True
@@ -179,7 +179,7 @@ class BatchHooks:
         Raises:
             ConfigError: one has.
         """
-        if self.weights and self.weights != models.digests(self.model.weights):
+        if self.weights and self.weights != keras_variables.digests(self.model.weights):
             raise ConfigError(
                 f"A batch hook of {', '.join(self.strangers)} set weights of the model, which executors have "
                 "while an epoch runs. Set weights in on_epoch_begin or on_epoch_end, or give variables a "

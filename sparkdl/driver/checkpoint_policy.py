@@ -19,7 +19,7 @@ from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import Snapshot
@@ -186,7 +186,7 @@ class FolderPolicy(CheckpointPolicy):
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
-        return models.digests(self.request.model.weights)
+        return keras_variables.digests(self.request.model.weights)
 
     def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
         """Keep what callbacks made of the model at the end of training, or that they stopped it.
@@ -200,7 +200,7 @@ class FolderPolicy(CheckpointPolicy):
             return
         model = self.request.model
         try:
-            if model.stop_training or before != models.digests(model.weights):
+            if model.stop_training or before != keras_variables.digests(model.weights):
                 snapshot = replace(
                     store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
                 )

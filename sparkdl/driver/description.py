@@ -23,7 +23,7 @@ import numpy as np
 from sparkdl.core.vectors import Array
 from sparkdl.data.schema import Column, Schema
 from sparkdl.driver.checkpoints import Description, Words
-from sparkdl.modeling import live_objects, models, optimizers
+from sparkdl.modeling import keras_metrics, keras_variables, live_objects, optimizers
 from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
@@ -84,7 +84,9 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
     words: Words = {
         "optimizer": {"class": type(optimizer).__name__, **_settings(optimizer)},
         "compile": _named({name: compiled.get(name) for name in ("loss", "loss_weights")}),
-        "metrics": {each.name: _text(each) for each in models.metrics_of(model) if each.name != "loss"},
+        "metrics": {
+            each.name: _text(each) for each in keras_metrics.metrics_of(model) if each.name != "loss"
+        },
         "fit": _named(others),
     }
     if optimizers.scheduled(model):
@@ -164,10 +166,10 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
 
     The model's own variables are not touched.
     """
-    stated = {id(variable): index for index, variable in enumerate(models.generators(model))}
-    constant = {id(variable) for layer in models.adapted(model) for variable in layer.variables}
-    moved = {id(variable) for variable in models.statistics(model)}
-    trainable = {id(variable) for variable in models.trainable(model)}
+    stated = {id(variable): index for index, variable in enumerate(keras_variables.generators(model))}
+    constant = {id(variable) for layer in keras_variables.adapted(model) for variable in layer.variables}
+    moved = {id(variable) for variable in keras_variables.statistics(model)}
+    trainable = {id(variable) for variable in keras_variables.trainable(model)}
 
     def value(index: int, variable: Any) -> Any:
         if id(variable) in stated:
@@ -210,10 +212,14 @@ def _input(column: Column) -> Array:
 
 def _constants(model: keras.Model) -> str:
     """Return a digest of what does not travel: weights of frozen and adapted layers, and vocabularies."""
-    own = (*models.trainable(model), *models.statistics(model), *models.generators(model))
+    own = (
+        *keras_variables.trainable(model),
+        *keras_variables.statistics(model),
+        *keras_variables.generators(model),
+    )
     travels = {id(variable) for variable in own}
     constants = [variable for variable in model.weights if id(variable) not in travels]
-    digest = hashlib.blake2b(b"".join(models.digests(constants)), digest_size=16)
+    digest = hashlib.blake2b(b"".join(keras_variables.digests(constants)), digest_size=16)
     for words in filter(None, map(live_objects.vocabulary, model._flatten_layers())):
         digest.update(repr(words).encode())
     return digest.hexdigest()

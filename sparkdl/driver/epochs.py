@@ -23,8 +23,9 @@ from sparkdl.data.batch_plan import Integers
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import live_objects, models, optimizers
+from sparkdl.modeling import keras_metrics, keras_variables, live_objects, optimizers
 from sparkdl.modeling.backends.common import loss_metric
+from sparkdl.modeling.keras_variables import Layouts, Variables
 from sparkdl.process import interrupts
 from sparkdl.server.state import Snapshot
 from sparkdl.transport.messages import Running
@@ -69,20 +70,20 @@ class Metrics:
         self, model: keras.Model, y: Any, predicted: Any, logged: dict[str, dict[str, int]] | None = None
     ) -> None:
         self.model = model
-        metrics = models.metrics_of(model)
+        metrics = keras_metrics.metrics_of(model)
         self.logged = {
             step: {name: metrics[place] for name, place in places.items()}
             for step, places in (logged or {}).items()
         }
         self.samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
-        self.variables = models.metric_variables(model)
-        self.layout: Layout = models.layout_of(self.variables)
+        self.variables = keras_variables.metric_variables(model)
+        self.layout: Layout = keras_variables.layout_of(self.variables)
         model.reset_metrics()  # whatever was computed with the model before, every worker begins from here
-        self.initial = models.read(self.variables)
+        self.initial = keras_variables.read(self.variables)
         self.apart = [
             metric
-            for metric in models.metrics_of(model)
-            if not models.from_keras(metric) and not models.adds_up(metric, self.samples)
+            for metric in keras_metrics.metrics_of(model)
+            if not keras_metrics.from_keras(metric) and not keras_metrics.adds_up(metric, self.samples)
         ]
         means = [metric.name for metric in self.apart if not hasattr(metric, "merge_state")]
         if means:
@@ -115,7 +116,7 @@ class Metrics:
         ]
         if given and 0 < len(losses) <= len(rows) and np.isfinite(losses).all():
             self._set_loss(merged, losses, rows[: len(losses)])
-        models.write(self.variables, merged)
+        keras_variables.write(self.variables, merged)
         named = self.logged.get(step)
         results = self.model.get_metrics_result() if named is None else _results_of(named)
         results = {name: to_number(value) for name, value in results.items()}
@@ -156,7 +157,7 @@ class Metrics:
             return to_number(first.result())
         results = []
         for state in given:
-            models.write(self.variables, state)
+            keras_variables.write(self.variables, state)
             results.append(to_number(metric.result()))
         return to_number(np.average(results, axis=0, weights=[self._rows(state) for state in given]))
 
@@ -164,7 +165,7 @@ class Metrics:
         """Return a metric like this one, with the part of a worker's state that is its own."""
         copy = live_objects.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
-        models.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
+        keras_variables.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy
 
     def _rows(self, state: Sequence[Array]) -> float:
@@ -232,10 +233,10 @@ class Callbacks:
 
     def begin_epoch(self, epoch: int) -> bool:
         """Begin an epoch; return whether a callback set other weights."""
-        before = models.digests(self.model.weights) if self.early else []
+        before = keras_variables.digests(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
         self.batches.begin()
-        return self.early and before != models.digests(self.model.weights)
+        return self.early and before != keras_variables.digests(self.model.weights)
 
     def end_batches(self, steps: int, results: dict[str, Any]) -> None:
         """Call the batch hooks of an epoch that are left, with its results; the model has its weights."""
@@ -246,13 +247,13 @@ class Callbacks:
 
     def note_weights(self) -> None:
         """Note the weights that an epoch ends with, before callbacks see them."""
-        self.before = models.digests(self.model.weights)
+        self.before = keras_variables.digests(self.model.weights)
 
     def begin_test(self) -> bool:
         """Begin to evaluate the validation rows; return whether a callback set other weights for it."""
         self.testing = True
         self.list.on_test_begin()
-        return self.attends and self.before != models.digests(self.model.weights)
+        return self.attends and self.before != keras_variables.digests(self.model.weights)
 
     def end_test(self, logs: dict[str, Any], batches: int) -> None:
         """End the evaluation of so many batches of validation rows, which gave these results."""
@@ -273,7 +274,7 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN: training stops.")
                 self.model.stop_training = True
-        return self.before != models.digests(self.model.weights)
+        return self.before != keras_variables.digests(self.model.weights)
 
     def end(self, logs: dict[str, Any]) -> None:
         """End training."""
@@ -329,16 +330,16 @@ class DriverModel:
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         self.model, self.joint = model, joint
-        self.variables = models.Variables.of(model)  # a callback may change what is trainable
-        self.layouts = models.Layouts(*map(models.layout_of, self.variables))
+        self.variables = Variables.of(model)  # a callback may change what is trainable
+        self.layouts = Layouts(*map(keras_variables.layout_of, self.variables))
 
     def parameters(self) -> Any:
         """Return the trainable variables as one vector."""
-        return self.layouts.trainable.pack(models.reading(self.variables.trainable))
+        return self.layouts.trainable.pack(keras_variables.reading(self.variables.trainable))
 
     def statistics(self) -> Any:
         """Return the moving statistics as one vector."""
-        return self.layouts.statistics.pack(models.reading(self.variables.statistics))
+        return self.layouts.statistics.pack(keras_variables.reading(self.variables.statistics))
 
     def load(self, cut: Snapshot, rows: Sequence[int]) -> None:
         """Put a cut into the model: weights, statistics, and the optimizer's state.
@@ -348,18 +349,18 @@ class DriverModel:
             rows: the training rows of each worker, by which optimizer slots are averaged.
         """
         layouts = self.layouts
-        models.write(self.variables.trainable, layouts.trainable.unpack(cut.parameters))
-        models.write(self.variables.statistics, layouts.statistics.unpack(cut.statistics))
+        keras_variables.write(self.variables.trainable, layouts.trainable.unpack(cut.parameters))
+        keras_variables.write(self.variables.statistics, layouts.statistics.unpack(cut.statistics))
         states = self._optimizer_states(cut, rows)
         if states is not None:
-            models.write(self.variables.optimizer, states)
+            keras_variables.write(self.variables.optimizer, states)
         if not self.joint:
-            models.constrain(self.variables.trainable)
+            keras_variables.constrain(self.variables.trainable)
             optimizers.batches_seen(self.model).assign(round(cut.progress))
         begin = layouts.optimizer.nbytes
         random = cut.state(cut.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
-            models.write(self.variables.generators, layouts.generators.from_bytes(random))
+            keras_variables.write(self.variables.generators, layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # the values before
 
     def is_at(self, cut: Snapshot) -> bool:
@@ -369,7 +370,7 @@ class DriverModel:
         """
         layouts = self.layouts
         before = [*layouts.trainable.unpack(cut.parameters), *layouts.statistics.unpack(cut.statistics)]
-        after = models.reading([*self.variables.trainable, *self.variables.statistics])
+        after = keras_variables.reading([*self.variables.trainable, *self.variables.statistics])
         pairs = zip(before, after, strict=True)
         return all(
             np.allclose(new, old, rtol=0, atol=ROUNDING * np.abs(old).max(initial=0)) for old, new in pairs

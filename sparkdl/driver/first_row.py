@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.epochs import Metrics
 from sparkdl.errors import DataError, SparkDLError
-from sparkdl.modeling import losses, models
+from sparkdl.modeling import execution, keras_metrics, keras_settings, losses, signature
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.sources.base import Source
 from sparkdl.sources.dataframe import FrameSource
@@ -58,8 +58,8 @@ def settle_sample(
     Raises:
         DataError: the row does not fit the model, or the model cannot be computed on it.
     """
-    schema = models.fit_features(model, sample.schema(models.float_type()), reshape=frame)
-    rows = models.named_batch_size(model) or 1
+    schema = signature.fit_features(model, sample.schema(keras_settings.float_type()), reshape=frame)
+    rows = signature.named_batch_size(model) or 1
     first = schema.batch(
         [
             column.first(part).repeat(rows, 0)
@@ -68,8 +68,8 @@ def settle_sample(
     )
     try:
         if step is None:
-            return schema, FirstRow(*first, models.compute(model, first.x))
-        return schema, FirstRow(*first, models.build_metrics(model, *first, step=step))
+            return schema, FirstRow(*first, execution.compute(model, first.x))
+        return schema, FirstRow(*first, keras_metrics.build_metrics(model, *first, step=step))
     except SparkDLError:
         raise
     except Exception as error:

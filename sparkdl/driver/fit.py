@@ -28,7 +28,7 @@ from sparkdl.driver.start_report import Start
 from sparkdl.driver.training_job import TrainingJob
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import optimizers, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import choose
@@ -197,7 +197,7 @@ class FitRun:
             factor=self.factor,
         )
         with request.flags.applied():
-            spec, objects = models.freeze(
+            spec, objects = serialization.freeze(
                 request.model, request.builder, request.custom_objects, check=request.check
             )
             store = setup.store(None if self.checkpoints.resumed else request.carried)

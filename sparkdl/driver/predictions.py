@@ -10,7 +10,7 @@ from sparkdl.config import FitConfig
 from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
-from sparkdl.modeling import models
+from sparkdl.modeling import checks, execution, keras_settings, serialization, signature
 from sparkdl.modeling.classification import AS_IT_IS, OutputKind
 from sparkdl.sources.base import NoRowsError
 from sparkdl.sources.dataframe import FrameSource, column_of_predictions
@@ -44,8 +44,8 @@ def inference_stage(
         streams: whether the rows are a stream's.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
-    size = models.fixed_batch_size(model) or size
-    spec, objects = models.freeze(model, builder, custom_objects, trains=False)
+    size = signature.fixed_batch_size(model) or size
+    spec, objects = serialization.freeze(model, builder, custom_objects, trains=False)
     shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
     stage = functools.partial(
         Stage,
@@ -82,12 +82,12 @@ def column_function(
     """
     refuse_stateful(model)
     cluster = application_of(session)
-    cluster.require_python(models.backend())
-    predicted = models.probe(model, schema) if predicted is None else predicted  # which builds the model
-    models.require_numbers(model, predicted)
+    cluster.require_python(keras_settings.backend())
+    predicted = execution.probe(model, schema) if predicted is None else predicted  # which builds the model
+    checks.require_numbers(model, predicted)
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)
-    shapes = models.output_shapes(model, predicted)
+    shapes = signature.output_shapes(model, predicted)
     return column_of_predictions(stage, schema, shapes, head, decode)
 
 
@@ -97,7 +97,7 @@ def refuse_stateful(model: Model) -> None:
     Raises:
         ModelError: it is one.
     """
-    if models.is_stateful(model):
+    if signature.is_stateful(model):
         raise ModelError(
             f'The model "{model.name}" has stateful layers, which go on in a batch from what they kept of '
             "the last one; rows of partitions have no such order. Pass arrays, or use model.predict."
@@ -112,7 +112,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
         DataError: the model takes other inputs.
         ModelError: the DataFrame is a stream, or has no rows, and only a row can tell.
     """
-    known = models.known_features(model, source.sample)
+    known = signature.known_features(model, source.sample)
     if known is not None:
         source.require_kinds(known)
         return known
@@ -122,7 +122,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
         first = source.peek()
     except NoRowsError:
         raise unknown_inputs(model) from None
-    return models.fit_features(model, first.schema(models.float_type()), reshape=True)
+    return signature.fit_features(model, first.schema(keras_settings.float_type()), reshape=True)
 
 
 def unknown_inputs(model: Model) -> ModelError:
@@ -157,10 +157,10 @@ def predict_udf(
         >>> spark.udf.register("score", predict_udf(model))  # doctest: +SKIP
         >>> spark.sql("SELECT id, score(features) FROM visits")  # doctest: +SKIP
     """
-    models.require_model(model)
+    checks.require_model(model)
     names = tuple(tensor.name for tensor in getattr(model, "inputs", None) or ())
     form = (0,) if len(names) == 1 else (tuple(range(len(names))),)
-    schema = models.known_features(model, Sample(form, names, ()))
+    schema = signature.known_features(model, Sample(form, names, ()))
     if schema is None:
         raise unknown_inputs(model)
     return column_function(model, schema, batch_size, custom_objects=custom_objects)

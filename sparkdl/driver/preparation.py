@@ -21,7 +21,16 @@ from sparkdl.driver.lease import Lease, lease_of
 from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import hybrid_of, spare_slot
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import losses, models, proof
+from sparkdl.modeling import (
+    checks,
+    keras_settings,
+    keras_variables,
+    losses,
+    proof,
+    serialization,
+    signature,
+    trainability,
+)
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.state import CarriedState
 from sparkdl.sources import columns
@@ -90,10 +99,10 @@ class FitArguments:
         return make_source(
             (self.x, self.y, self.sample_weight),
             (self.features_col, self.label_col),
-            models.count_parts(model),
+            signature.count_parts(model),
             indicator=self.validation_indicator_col,
             decode=self.decode,
-            takes=models.takes(model),
+            takes=signature.takes(model),
         )
 
     def validation_rows(self, model: Model) -> Source | None:
@@ -107,8 +116,8 @@ class FitArguments:
         if data is None:
             return None
         names = self.features_col, self.label_col
-        counts = models.count_parts(model)
-        settings: dict[str, Any] = {"what": "validation_data", "takes": models.takes(model, "test_step")}
+        counts = signature.count_parts(model)
+        settings: dict[str, Any] = {"what": "validation_data", "takes": signature.takes(model, "test_step")}
         if not isinstance(data, tuple | list):
             weight = list(leaves(self.sample_weight))
             named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
@@ -145,19 +154,19 @@ class UserModel:
     config: TrainConfig
     distribution: Callable[[], Any] | None = None
     original: Model | None = None
-    flags: models.Trainability | None = None
+    flags: trainability.Trainability | None = None
     carried: tuple[int, bytes, CarriedState | None] | None = None
 
-    def trainability(self) -> models.Trainability:
+    def trainability(self) -> trainability.Trainability:
         """Return what of the model a fit trains, which on TensorFlow counts until it is compiled again."""
-        return models.Trainability(self.model) if self.flags is None else self.flags.still()
+        return trainability.Trainability(self.model) if self.flags is None else self.flags.still()
 
     def carried_state(self, num_workers: int) -> CarriedState | None:
         """Return what workers and rule kept of the last fit, if the model was not changed since."""
         if self.carried is None:
             return None
         workers, fingerprint, carried = self.carried
-        same = workers == num_workers and fingerprint == models.fingerprint(self.model)
+        same = workers == num_workers and fingerprint == keras_variables.fingerprint(self.model)
         return carried if same else None
 
     def metrics(self, row: FirstRow, *steps: str) -> Metrics:
@@ -196,10 +205,10 @@ def build_request(user: UserModel, arguments: FitArguments, history: Any, stack:
     fit = _settle_steps(fit, source, validation, batch_size)
     if fit.preserve_partitions:
         require_partitions(source, validation)
-    models.require_trainable(model)
+    trainability.require_trainable(model)
     cluster = application_of(source.session, own_gpus=not config.share_gpus)
     require_sendable(source, cluster)
-    cluster.require_python(models.backend())
+    cluster.require_python(keras_settings.backend())
     most = min(fit.batch_size, source.count() or fit.batch_size)
     num_workers = _num_workers(user, cluster, most, fixed)
     spare = spare_slot(config, cluster, num_workers, callbacks)
@@ -207,7 +216,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: Any, stack:
     lease = hold_lease(fit.checkpoint, config, stack)
     if model.built and source.count() is None:
         with user.trainability().applied():
-            models.freeze(model, user.builder, user.custom_objects)  # a look at the rows is a job
+            serialization.freeze(model, user.builder, user.custom_objects)  # a look at the rows is a job
     if fit.preserve_partitions:
         num_workers = whole_partitions(source, config.num_workers, num_workers)
     rows = _look_at_rows(user, fit, source, validation, num_workers)
@@ -248,7 +257,7 @@ def fixed_batch_size(model: Model, **given: int | None) -> int | None:
     Raises:
         ConfigError: one of them is another number.
     """
-    size = models.fixed_batch_size(model)
+    size = signature.fixed_batch_size(model)
     for name, value in given.items():
         if size is not None and value not in (None, size):
             raise ConfigError(
@@ -321,7 +330,7 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
     )
     logger.info("%d workers: %s.", num_workers, why)
     if config.joint:
-        models.require_divisible(user.model, num_workers)
+        checks.require_divisible(user.model, num_workers)
     return num_workers
 
 
@@ -351,7 +360,7 @@ def _look_at_rows(
     source.workers = num_workers
     source.schema, first = settle(model, source, "train_step")
     settled = first
-    models.require_trainable(model)  # a model may not be built before its rows are known
+    trainability.require_trainable(model)  # a model may not be built before its rows are known
     if validation is not None:
         validation.workers = num_workers
         validation.schema, settled = settle(model, validation, "test_step")
@@ -400,5 +409,5 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
         )
     if schema.weights:
         return schema
-    column = Column("class_weight", (), models.float_type())
+    column = Column("class_weight", (), keras_settings.float_type())
     return Schema((*schema.columns, column), (*schema.form, len(schema.columns)))

@@ -12,7 +12,7 @@ from sparkdl.data.schema import Schema
 from sparkdl.driver.epochs import Metrics
 from sparkdl.driver.first_row import FirstRow
 from sparkdl.driver.lease import Lease
-from sparkdl.modeling import models
+from sparkdl.modeling import trainability
 from sparkdl.server.state import CarriedState
 from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
@@ -64,7 +64,7 @@ class Request:
     history: Any
     settled: FirstRow
     metrics: Metrics
-    flags: models.Trainability
+    flags: trainability.Trainability
     carried: CarriedState | None = None
     distribution: Callable[[], Any] | None = None
     spare_slot: bool = False

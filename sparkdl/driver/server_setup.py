@@ -17,7 +17,7 @@ from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.modeling.backends import sliced_tables
 from sparkdl.rules import Average, Rule
 from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
@@ -64,7 +64,7 @@ class ServerSetup:
         config, cluster, model = self.request.config, self.request.cluster, self.request.model
         shape, terms = self._shape(), self._terms()
         start = self.driver.parameters(), self.driver.statistics()
-        decays = models.decays(model)
+        decays = keras_variables.decays(model)
         if config.placement is Placement.DRIVER:
             return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
         hosted = HostedRun(

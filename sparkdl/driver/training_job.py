@@ -14,7 +14,7 @@ from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.request import Request
 from sparkdl.driver.worker_group import WorkerGroup, serving
-from sparkdl.modeling import models
+from sparkdl.modeling import configuration, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Choice
@@ -45,8 +45,8 @@ class TrainingJob:
     def group(
         self,
         store: Store,
-        spec: models.ModelSpec,
-        objects: models.Objects,
+        spec: serialization.ModelSpec,
+        objects: configuration.Objects,
         *,
         traffic: Traffic,
         stack: Cleanup,
@@ -92,7 +92,7 @@ class TrainingJob:
         stack.callback(group.cancel)
         return group
 
-    def _shared(self, store: Store, spec: models.ModelSpec) -> TrainJob:
+    def _shared(self, store: Store, spec: serialization.ModelSpec) -> TrainJob:
         """Return the values that the tasks share, and tell the sources how many rows are evaluated."""
         request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
         held = fit.validation_batch_size or self.plan.batch_size

@@ -14,7 +14,7 @@ from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
-from sparkdl.modeling import losses, models
+from sparkdl.modeling import checks, losses, serialization, signature
 
 logger = logging.getLogger(__name__)
 
@@ -122,18 +122,18 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         if given is None:
             raise ModelError("KerasEstimator has no model; set a compiled keras.Model.")
         code = arguments(self, ("customObjects",))
-        builder, original = None if models.is_model(given) else given, None
+        builder, original = None if checks.is_model(given) else given, None
         if builder is None:
-            models.require_compiled(given)
+            checks.require_compiled(given)
             original = given if given.built else None
-            given = models.copy_of(given, **code)
+            given = serialization.copy_of(given, **code)
         trained = SparkModel(given, **arguments(self, SETTINGS))
         trained._original = original
-        if self.isDefined("thresholds") and (shape := models.known_output(trained.model)) is not None:
+        if self.isDefined("thresholds") and (shape := signature.known_output(trained.model)) is not None:
             losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))
         fit = arguments(self, FIT)
         fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]  # one fit's each
-        inputs, outputs = models.input_names(trained.model), models.output_names(trained.model)
+        inputs, outputs = signature.input_names(trained.model), signature.output_names(trained.model)
         fit["features_col"] = by_name(self.getOrDefault("featuresCol"), inputs, "input")
         fit["label_col"] = by_name(fit["label_col"], outputs, "output")
         if self.isDefined("weightCol"):

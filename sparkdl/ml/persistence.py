@@ -23,7 +23,7 @@ from pyspark.ml.util import (
 from sparkdl.config import without_place
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
-from sparkdl.modeling import models
+from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.spark.application import application_of
 
@@ -89,7 +89,7 @@ class KerasWriter(MLWriter):
             return
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, FILE)
-            models.save(model, local)
+            serialization.save(model, local)
             cluster.put(local, f"{path}/{FILE}")
 
 
@@ -140,7 +140,7 @@ class KerasReader(MLReader[Any]):
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, FILE)
             if cluster.get(f"{path}/{FILE}", local):
-                stage.hold(models.load(local, path))
+                stage.hold(serialization.load(local, path))
         stage.adopt(metadata["sparkdl"])
         return stage
 

@@ -12,7 +12,7 @@ from sparkdl.driver.predictions import column_function, frame_features
 from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
-from sparkdl.modeling import losses, models
+from sparkdl.modeling import checks, execution, losses, signature
 from sparkdl.sources.dataframe import frame_source, require_free
 
 
@@ -24,15 +24,15 @@ class Predicts(PredictionParams, Stored):
         model = self.held()
         if model is None:
             raise ModelError(f"{type(self).__name__} has no model; set one.")
-        models.require_model(model)
-        models.require_backend_of_strings(model)
-        names = by_name(self.getOrDefault("featuresCol"), models.input_names(model), "input")
+        checks.require_model(model)
+        checks.require_backend_of_strings(model)
+        names = by_name(self.getOrDefault("featuresCol"), signature.input_names(model), "input")
         decode = self.getOrDefault("decode") if self.isDefined("decode") else None
-        count, texts = models.count_parts(model)[0], models.takes_strings(model)
+        count, texts = signature.count_parts(model)[0], signature.takes_strings(model)
         source = frame_source(dataset, (names,), (count,), decode=decode, texts=texts)
         schema = frame_features(model, source)
-        predicted = models.probe(model, schema)
-        shape = models.output_shapes(model, predicted)
+        predicted = execution.probe(model, schema)
+        shape = signature.output_shapes(model, predicted)
         head = losses.head_of(model, self.getOrDefault("task"), shape, self.given_thresholds())
         predict = column_function(
             model,

@@ -22,7 +22,14 @@ from keras.src.losses.losses import LossFunctionWrapper
 from sparkdl.data.bad_values import Classes
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.modeling import models
+from sparkdl.modeling import (
+    execution,
+    keras_metrics,
+    keras_settings,
+    keras_variables,
+    serialization,
+    signature,
+)
 from sparkdl.modeling.classification import OutputKind
 from sparkdl.process import interrupts
 
@@ -157,9 +164,9 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     Raises:
         ModelError: a loss is not reduced at all.
     """
-    with models.undisturbed(model), watched() as watch:
-        if models.computes_loss(model):
-            given = models.as_tensors({"x": x, "y": y, "sample_weight": sample_weight})
+    with keras_variables.undisturbed(model), watched() as watch:
+        if signature.computes_loss(model):
+            given = execution.as_tensors({"x": x, "y": y, "sample_weight": sample_weight})
             model.compute_loss(y_pred=predicted, **given)
     kinds = {each.name: each.kind for each in watch.reductions}
     for name, kind in kinds.items():
@@ -208,7 +215,7 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
     """
 
     def added(rows: Any) -> list[float]:
-        with models.undisturbed(model):
+        with keras_variables.undisturbed(model):
             model(rows, training=False)
             return [float(keras.ops.sum(loss)) for loss in model.losses]
 
@@ -243,10 +250,10 @@ def logged(
         if not is_own(model, step):
             continue
         try:
-            with models.alone():
-                copy = models.copy_of(model, objects) if builder is None else builder()
-                models.build_metrics(copy, *first, step=step)
-                places = models.logged_metrics(copy, step, Batch(*first).to_data())
+            with keras_settings.alone():
+                copy = serialization.copy_of(model, objects) if builder is None else builder()
+                keras_metrics.build_metrics(copy, *first, step=step)
+                places = keras_metrics.logged_metrics(copy, step, Batch(*first).to_data())
         except Exception:  # whatever a step of the user's own does on a single row
             logger.debug("%s could not be tried out.", step, exc_info=True)
             continue
@@ -274,7 +281,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
         given, y = (
             [part.get(name) for name in names] if isinstance(part, dict) else part for part in (given, y)
         )
-    losses = models.flat_losses(given)
+    losses = signature.flat_losses(given)
     samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
     for place, loss in enumerate(losses):
         if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras makes one of these
@@ -362,7 +369,7 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
     """Return the name of the only loss of a model, and whether it takes logits; nothing of several."""
-    given = models.flat_losses(getattr(model, "loss", None))
+    given = signature.flat_losses(getattr(model, "loss", None))
     if len(given) != 1 or given[0] is None:
         return "", False
     if str(given[0]).lower() in ("crossentropy", "ce"):

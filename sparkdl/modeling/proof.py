@@ -19,7 +19,7 @@ import numpy as np
 from sparkdl.core.vectors import Array
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
-from sparkdl.modeling import live_objects, models, optimizers
+from sparkdl.modeling import execution, keras_metrics, keras_variables, live_objects, optimizers
 from sparkdl.process import interrupts, memory
 from sparkdl.process.reasons import reason_of
 
@@ -77,10 +77,10 @@ def _results(model: keras.Model, first: Sequence[Any], *, made_again: bool = Fal
 
 
 def _of_rows(model: keras.Model, first: Sequence[Any]) -> Results:
-    predicted = models.build_metrics(model, *first, step="test_step")
+    predicted = keras_metrics.build_metrics(model, *first, step="test_step")
     yield "the prediction", [keras.ops.convert_to_numpy(part) for part in keras.tree.flatten(predicted)]
-    with models.undisturbed(model):
-        logs = models.take_step(model, "test_step", Batch(*first).to_data())
+    with keras_variables.undisturbed(model):
+        logs = execution.take_step(model, "test_step", Batch(*first).to_data())
     for name, value in logs.items():
         yield f'"{name}"', [np.asarray(keras.ops.convert_to_numpy(value))]
 
@@ -103,27 +103,27 @@ def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
     for _ in range(STEPS):
         gradients = [random.normal(size=shape).astype(np.float32) for shape in SHAPES.values()]
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
-    yield "an update of the optimizer", models.read(variables)
+    yield "an update of the optimizer", keras_variables.read(variables)
 
 
 def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     """Yield how far Keras's own training step moves each weight."""
-    before = models.read(model.weights)
+    before = keras_variables.read(model.weights)
     own = type(model).train_step is not keras.Model.train_step
     if own or sum(array.nbytes for array in before) > STEP_BYTES:
         return
     optimizer, decays = model.optimizer, optimizers.decays_weights(model)
     try:
-        with models.undisturbed(model):
+        with keras_variables.undisturbed(model):
             model.optimizer = live_objects.copied(optimizer)
             optimizers.set_decays_weights(model, decays)  # which it knows by the ids of variables
             model.optimizer.build(model.trainable_variables)
-            models.train_once(model, Batch(*first).to_data())
-            after = models.read(model.weights)
+            execution.train_once(model, Batch(*first).to_data())
+            after = keras_variables.read(model.weights)
     finally:
         with interrupts.held():
             model.optimizer = optimizer
-            models.write(model.weights, before)
+            keras_variables.write(model.weights, before)
     for place, (start, end) in enumerate(zip(before, after, strict=True)):
         yield f"the training step of model.weights[{place}]", [end - start]
 

@@ -25,7 +25,7 @@ from sparkdl.data.batch_plan import even_split, ranks
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
 from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_settings
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import Stage
@@ -441,7 +441,7 @@ class FunctionSource(Source):
         cluster = application_of()
         stage = Stage(
             "look",
-            expected=preflight.expectations(models.backend(), local=cluster.local),
+            expected=preflight.expectations(keras_settings.backend(), local=cluster.local),
             function=self.function,
             workers=self.workers,
             counts=self.counts,

@@ -14,9 +14,12 @@ from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data import arrow, blocks, spill
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.schema import Schema, as_pair
-from sparkdl.modeling import models
 from sparkdl.modeling.backends import prepare_backend
 from sparkdl.modeling.classification import classify
+from sparkdl.modeling.configuration import Objects
+from sparkdl.modeling.execution import concatenate, predict, rows_of
+from sparkdl.modeling.keras_variables import layout_of, metric_variables, read
+from sparkdl.modeling.serialization import ModelSpec
 from sparkdl.worker.loop import evaluate, take_model, take_replica
 from sparkdl.worker.tasks import blocks_of
 
@@ -31,7 +34,7 @@ class InferenceJob:
         schema: what every row has to be.
     """
 
-    spec: models.ModelSpec
+    spec: ModelSpec
     batch_size: int
     schema: Schema
 
@@ -53,7 +56,7 @@ class Inputs(NamedTuple):
 
 
 def predict_stage(
-    inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
+    inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield a prediction per row of an RDD, or those of each batch of Arrow columns."""
     prepare_backend(inputs.threads)
@@ -72,7 +75,7 @@ def predict_stage(
 
 
 def _predict(model: Any, job: InferenceJob, columns: Sequence[AnyRows]) -> Any:
-    return models.predict(model, job.schema.batch(columns).x, job.batch_size)
+    return predict(model, job.schema.batch(columns).x, job.batch_size)
 
 
 def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any]:
@@ -82,7 +85,7 @@ def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any
     if isinstance(template, int):
         rows = ((_expanded(value, job.schema.columns[template].shape),) for (value,) in rows)
     for block in blocks.blocks_of_rows(rows, job.schema, inputs.partition):
-        yield from models.rows_of(_predict(model, job, block.columns))
+        yield from rows_of(_predict(model, job, block.columns))
 
 
 def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
@@ -112,7 +115,7 @@ def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, option
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
         parts = _arrays_of(columns, job, options.get("decode") or {})
-        found = models.concatenate([_predict(model, job, arrays) for arrays in parts])
+        found = concatenate([_predict(model, job, arrays) for arrays in parts])
         predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
     else:
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
@@ -157,7 +160,7 @@ def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:
 
 
 def evaluate_stage(
-    inputs: Inputs, job: InferenceJob, objects: models.Objects, builder: Callable[[], Any] | None
+    inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
     """Yield the metric states over a partition's rows, and their number."""
     spooled = spill.SpillFile(job.schema, spill.local_directory())
@@ -168,8 +171,8 @@ def evaluate_stage(
     prepare_backend(inputs.threads)
     replica = take_replica(job.spec, objects, builder, joint=False)
     evaluate(replica, rows, job.batch_size)
-    variables = models.metric_variables(replica.model)
-    states = models.layout_of(variables).to_bytes(models.read(variables))
+    variables = metric_variables(replica.model)
+    states = layout_of(variables).to_bytes(read(variables))
     if inputs.options["encoding"] == "arrow":
         yield arrow.record({"states": [states], "rows": [rows.count]})
     else:

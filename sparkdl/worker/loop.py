@@ -26,9 +26,21 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.data.schema import Schema
 from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import optimizers
 from sparkdl.modeling.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.modeling.backends.base import Center, Replica
+from sparkdl.modeling.configuration import Objects
+from sparkdl.modeling.keras_variables import (
+    Layouts,
+    generators,
+    layout_of,
+    metric_variables,
+    read,
+    set_generators,
+    write,
+)
+from sparkdl.modeling.serialization import ModelSpec, restore, thaw
+from sparkdl.modeling.signature import fixed_batch_size
 from sparkdl.rules import Rule
 from sparkdl.transport.client import Heartbeat
 from sparkdl.transport.exchange import Exchange
@@ -160,7 +172,7 @@ class Loop:
         """Note the metric states over this worker's rows of the epoch so far."""
         self.asked = False
         states = b""
-        if models.layout_of(models.metric_variables(self.replica.model)).nbytes <= RUNNING_BYTES:
+        if layout_of(metric_variables(self.replica.model)).nbytes <= RUNNING_BYTES:
             states = self._metric_states()
         self.states = Running(self.epoch, self.seen_rows, states)
 
@@ -323,7 +335,7 @@ class Loop:
         """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
         self.stepper.settle()
         replica = self.replica  # asked for its model anew after every move: JAX's values lie elsewhere
-        kept = models.read(models.metric_variables(replica.model))
+        kept = read(metric_variables(replica.model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
             own = replica.read()
@@ -333,9 +345,9 @@ class Loop:
         states = self._metric_states() if self.held_out else b""
         if center.kind is Answer.CENTER:
             replica.write(Center(own.vector, own.statistics))
-        variables = models.metric_variables(replica.model)
+        variables = metric_variables(replica.model)
         if len(kept) == len(variables):
-            models.write(variables, kept)
+            write(variables, kept)
         else:
             replica.model.reset_metrics()
         return Update(
@@ -347,30 +359,30 @@ class Loop:
         )
 
     def _metric_states(self) -> bytes:
-        variables = models.metric_variables(self.replica.model)
-        return models.layout_of(variables).to_bytes(models.read(variables))
+        variables = metric_variables(self.replica.model)
+        return layout_of(variables).to_bytes(read(variables))
 
     def _state(self) -> bytes:
         """Return the optimizer's variables, where they are this worker's to tell, and the generators."""
         model = self.replica.model
-        parts = [models.generators(model)]
+        parts = [generators(model)]
         if self.speaks or not self.plan.joint:
             parts.insert(0, optimizers.variables(model))
-        state = b"".join(models.layout_of(part).to_bytes(models.read(part)) for part in parts)
+        state = b"".join(layout_of(part).to_bytes(read(part)) for part in parts)
         return state + self.stepper.own()
 
     def _restore(self) -> bool:
         """Go on from the last cut; return whether it was made in the middle of an epoch."""
         reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
-        layouts = models.Layouts.of(self.replica.model)
+        layouts = Layouts.of(self.replica.model)
         cut = layouts.optimizer.nbytes
         end = cut + layouts.generators.nbytes
         self.stepper.load(reply, reply.state[end:])
         model = self.replica.model
         if len(reply.state) >= cut:
-            models.write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
+            write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
         if len(reply.state) >= end:  # one that was not there at the cut has said none of its own
-            models.write(models.generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
+            write(generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
         self._obey(reply)
@@ -378,17 +390,17 @@ class Loop:
 
     def _restore_metrics(self, states: bytes) -> None:
         """Let the metrics go on from what they were over the rows of this epoch so far."""
-        rows = models.fixed_batch_size(self.replica.model) or 1
+        rows = fixed_batch_size(self.replica.model) or 1
         self.replica.test(self.rows.batch(np.arange(rows)))  # which makes those that are not made yet
-        variables = models.metric_variables(self.replica.model)
-        models.write(variables, models.layout_of(variables).from_bytes(states))
+        variables = metric_variables(self.replica.model)
+        write(variables, layout_of(variables).from_bytes(states))
         self.stepper.loss = self.replica.loss()
 
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:
     """Let the replica's metrics take in the first ``count`` rows, in batches; None is all of them."""
     end = rows.count if count is None else count
-    if end % batch_size and models.fixed_batch_size(replica.model) == batch_size:
+    if end % batch_size and fixed_batch_size(replica.model) == batch_size:
         raise DataError(
             f"The model takes batches of {batch_size} rows only; {end} rows that are evaluated together "
             f"leave a last batch of {end % batch_size}. Leave some out, or evaluate arrays or one partition."
@@ -411,7 +423,7 @@ class TrainJob:
         classes: the classes of columns of labels, by their places.
     """
 
-    spec: models.ModelSpec
+    spec: ModelSpec
     settings: TrainSettings
     schema: Schema
     layout: bytes
@@ -430,7 +442,7 @@ class Code(NamedTuple):
         rule: the rule, which may be a class of the user's own; None: that of the settings.
     """
 
-    objects: models.Objects
+    objects: Objects
     builder: Callable[[], Any] | None = None
     distribution: Callable[[], Any] | None = None
     rule: Rule | None = None
@@ -467,7 +479,7 @@ def _train(
         if spread:
             _kept.clear()
         replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
-        models.set_generators(replica.model, job.spec.generators, task.worker)
+        set_generators(replica.model, job.spec.generators, task.worker)
         settings = replace(job.settings, rule=code.rule or job.settings.rule)
         loop = Loop(settings, task.worker, replica, rows, validation, exchange, spooled.fingerprint)
         heartbeat.follow(loop)
@@ -481,31 +493,31 @@ _kept: dict[tuple[str, bool | None], tuple[Any, int]] = {}
 
 
 def take_replica(
-    spec: models.ModelSpec, objects: models.Objects, builder: Callable[[], Any] | None, *, joint: bool
+    spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None, *, joint: bool
 ) -> Replica:
     """Return a replica with the values of a spec, the compiled one of an earlier task where it fits."""
 
     def make() -> Replica:
-        return make_replica(models.thaw(spec, objects, builder), joint=joint)
+        return make_replica(thaw(spec, objects, builder), joint=joint)
 
     replica: Replica = _take(spec, joint, make)
     return replica
 
 
-def take_model(spec: models.ModelSpec, objects: models.Objects, builder: Callable[[], Any] | None) -> Any:
+def take_model(spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None) -> Any:
     """Return a model that predicts, with the values of a spec: that of an earlier task where it fits."""
     for joint in (False, True):
         if (spec.key, joint) in _kept:
             return take_replica(spec, objects, builder, joint=joint).model
-    return _take(spec, None, lambda: models.thaw(spec, objects, builder))
+    return _take(spec, None, lambda: thaw(spec, objects, builder))
 
 
-def _take(spec: models.ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
+def _take(spec: ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
     """Return what is kept for a spec, its values set, or make it; of the others few and small ones stay."""
     key = spec.key, joint
     if key in _kept:
         made, nbytes = _kept.pop(key)
-        models.restore(made if joint is None else made.model, spec)
+        restore(made if joint is None else made.model, spec)
     else:
         nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
         evicted = 0

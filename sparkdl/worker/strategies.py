@@ -17,7 +17,7 @@ import numpy as np
 from sparkdl.core.vectors import window_statistics
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.modeling.backends.base import Center, Mean, Reading, Replica
 from sparkdl.rules import Choice, Rule
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
@@ -186,7 +186,7 @@ class DeltaStrategy(Strategy):
 
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
         super().__init__(replica, settings)
-        self.decays = models.decays(replica.model)
+        self.decays = keras_variables.decays(replica.model)
         self.before, self.statistics, *_ = replica.read()
         self.center: Center | None = None
         self.after: Reading | None = None

@@ -76,7 +76,7 @@ def import_keras(*, quietly: bool = False) -> None:
     sys.modules.update(dict.fromkeys(optional))  # type: ignore[arg-type]  # None: an import of it fails
     try:
         with _errors_kept() if quietly else nullcontext():
-            from sparkdl.modeling import models  # noqa: F401
+            from sparkdl.modeling import serialization  # noqa: F401
     finally:
         for name in optional:
             del sys.modules[name]

@@ -14,7 +14,7 @@ from keras import layers
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ModelError
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import checks, keras_metrics, optimizers
 from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Center, Mean
 from sparkdl.server.aggregation import GradientRounds
@@ -306,7 +306,7 @@ def test_workers_on_torch_do_not_compile_and_say_so():
     )
 
     with refused if ON_TORCH else nullcontext():
-        models.require_honoured(model)
+        checks.require_honoured(model)
 
 
 # -- losses that are divided by other things than rows --------------------------------------------
@@ -663,7 +663,7 @@ def test_a_step_tells_how_far_it_went():
 
 
 def results(replica):
-    return [float(metric.result()) for metric in models.metrics_of(replica.model)]
+    return [float(metric.result()) for metric in keras_metrics.metrics_of(replica.model)]
 
 
 class LostError(Exception):

@@ -7,7 +7,7 @@ from keras import layers
 
 from sparkdl.data.schema import Column, Schema
 from sparkdl.driver.description import describe
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_metrics, keras_variables
 from sparkdl.modeling.backends import with_keras_optimizer
 from sparkdl.rules import FedOpt
 
@@ -34,7 +34,7 @@ def described(*parts, optimizer=None, loss="mse", metrics=(), weights=None, **ot
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="hidden"), *parts, layers.Dense(1)])
     model.compile(optimizer or keras.optimizers.SGD(0.01, momentum=0.9), loss, weights, list(metrics))
-    models.build_metrics(model, np.zeros((1, 8), "float32"), np.zeros((1, 1), "float32"))
+    keras_metrics.build_metrics(model, np.zeros((1, 8), "float32"), np.zeros((1, 1), "float32"))
     return describe(model, SCHEMA, others)
 
 
@@ -171,9 +171,9 @@ def test_describing_a_model_changes_nothing():
     model.compile("adam", "mse")
     model.fit(np.ones((4, 8)), np.ones((4, 1)), verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
-    before = models.read(variables)
+    before = keras_variables.read(variables)
 
     describe(model, SCHEMA, {})
 
-    for array, now in zip(before, models.read(variables), strict=True):
+    for array, now in zip(before, keras_variables.read(variables), strict=True):
         np.testing.assert_array_equal(array, now)

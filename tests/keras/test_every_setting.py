@@ -18,7 +18,7 @@ import settings as table
 from gang import even_split, fit
 from keras import layers, ops
 
-from sparkdl.modeling import models, proof
+from sparkdl.modeling import keras_metrics, keras_variables, proof, serialization
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
@@ -223,7 +223,7 @@ def run(fit, family, members):
     model, x, y = FAMILIES[family][0](members)
     before = values_of(model)
     history = fit(model, x, y)
-    return Run(before, values_of(model), models.read(model.optimizer.variables), history)
+    return Run(before, values_of(model), keras_variables.read(model.optimizer.variables), history)
 
 
 def values_of(model):
@@ -361,9 +361,9 @@ def test_a_model_with_any_setting_is_proved_to_be_the_same(family):
     for group in [USABLE[family]] if family in TOGETHER else [[each] for each in USABLE[family]]:
         model, x, y = FAMILIES[family][0](group)
         first = (*keras.tree.map_structure(lambda part: part[:1], (x, y)), None)
-        models.build_metrics(model, *first)
+        keras_metrics.build_metrics(model, *first)
 
-        models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
+        serialization.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
 
 def objects_of(family, model):
@@ -371,7 +371,7 @@ def objects_of(family, model):
     if family == "losses":
         return keras.tree.flatten(model.loss)
     if family == "metrics":
-        return [metric for metric in models.metrics_of(model) if metric.name.endswith("_metric")]
+        return [metric for metric in keras_metrics.metrics_of(model) if metric.name.endswith("_metric")]
     optimizer = model.optimizer
     return [optimizer._learning_rate if family == "schedules" else optimizer]
 
@@ -385,9 +385,9 @@ def test_arguments_that_change_no_result_come_to_workers(family):
     for group in [members] if family in TOGETHER else [[each] for each in members]:
         model, x, y = FAMILIES[family][0](group)
         first = keras.tree.map_structure(lambda part: part[:2], (x, y))
-        models.build_metrics(model, *first)
-        again = models.thaw(*models.freeze(model))
-        models.build_metrics(again, *first)
+        keras_metrics.build_metrics(model, *first)
+        again = serialization.thaw(*serialization.freeze(model))
+        keras_metrics.build_metrics(again, *first)
 
         for ours, theirs in zip(objects_of(family, model), objects_of(family, again), strict=True):
             expected, found = map(keras.saving.serialize_keras_object, (ours, theirs))

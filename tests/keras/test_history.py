@@ -7,7 +7,7 @@ from gang import even_split, fit
 from keras import layers, ops
 
 from sparkdl.driver.epochs import Metrics
-from sparkdl.modeling import losses, models
+from sparkdl.modeling import keras_metrics, keras_variables, losses
 
 TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none
 SETTINGS = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
@@ -287,12 +287,12 @@ def test_a_look_at_the_first_row_leaves_a_model_as_it_was(built):
     """Neither random generators nor statistics nor metrics have moved before a fit begins."""
     model = compiled(coded(Sampled) if built else Sampled(), "mse", metrics=["mae"])
     kept = [model.random.state, model.calls]
-    before = models.read(kept) if built else [np.array([4, 0]), np.zeros(())]
-    predicted = models.build_metrics(model, X[:1], X[:1])
+    before = keras_variables.read(kept) if built else [np.array([4, 0]), np.zeros(())]
+    predicted = keras_metrics.build_metrics(model, X[:1], X[:1])
     losses.check(model, X[:1], X[:1], None, predicted)
     metrics = Metrics(model, X[:1], predicted)
 
-    for was, now in zip(before, models.read(kept), strict=True):
+    for was, now in zip(before, keras_variables.read(kept), strict=True):
         np.testing.assert_array_equal(now, was)
     assert len(metrics.initial) == 8
     assert not any(map(np.any, metrics.initial))

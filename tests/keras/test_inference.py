@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 from vectors import VECTORS
 
-from sparkdl.modeling import models
+from sparkdl.modeling import serialization, signature
 from sparkdl.modeling.classification import AS_IT_IS
 from sparkdl.worker.inference import InferenceJob, Inputs, predict_stage
 
 
 def predicted(model, column, batch_size):
     """Return what the stage of a task predicts for a column."""
-    spec, objects = models.freeze(model, None, None, trains=False)
-    job = InferenceJob(spec, batch_size, models.known_features(model))
+    spec, objects = serialization.freeze(model, None, None, trains=False)
+    job = InferenceJob(spec, batch_size, signature.known_features(model))
     options = {"encoding": "arrow", "output": (1,), "head": AS_IT_IS}
     (found,) = predict_stage(Inputs([[column]], 0, 1, options), job, objects, None)
     return found.to_numpy()

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.driver import preparation
-from sparkdl.modeling import models, proof
+from sparkdl.modeling import keras_variables, proof, serialization, trainability
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 
@@ -47,36 +47,36 @@ def model():
 @pytest.mark.parametrize("what", ["generators", "weights"])
 def test_a_step_that_is_tried_out_is_undone(model, what, monkeypatch):
     """Weights, random generators and the optimizer are those of before."""
-    again, optimizer = models.copy_of(model), model.optimizer
-    variables = [*model.weights, *models.generators(model)]
-    before = models.read(variables)
-    moved = model.weights if what == "weights" else models.generators(model)
-    write, places, pressed = models.write, set(map(id, moved)), []
+    again, optimizer = serialization.copy_of(model), model.optimizer
+    variables = [*model.weights, *keras_variables.generators(model)]
+    before = keras_variables.read(variables)
+    moved = model.weights if what == "weights" else keras_variables.generators(model)
+    write, places, pressed = keras_variables.write, set(map(id, moved)), []
 
     def interrupted(variables, values):
         for variable, value in zip(variables, values, strict=True):
-            moves = not np.array_equal(models.read([variable])[0], value)
+            moves = not np.array_equal(keras_variables.read([variable])[0], value)
             if moves and id(variable) in places and not pressed:
                 pressed.append(variable.path)
                 press()
             write([variable], [value])
 
-    monkeypatch.setattr(models, "write", interrupted)
+    monkeypatch.setattr(keras_variables, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         interrupts.call(proof.require_same, model, again, (X, Y, None))
 
     assert pressed
     assert model.optimizer is optimizer
-    for one, other in zip(before, models.read(variables), strict=True):
+    for one, other in zip(before, keras_variables.read(variables), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_is_trainable_is_put_back(model, number, monkeypatch):
     """Wherever the interrupt comes: on the way in, or on the way out."""
-    flags = models.Trainability(model)
+    flags = trainability.Trainability(model)
     model.layers[1].trainable = False
-    set_flags, calls = models.Trainability._set, []
+    set_flags, calls = trainability.Trainability._set, []
 
     def interrupted(self, *values):
         calls.append(values)
@@ -88,7 +88,7 @@ def test_what_is_trainable_is_put_back(model, number, monkeypatch):
         with flags.applied():
             pass
 
-    monkeypatch.setattr(models.Trainability, "_set", interrupted)
+    monkeypatch.setattr(trainability.Trainability, "_set", interrupted)
     with pytest.raises(KeyboardInterrupt):
         interrupts.call(apply)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data.batch import Batch
-from sparkdl.modeling import models
+from sparkdl.modeling import serialization
 from sparkdl.worker import loop
 
 
@@ -19,7 +19,7 @@ def spec_of(units, number=0.0):
     )
     model.compile("sgd", "mse")
     model.set_weights([np.full_like(weight, number) for weight in model.get_weights()])
-    return models.freeze(model)[0]
+    return serialization.freeze(model)[0]
 
 
 @pytest.mark.parametrize(("most", "others", "kept"), [(1 << 20, 3, True), (1 << 20, 4, False), (0, 1, False)])

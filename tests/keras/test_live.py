@@ -11,7 +11,7 @@ from keras import ops
 
 from sparkdl.core import pickling
 from sparkdl.errors import ModelError
-from sparkdl.modeling import live_objects, models, proof
+from sparkdl.modeling import keras_metrics, keras_variables, live_objects, proof, serialization
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -314,11 +314,13 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     """The loss, the metrics and a step are those of the live objects, whatever their configuration says."""
     model = CASES[case]()
     first = X[:1], Y[:1], None
-    models.build_metrics(model, *first)
-    spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
-    again = models.freeze(model)[0].key
+    keras_metrics.build_metrics(model, *first)
+    spec, objects = serialization.freeze(
+        model, check=functools.partial(proof.require_same, model, first=first)
+    )
+    again = serialization.freeze(model)[0].key
     arrived = cloudpickle.loads(pickling.pickled(objects, cloudpickle))
-    worker = models.thaw(spec, arrived)
+    worker = serialization.thaw(spec, arrived)
 
     assert [] == live_objects.differences(model, worker)
     assert spec.key == again
@@ -329,9 +331,9 @@ def test_a_worker_computes_what_the_live_model_computes(case):
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_configuration_leaves_out_makes_another_model(case):
     """A worker that keeps a model does not take it for one whose objects compute something else."""
-    plain = models.freeze(net())[0].key
+    plain = serialization.freeze(net())[0].key
 
-    assert plain != models.freeze(CASES[case]())[0].key
+    assert plain != serialization.freeze(CASES[case]())[0].key
 
 
 def test_two_objects_may_have_the_same_settings():
@@ -339,14 +341,14 @@ def test_two_objects_may_have_the_same_settings():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
     model.compile("sgd", [Asymmetric(5), Asymmetric(5)])
-    worker = models.thaw(*models.freeze(model))
+    worker = serialization.thaw(*serialization.freeze(model))
 
     assert [5, 5] == [loss.weight for loss in worker.loss]
 
 
 def test_the_dtype_of_a_loss_is_its_own():
     """Keras has one object for the default dtype of a process, which is left as it is."""
-    worker = models.thaw(*models.freeze(net(keras.losses.Huber(dtype="float64"))))
+    worker = serialization.thaw(*serialization.freeze(net(keras.losses.Huber(dtype="float64"))))
 
     assert worker.loss.dtype == "float64"
     assert keras.config.dtype_policy().compute_dtype == "float32"
@@ -411,15 +413,17 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
     model.evaluate(x, y, verbose=0)
     first = *keras.tree.map_structure(lambda part: part[:1], (x, y)), None
     weights = model.get_weights()
-    spec, objects = models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
+    spec, objects = serialization.freeze(
+        model, check=functools.partial(proof.require_same, model, first=first)
+    )
 
     assert live_objects.PATCH not in objects
-    assert spec.key == models.freeze(model)[0].key
+    assert spec.key == serialization.freeze(model)[0].key
     if NUMBERS_ONCE:
-        assert spec.key == models.freeze(models.copy_of(model))[0].key
+        assert spec.key == serialization.freeze(serialization.copy_of(model))[0].key
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
-    assert not any(np.any(value) for value in models.read(model.metrics_variables))
+    assert not any(np.any(value) for value in keras_variables.read(model.metrics_variables))
 
 
 def test_what_cannot_travel_is_named():
@@ -428,7 +432,7 @@ def test_what_cannot_travel_is_named():
     model.loss.lock = threading.Lock()
 
     with pytest.raises(ModelError, match="does not have loss.lock of the loss, and it cannot be pickled"):
-        models.freeze(model)
+        serialization.freeze(model)
 
 
 def test_a_function_that_builds_may_be_followed_by_changes():
@@ -437,8 +441,8 @@ def test_a_function_that_builds_may_be_followed_by_changes():
     model.layers[2].rate = 0.25
     model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), keras.losses.Huber(0.3), metrics=["mae"])
     model.optimizer.exclude_from_weight_decay(var_names=["bias"])
-    spec, objects = models.freeze(model, net)
-    worker = models.thaw(spec, objects, net)
+    spec, objects = serialization.freeze(model, net)
+    worker = serialization.thaw(spec, objects, net)
 
     assert [] == live_objects.differences(model, worker)
     for ours, theirs in zip(step(model), step(worker), strict=True):
@@ -460,7 +464,7 @@ def test_freezing_a_model_leaves_the_code_of_its_objects_alone(monkeypatch):
     loss = Scaled()
     model = net(loss=loss)
     method = Scaled.call
-    models.freeze(model)
+    serialization.freeze(model)
     live_objects.copied(loss)
 
     monkeypatch.setitem(globals(), "FACTOR", 3.0)

@@ -7,7 +7,7 @@ from gang import even_split, train
 from keras import layers
 
 from sparkdl.errors import ModelError
-from sparkdl.modeling import losses, models
+from sparkdl.modeling import keras_metrics, losses, signature
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -28,7 +28,7 @@ def warnings_of(model, caplog):
     caplog.clear()
     y = [X[:2, :, None], Y[:2]] if len(model.outputs) == 2 else Y[:2]
     y = X[:2, :, None] if len(model.outputs[0].shape) == 3 and len(model.outputs) == 1 else y
-    losses.check(model, X[:2], y, None, models.build_metrics(model, X[:2], y))
+    losses.check(model, X[:2], y, None, keras_metrics.build_metrics(model, X[:2], y))
     return " ".join(caplog.messages)
 
 
@@ -117,7 +117,7 @@ def test_losses_of_keras_by_row_need_no_word(caplog):
 def judged(model, x, y, caplog):
     """Return the warnings of a model over its first row."""
     caplog.clear()
-    losses.check(model, x[:1], y, None, models.build_metrics(model, x[:1], y))
+    losses.check(model, x[:1], y, None, keras_metrics.build_metrics(model, x[:1], y))
     return " ".join(caplog.messages)
 
 
@@ -226,4 +226,4 @@ def test_losses_of_several_outputs_are_found(given):
     model.compile("sgd", given)
 
     expected = [given["a"], given["b"]] if isinstance(given, dict) else given
-    assert expected == models.flat_losses(model.loss)
+    assert expected == signature.flat_losses(model.loss)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparkdl.driver.epochs import Metrics
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_metrics, keras_variables
 
 SHARES = ((0, 3), (3, 10), (10, 20))
 
@@ -50,11 +50,11 @@ def merged(metric):
     x, y = rows()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae", metric])
-    together = Metrics(model, y[:1], models.build_metrics(model, x[:1], y[:1]))
+    together = Metrics(model, y[:1], keras_metrics.build_metrics(model, x[:1], y[:1]))
     states, apart = [], []
     for start, stop in SHARES:
         apart.append(model.evaluate(x[start:stop], y[start:stop], verbose=0, return_dict=True))
-        states.append(together.layout.to_bytes(models.read(together.variables)))
+        states.append(together.layout.to_bytes(keras_variables.read(together.variables)))
     whole = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
     return together.merge([*states, b""]), whole, apart
 
@@ -77,12 +77,12 @@ def test_a_metric_of_one_of_several_outputs(kind):
     x, y = rows()
     labels = {"a": y, "b": 2 * y}
     first = {name: part[:1] for name, part in labels.items()}
-    together = Metrics(model, first, models.build_metrics(model, x[:1], first))
+    together = Metrics(model, first, keras_metrics.build_metrics(model, x[:1], first))
     states, apart = [], []
     for start, stop in SHARES:
         part = {name: label[start:stop] for name, label in labels.items()}
         apart.append(model.evaluate(x[start:stop], part, verbose=0, return_dict=True))
-        states.append(together.layout.to_bytes(models.read(together.variables)))
+        states.append(together.layout.to_bytes(keras_variables.read(together.variables)))
     whole = model.evaluate(x, labels, batch_size=20, verbose=0, return_dict=True)
     ours = together.merge(states)
 

@@ -11,7 +11,8 @@ import pytest
 
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.errors import ModelError
-from sparkdl.modeling import losses, models, optimizers
+from sparkdl.modeling import checks, keras_variables, losses, optimizers, serialization, signature
+from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.server.state import Snapshot
 
 
@@ -25,21 +26,21 @@ def test_a_model_comes_back_with_its_values_and_its_compile_arguments():
     """Weights, optimizer state, loss and metrics survive the journey."""
     model = compiled()
     model.fit(np.ones((8, 3), np.float32), np.ones((8, 2), np.float32), verbose=0)
-    spec, objects = models.freeze(model)
-    restored = models.thaw(spec, objects)
+    spec, objects = serialization.freeze(model)
+    restored = serialization.thaw(spec, objects)
 
     assert type(model.optimizer) is type(restored.optimizer)
     assert "mse" == restored.loss
     for ours, theirs in zip(model.get_weights(), restored.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(model.optimizer.variables, restored.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(models.read([ours])[0], models.read([theirs])[0])
+        np.testing.assert_array_equal(keras_variables.read([ours])[0], keras_variables.read([theirs])[0])
 
 
 def test_a_model_that_is_not_compiled_is_refused():
     """There is nothing to train it with."""
     with pytest.raises(ModelError, match="not compiled"):
-        models.require_compiled(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+        checks.require_compiled(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
 
 
 def test_a_frozen_layers_weights_are_constants():
@@ -54,7 +55,7 @@ def test_a_frozen_layers_weights_are_constants():
         ]
     )
     model.compile("sgd", "mse")
-    layouts = models.Layouts.of(model)
+    layouts = Layouts.of(model)
 
     assert ((4,), (4,), (4, 1), (1,)) == layouts.trainable.shapes
     assert ((4,), (4,)) == layouts.statistics.shapes
@@ -74,20 +75,20 @@ def adapted(scale):
 def test_an_adapted_layer_comes_back_adapted():
     """What it computes with is made of its variables, and is no variable."""
     model, x = adapted(5.0), np.ones((1, 3), np.float32)
-    spec, objects = models.freeze(model)
+    spec, objects = serialization.freeze(model)
 
-    np.testing.assert_allclose(models.thaw(spec, objects)(x), model(x), rtol=1e-6)
-    assert () == models.Layouts.of(model).statistics.shapes
+    np.testing.assert_allclose(serialization.thaw(spec, objects)(x), model(x), rtol=1e-6)
+    assert () == Layouts.of(model).statistics.shapes
 
 
 def test_a_model_that_was_adapted_anew_is_another():
     """A replica that is compiled has the old constants in it."""
     model = adapted(5.0)
-    first, same = (models.freeze(model)[0].key for _ in range(2))
+    first, same = (serialization.freeze(model)[0].key for _ in range(2))
     model.layers[0].adapt(np.eye(3, dtype=np.float32))
 
     assert first == same
-    assert first != models.freeze(model)[0].key
+    assert first != serialization.freeze(model)[0].key
 
 
 SCALED = """
@@ -106,7 +107,7 @@ def test_a_model_with_another_optimizer_of_its_kind_is_the_same():
     for optimizer in ("sgd", "sgd", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "adam"):
         model = keras.Sequential(parts, name="small")
         model.compile(optimizer, "mse")
-        keys.add(models.freeze(model)[0].key)
+        keys.add(serialization.freeze(model)[0].key)
 
     assert 3 == len(keys)
 
@@ -124,7 +125,7 @@ def test_a_module_that_was_edited_and_loaded_again_makes_another_model(tmp_path,
         parts = [keras.Input((3,), name="rows"), module.Scaled(name="s"), keras.layers.Dense(1, name="out")]
         model = keras.Sequential(parts, name="scaled")
         model.compile(keras.optimizers.SGD(0.1), "mse")
-        keys.append(models.freeze(model)[0].key)
+        keys.append(serialization.freeze(model)[0].key)
     monkeypatch.delitem(sys.modules, "edited_layers")
 
     assert keys[0] == keys[1] != keys[2]
@@ -144,7 +145,7 @@ def test_a_compile_of_the_models_own_needs_its_configuration():
     model.compile(0.1)
 
     with pytest.raises(ModelError, match="OwnCompile has a compile of its own. Give it a get_compile_config"):
-        models.freeze(model)
+        serialization.freeze(model)
 
 
 @pytest.mark.skipif(
@@ -156,7 +157,7 @@ def test_several_optimizers_are_refused_by_name():
     model.compile(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1)), "mse")
 
     with pytest.raises(ModelError, match="compiled with a MultiOptimizer, .* Take one optimizer"):
-        models.require_honoured(model)
+        checks.require_honoured(model)
 
 
 def test_workers_drop_other_units_and_the_same_in_every_run():
@@ -164,11 +165,11 @@ def test_workers_drop_other_units_and_the_same_in_every_run():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((50,)), keras.layers.Dropout(0.5)])
     model.compile("sgd", "mse")
-    spec, objects = models.freeze(model)
+    spec, objects = serialization.freeze(model)
     drawn = []
     for worker in (0, 1, 1, 2):
-        replica = models.thaw(spec, objects)
-        models.set_generators(replica, spec.generators, worker)
+        replica = serialization.thaw(spec, objects)
+        keras_variables.set_generators(replica, spec.generators, worker)
         drawn.append(np.asarray(keras.ops.convert_to_numpy(replica(np.ones((1, 50)), training=True))))
     first, one, again, two = drawn
 
@@ -227,8 +228,8 @@ def test_a_vocabulary_travels_with_the_model(kind, builds):
         layer.adapt(data)
     builder = (lambda: model_of(VOCABULARIES[kind]()[0])) if builds else None
 
-    spec, objects = models.freeze(model, builder, trains=False)
-    again = models.thaw(spec, objects, builder)
+    spec, objects = serialization.freeze(model, builder, trains=False)
+    again = serialization.thaw(spec, objects, builder)
 
     x = tf.constant([[3], [4]] if kind == "integers" else [["good ünd"], ["bad"], ["a\nb"], ["new"], [""]])
     np.testing.assert_array_equal(again(x), model(x))
@@ -243,7 +244,7 @@ def test_a_class_that_computes_with_strings_is_built_again(builds):
     model, x = Reader(), tf.constant(["GOOD", "bad"])
     expected, builder = model(x), Reader if builds else None
 
-    again = models.thaw(*models.freeze(model, builder, trains=False), builder)
+    again = serialization.thaw(*serialization.freeze(model, builder, trains=False), builder)
 
     np.testing.assert_array_equal(again(x), expected)
 
@@ -254,7 +255,7 @@ def test_a_batch_size_of_strings_is_tried_out():
     words = keras.Input(batch_shape=(16, 1), dtype="string")
     model = keras.Model(words, keras.layers.StringLookup(vocabulary=WORDS[:2])(words))
 
-    assert models.fixed_batch_size(model) is None
+    assert signature.fixed_batch_size(model) is None
 
 
 @pytest.mark.backend("tensorflow")
@@ -265,7 +266,7 @@ def test_models_with_other_vocabularies_have_other_keys():
     keys = []
     for words in (["a", "b"], ["a", "c"], ["a", "b"]):
         lookup.adapt(words)
-        keys.append(models.freeze(model, trains=False)[0].key)
+        keys.append(serialization.freeze(model, trains=False)[0].key)
 
     assert keys[0] == keys[2] != keys[1]
 
@@ -287,9 +288,9 @@ def test_counters_go_with_the_generators():
         [keras.Input((3,)), Counting(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     )
     model.compile("sgd", "mse")
-    before = models.read(models.generators(model))
-    models.set_generators(model, before, 3)
-    after = models.read(models.generators(model))
+    before = keras_variables.read(keras_variables.generators(model))
+    keras_variables.set_generators(model, before, 3)
+    after = keras_variables.read(keras_variables.generators(model))
 
     assert [(2,), ()] == [array.shape for array in before]
     assert [3, 0] == [int(np.max(b - a)) for a, b in zip(before, after, strict=True)]
@@ -316,9 +317,9 @@ def test_a_function_may_build_a_model_that_its_first_rows_build():
 
     model, x = build(), np.ones((4, 3), np.float32)
     expected = model(x)
-    spec, objects = models.freeze(model, build)
+    spec, objects = serialization.freeze(model, build)
 
-    np.testing.assert_array_equal(models.thaw(spec, objects, build)(x), expected)
+    np.testing.assert_array_equal(serialization.thaw(spec, objects, build)(x), expected)
 
 
 def test_a_function_that_builds_another_model_each_time_is_refused():
@@ -331,7 +332,7 @@ def test_a_function_that_builds_another_model_each_time_is_refused():
         return model
 
     with pytest.raises(ModelError, match="should build the same one each time"):
-        models.freeze(build(), build)
+        serialization.freeze(build(), build)
 
 
 @pytest.mark.parametrize(("missing", "extra"), [("pyspark", "spark"), (keras.backend.backend(),) * 2])
@@ -361,7 +362,7 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
     cut = Snapshot(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
     driver.load(cut, (10, 30))
 
-    momentum = models.read(optimizers.variables(model))[-1]
+    momentum = keras_variables.read(optimizers.variables(model))[-1]
     assert ("bfloat16", [4.0] * 3) == (momentum.dtype.name, momentum.ravel().tolist())
 
 
@@ -382,7 +383,7 @@ def test_a_moving_average_that_hardly_moves_has_no_decay_to_divide_by(momentum, 
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(momentum=momentum)])
 
     np.testing.assert_array_equal(
-        [momentum if known else np.nan] * 4, models.decays(model).astype(float).round(4)
+        [momentum if known else np.nan] * 4, keras_variables.decays(model).astype(float).round(4)
     )
 
 
@@ -403,9 +404,9 @@ def test_making_a_model_again_draws_nothing_from_the_global_generators(builds):
     keras.utils.set_random_seed(1)
     expected = drawn()
     keras.utils.set_random_seed(1)
-    spec, objects = models.freeze(model, builder, check=checked.append)
-    models.thaw(spec, objects, builder)
-    models.copy_of(model)
+    spec, objects = serialization.freeze(model, builder, check=checked.append)
+    serialization.thaw(spec, objects, builder)
+    serialization.copy_of(model)
     losses.check(model, np.ones((4, 3)), np.ones((4, 2)), None, np.ones((4, 2)))
 
     assert checked

@@ -10,7 +10,7 @@ from sparkdl import SparkModel
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.driver.preparation import FitArguments, UserModel, fixed_batch_size
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_variables
 from sparkdl.server.state import CarriedState
 
 DEFAULTS = {
@@ -61,7 +61,7 @@ def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
         builder=None,
         custom_objects={},
         config=TrainConfig(),
-        carried=(2, models.fingerprint(model), state),
+        carried=(2, keras_variables.fingerprint(model), state),
     )
 
     assert state is user.carried_state(2)

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from sparkdl.errors import ModelError
-from sparkdl.modeling import models, proof
+from sparkdl.modeling import keras_metrics, keras_variables, proof, serialization
 
 X = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -126,7 +126,7 @@ def test_what_comes_back_as_something_else_is_named(what):
     model = HIDING[what]()
 
     with pytest.raises(ModelError, match=rf"computes something else .* {what}.* is .* here and .* there"):
-        models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+        serialization.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 
 
 class Noise(keras.layers.Layer):
@@ -167,9 +167,9 @@ class Broken(keras.Model):
 def test_what_is_random_or_nameless_or_fails_here_too_is_taken(make):
     """A difference that the live model has from itself is no reason to refuse it."""
     model = make()
-    models.build_metrics(model, X, Y)
+    keras_metrics.build_metrics(model, X, Y)
 
-    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+    serialization.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 
 
 @pytest.mark.parametrize("by", ["var_list", "var_names"])
@@ -179,7 +179,7 @@ def test_weights_without_weight_decay_are_taken(by):
     excluded = {"var_list": model.weights[:1], "var_names": ["kernel"]}[by]
     model.optimizer.exclude_from_weight_decay(**{by: excluded})
 
-    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+    serialization.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 
 
 @pytest.mark.parametrize("loss_scale", [False, True])
@@ -191,10 +191,10 @@ def test_the_live_model_is_left_as_it_was(loss_scale):
         model.compile(keras.optimizers.LossScaleOptimizer(adam), "mse")
     before, optimizer = model.get_weights(), model.optimizer
 
-    models.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
+    serialization.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 
     assert model.optimizer is optimizer
-    assert not any(np.any(value) for value in models.read(adam.variables) if value.size > 1)
+    assert not any(np.any(value) for value in keras_variables.read(adam.variables) if value.size > 1)
     assert int(ops.convert_to_numpy(adam.iterations)) == 0
     for ours, theirs in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -206,11 +206,11 @@ def test_states_of_recurrent_layers_are_left_as_they_are():
     layers = [keras.Input(batch_shape=(1, 4, 1)), keras.layers.GRU(2, stateful=True), keras.layers.Dense(1)]
     model = compiled(keras.Sequential(layers))
     first = X[..., None], Y, None
-    models.build_metrics(model, *first)
+    keras_metrics.build_metrics(model, *first)
 
-    models.freeze(model, check=functools.partial(proof.require_same, model, first=first))
+    serialization.freeze(model, check=functools.partial(proof.require_same, model, first=first))
 
-    assert not np.any(models.read(model.layers[0].states)[0])
+    assert not np.any(keras_variables.read(model.layers[0].states)[0])
 
 
 def test_no_variable_gets_a_new_name():
@@ -234,14 +234,14 @@ def test_memory_that_runs_out_is_no_difference(monkeypatch):
     for each in (model, again):
         each.compile("sgd", "mse")
     again.set_weights(model.get_weights())
-    read = models.read
+    read = keras_variables.read
 
     def fail(variables):
         if variables and variables[0] is again.weights[0]:
             raise MemoryError("too much")
         return read(variables)
 
-    monkeypatch.setattr(models, "read", fail)
+    monkeypatch.setattr(keras_variables, "read", fail)
 
     with pytest.raises(MemoryError, match="too much"):
         proof.require_same(model, again, (X, Y, None))

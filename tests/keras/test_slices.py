@@ -13,9 +13,9 @@ from simulator import World
 
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
-from sparkdl.modeling import models
 from sparkdl.modeling.backends import make_replica, sliced_tables
 from sparkdl.modeling.backends.base import Mean
+from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.worker.loop import Loop
@@ -198,7 +198,7 @@ def test_a_step_by_slices_is_keras_s_bit_for_bit():
         last = Mean(reading.vector, reading.statistics, reading.sliced)
         reference.train_on_batch(batch.x, batch.y)
     replica.apply(last)
-    tables = sliced_tables(models.Layouts.of(model).trainable, joint=True)
+    tables = sliced_tables(Layouts.of(model).trainable, joint=True)
 
     assert decode(reading.vector, tables).num_slices == 16 * 5
     assert vector(replica.model).tobytes() == vector(reference).tobytes()
@@ -215,7 +215,7 @@ def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
         reading = replica.gradient(Batch(X, RATINGS))
 
     assert not reading.sliced
-    assert len(reading.vector) == models.Layouts.of(model).trainable.size
+    assert len(reading.vector) == Layouts.of(model).trainable.size
     assert "\n".join(caplog.messages).count("more than workers exchange") == words
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import keras_metrics, keras_variables, optimizers, signature
 from sparkdl.modeling.backends.base import Center, Mean, Reading
 from sparkdl.modeling.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.modeling.losses import watched
@@ -40,10 +40,10 @@ class JaxReplica:
         self._optimizer = model.optimizer
         optimizers.variables(model)
         places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
-        self._statistics = [places[id(variable)] for variable in models.statistics(model)]
+        self._statistics = [places[id(variable)] for variable in keras_variables.statistics(model)]
         self._capture = Capture(model) if joint else None
         self.slices = 0  # gradients are dense on JAX
-        self.exact = all(variable.dtype == "float32" for variable in models.trainable(model))
+        self.exact = all(variable.dtype == "float32" for variable in keras_variables.trainable(model))
         self._measured = False
         self._gradient = self._compiled(self._take_gradient)
         self._step = self._compiled(self._take_step, static_argnames="read")
@@ -79,8 +79,8 @@ class JaxReplica:
     def _state(self, batch: Batch | None = None) -> State:
         """Return the values of all variables; the metrics make theirs by the first batch that comes."""
         if batch is not None and not self._measured:
-            whole = models.fixed_batch_size(self.model) is not None
-            models.build_metrics(self.model, *(part if whole else first_rows(part) for part in batch))
+            whole = signature.fixed_batch_size(self.model) is not None
+            keras_metrics.build_metrics(self.model, *(part if whole else first_rows(part) for part in batch))
             self._measured = True
         if self._held is None:
             trainable, other, optimizer, metrics = self._variables()

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_variables
 from sparkdl.modeling.backends.base import Center, Mean, Reading
 from sparkdl.modeling.backends.common import SCALARS, Capture, loss_metric, optional, reading
 from sparkdl.modeling.losses import watched
@@ -27,8 +27,8 @@ class StatefulReplica(ABC):
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         self._model = model
-        self._trainable = models.trainable(model)
-        self._statistics = models.statistics(model)
+        self._trainable = keras_variables.trainable(model)
+        self._statistics = keras_variables.statistics(model)
         self.slices = 0
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
         shapes = [tuple(variable.shape) for variable in (*self._trainable, *self._statistics)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sparkdl.core.sparse_gradients import Table, decode, densified
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
-from sparkdl.modeling import models, optimizers
+from sparkdl.modeling import optimizers, signature
 from sparkdl.modeling.backends.base import Mean, Reading
 from sparkdl.modeling.backends.stateful import StatefulReplica
 
@@ -110,7 +110,7 @@ class TensorFlowReplica(StatefulReplica):
         """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
         if self.model.run_eagerly:
             return lambda *arguments: function(*_tensors(arguments))
-        sized = models.fixed_batch_size(self.model) is not None
+        sized = signature.fixed_batch_size(self.model) is not None
         return Compiled(function, bool(self.model.jit_compile) if what else None, sized=sized)
 
     def catch_up(self) -> None:

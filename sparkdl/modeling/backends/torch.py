@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sparkdl.core.vectors import Vector
-from sparkdl.modeling import models
+from sparkdl.modeling import keras_variables
 from sparkdl.modeling.backends.stateful import StatefulReplica
 from sparkdl.modeling.losses import is_own, scale_in_force, watched
 
@@ -32,7 +32,7 @@ class TorchReplica(StatefulReplica):
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         super().__init__(model, joint=joint)
         self._device = keras.ops.convert_to_tensor(0.0).device
-        asked = *self._trainable, *self._statistics, *models.metric_variables(model)
+        asked = *self._trainable, *self._statistics, *keras_variables.metric_variables(model)
         self._values = {id(variable): variable.value for variable in asked}
         self._flat = self._joined() if self.exact and self._trainable and not joint else None
         self._waiting: list[Callable[[], Any]] = []

@@ -1,0 +1,121 @@
+"""Checks of a model before a run: its class, its compile arguments, and its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from sparkdl.data.schema import Column
+from sparkdl.data.sparse import TEXT
+from sparkdl.errors import ModelError
+from sparkdl.modeling import optimizers
+from sparkdl.modeling.keras_variables import dtype_of
+
+
+def is_model(thing: Any) -> bool:
+    """Return whether this is a Keras model."""
+    return isinstance(thing, keras.Model)
+
+
+def require_model(model: Any) -> None:
+    """Check that this is a Keras model.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"model should be a keras.Model; got {type(model).__name__}.")
+
+
+def require_compiled(model: Any) -> None:
+    """Check that this is a compiled Keras model.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "model should be a compiled keras.Model or a function without arguments that returns one; "
+            f"got {type(model).__name__}."
+        )
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise ModelError(
+            f'The model "{model.name}" is not compiled. Call model.compile(optimizer=..., loss=...) first.'
+        )
+
+
+def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = ()) -> None:
+    """Check that the backend computes with strings, if the model or the rows have strings.
+
+    Args:
+        model: the model, whose inputs tell, if it has them.
+        columns: what rows are, if that is known.
+
+    Raises:
+        ModelError: the backend is not TensorFlow; names the input.
+    """
+    texts = [tensor.name for tensor in getattr(model, "inputs", None) or () if dtype_of(tensor) == TEXT]
+    texts += [column.name for column in columns if column.texts]
+    if texts and keras.backend.backend() != "tensorflow":
+        raise ModelError(
+            f'The input "{texts[0]}" of the model "{model.name}" takes strings, which are supported on '
+            f"TensorFlow only; Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow, or "
+            "apply layers such as TextVectorization or StringLookup to the data first and give a model that "
+            "begins with their output."
+        )
+
+
+def require_honoured(model: keras.Model) -> None:
+    """Check that workers do what the model was compiled to do.
+
+    Raises:
+        ModelError: they cannot; names it.
+    """
+    require_backend_of_strings(model)
+    if keras.backend.backend() == "torch" and model.jit_compile:
+        raise ModelError(
+            f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
+            "Leave it out."
+        )
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # which Keras has had since 3.14
+    if several is not None and isinstance(optimizers.inner(model), several):
+        raise ModelError(
+            f'The model "{model.name}" was compiled with a MultiOptimizer, whose optimizers workers do not '
+            "follow. Take one optimizer for all variables."
+        )
+
+
+def require_divisible(model: keras.Model, num_workers: int) -> None:
+    """Check that the rows of a batch can be divided among workers.
+
+    Raises:
+        ModelError: a trainable layer asks for statistics of the whole batch, of which each of several
+            workers has a part.
+    """
+    whole = [
+        layer.name
+        for layer in model._flatten_layers()
+        if layer.trainable and getattr(layer, "synchronized", False)
+    ]
+    if num_workers > 1 and whole:
+        raise ModelError(
+            f"{', '.join(whole)}: synchronized=True asks for statistics of the whole batch, but each of "
+            f"the {num_workers} workers has a part of it. Set synchronized=False to use the statistics of "
+            'each part, set num_workers=1, or set frequency to a number or "epoch", where each worker '
+            "trains on batches of its own."
+        )
+
+
+def require_numbers(model: keras.Model, predicted: Any) -> None:
+    """Check that predictions are numbers, as columns of predictions are.
+
+    Raises:
+        ModelError: an output gives strings.
+    """
+    if any(dtype_of(part) == TEXT for part in keras.tree.flatten(predicted)):
+        raise ModelError(
+            f'An output of the model "{model.name}" gives strings, which a column of predictions does not '
+            "hold. Leave out the layer that makes strings, or pass arrays or an RDD to SparkModel.predict."
+        )

@@ -1,0 +1,130 @@
+"""A model's predictions and single steps for some rows, computed in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend import compute_output_spec
+
+from sparkdl.core.tree import leaves
+from sparkdl.data.schema import Sample, Schema
+from sparkdl.data.sparse import TEXT
+from sparkdl.errors import DataError
+from sparkdl.modeling import optimizers
+from sparkdl.modeling.signature import fit_features, known_features, named_batch_size
+from sparkdl.process.reasons import reason_of, text_of
+
+
+def compute(model: keras.Model, x: Any) -> Any:
+    """Return what a model predicts for some rows. One that is not built is built for any number of rows.
+
+    Args:
+        model: the model.
+        x: the rows, as the model takes them.
+    """
+    if not model.built:
+        with suppress(Exception):  # a model that cannot be computed on symbols is built by the rows
+            compute_output_spec(model, keras.tree.map_structure(_any_number_of, x), training=False)
+    return model(x, training=False)
+
+
+def _any_number_of(part: Any) -> keras.KerasTensor:
+    dtype = TEXT if part.dtype == object else keras.backend.standardize_dtype(part.dtype)
+    return keras.KerasTensor((None, *part.shape[1:]), dtype)
+
+
+def probe(model: keras.Model, schema: Schema) -> Any:
+    """Return what the model predicts for a row of zeros, or for as many as its inputs say.
+
+    Raises:
+        DataError: it cannot be computed on such rows.
+    """
+    rows = named_batch_size(model) or 1
+    zeros = [column.zeros(rows) for column in schema.columns]
+    try:
+        return compute(model, schema.batch(zeros).x)
+    except Exception as error:
+        message = f"The model cannot be computed on rows like these: {reason_of(error)}"
+        raise DataError(message, traceback=text_of(error)) from error
+
+
+def of_no_rows(model: keras.Model, sample: Sample) -> Any:
+    """Return what the model predicts for no rows at all: arrays of length 0.
+
+    Args:
+        model: the model.
+        sample: a row such as there are none of; of an empty list nobody knows what its rows would be.
+    """
+    known = known_features(model, sample) if all(value.shape == () for value in sample.values) else None
+    predicted = probe(model, known or fit_features(model, sample.schema(keras.config.floatx())))
+    return keras.tree.map_structure(lambda part: keras.ops.convert_to_numpy(part)[:0], predicted)
+
+
+def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
+    """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays.
+
+    Where the inputs say how many rows a batch has, the last row is repeated until the last batch has as many.
+    """
+    rows = len(next(leaves(x)))
+    missing = -rows % batch_size if named_batch_size(model) == batch_size else 0
+    if missing:
+        x = keras.tree.map_structure(lambda array: np.concatenate([array, array[-1:].repeat(missing, 0)]), x)
+    parts = [
+        model.predict_on_batch(
+            keras.tree.map_structure(lambda array, at=start: array[at : at + batch_size], x)
+        )
+        for start in range(0, rows, batch_size)
+    ]
+    return keras.tree.map_structure(lambda array: array[:rows], concatenate(parts))
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Return structures of arrays of rows as one, the rows in order."""
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def rows_of(predictions: Any) -> Iterator[Any]:
+    """Yield the prediction of each row."""
+    for index in range(len(next(leaves(predictions)))):
+        yield keras.tree.map_structure(lambda array, at=index: array[at], predictions)
+
+
+def as_tensors(rows: Any) -> Any:
+    """Return rows as Keras passes them to a model's methods: arrays as tensors, None as it is."""
+
+    def convert(part: Any) -> Any:
+        known = isinstance(part, np.ndarray) and part.dtype.kind in "biufcO"
+        return keras.ops.convert_to_tensor(part) if known else part
+
+    return keras.tree.map_structure(convert, rows)
+
+
+def take_step(model: keras.Model, step: str, data: Any) -> Any:
+    """Return what "train_step" or "test_step" of a model returns for some rows, as the step takes them.
+
+    On JAX the values of variables stay as they were.
+    """
+    return _step(model, step, data)[0]
+
+
+def train_once(model: keras.Model, data: Any) -> None:
+    """Train a model on some rows, by one eager "train_step"; its optimizer is built."""
+    for variable, value in _step(model, "train_step", data)[1]:
+        variable.assign(value)
+
+
+def _step(model: keras.Model, step: str, data: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return what a step returns, and on JAX its variables with the values that they are to have."""
+    data = as_tensors(data)
+    if keras.backend.backend() != "jax":
+        return getattr(model, step)(data), []
+    optimizer = [optimizers.variables(model)] if step == "train_step" else []
+    parts = model.trainable_variables, model.non_trainable_variables, *optimizer, model.metrics_variables
+    logs, state = getattr(model, step)(tuple([each.value for each in part] for part in parts), data)
+    variables, values = (itertools.chain.from_iterable(each) for each in (parts, state))
+    return logs, list(zip(variables, values, strict=True))

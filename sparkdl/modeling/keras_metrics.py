@@ -1,0 +1,135 @@
+"""The metrics of a compiled model: building their states, and how their results are logged.
+
+Workers measure parts of the rows, so it matters whether the states of a metric may be added.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.core.vectors import Array
+from sparkdl.modeling.execution import as_tensors, compute, take_step
+from sparkdl.modeling.keras_variables import read, undisturbed
+from sparkdl.modeling.signature import computes_loss, needs_labels
+from sparkdl.process import interrupts
+
+MARK = 2.0**20  # from here on results stand for the places of metrics
+Samples = Sequence[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other
+
+
+def from_keras(thing: Any) -> bool:
+    """Return whether an object is of a class of Keras's own."""
+    return type(thing).__module__.split(".")[0] == "keras"
+
+
+def metrics_of(model: keras.Model) -> list[Any]:
+    """Return the metrics of a model, those of ``compile`` one by one."""
+    return [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
+
+
+def build_metrics(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any = None, *, step: str = "train_step"
+) -> Any:
+    """Build the states of a model's metrics by one forward pass over a few rows, and reset them.
+
+    Args:
+        model: a compiled model.
+        x: some rows.
+        y: their labels, or None.
+        sample_weight: their weights, or None.
+        step: which step of the model's is to come, "train_step" or "test_step".
+
+    Returns:
+        What the model predicts for those rows.
+    """
+    x, y, sample_weight = as_tensors((x, y, sample_weight))
+    with undisturbed(model):
+        predicted = compute(model, x)
+        if y is None and not needs_labels(model, step):
+            _build_without_labels(model, x, predicted, step)
+            return predicted
+        if computes_loss(model):
+            model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+        with warnings.catch_warnings(action="ignore"):  # a metric may say that these rows are too few
+            model.compute_metrics(x, y, predicted, sample_weight)
+    return predicted
+
+
+def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str) -> None:
+    """Let the metrics of ``compile`` make their states where only the model's own step knows its labels.
+
+    The predictions stand in for these: they have the shape of whatever they are compared with.
+    """
+    if getattr(type(model), step) is getattr(keras.Model, step):
+        model.compute_loss(x=x, y=None, y_pred=predicted, sample_weight=None)
+    elif not keras.tree.is_nested(predicted):
+        model.compute_metrics(x, predicted, predicted)
+
+
+def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
+    """Let a metric make its states by some rows of an output that it can measure.
+
+    Returns:
+        Labels and predictions of these rows; None if it measures no output.
+    """
+    for y, predicted in samples:
+        try:
+            metric.update_state(y, predicted)
+        except Exception:  # noqa: BLE001 - each backend has its own for labels and predictions of another kind
+            continue
+        return y, predicted
+    return None
+
+
+def adds_up(metric: Any, samples: Samples) -> bool:
+    """Return whether states of a metric may be added, by an experiment: two halves apart, and together."""
+    sample = build_metric(metric, samples)
+    if sample is None:
+        return False
+    y, predicted = sample
+    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # still a probability, where it was one
+
+    def states(*halves: Any) -> list[Array]:
+        metric.reset_state()
+        for half in halves:
+            metric.update_state(y, half)
+        return read(metric.variables)
+
+    try:
+        start, first, second, both = states(), states(predicted), states(other), states(predicted, other)
+    finally:
+        with interrupts.held():
+            metric.reset_state()
+    return all(
+        np.allclose(b + c - a, d, rtol=1e-4) for a, b, c, d in zip(start, first, second, both, strict=True)
+    )
+
+
+def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | None] | None:
+    """Return which metric's result a step of a model's own returns under each name, by an experiment.
+
+    Keras reports what the step returns where its names are not those of the model's metrics.
+
+    Args:
+        model: a compiled model with built metrics, whose weights may change.
+        step: "train_step" or "test_step".
+        data: some rows, as the step takes them.
+
+    Returns:
+        Places in ``metrics_of(model)`` by name, None for what is no metric's result; or None if the names are
+        those of the metrics.
+    """
+    for place, metric in enumerate(metrics_of(model)):
+        metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)
+    logs = take_step(model, step, data)
+    if not isinstance(logs, dict) or logs.keys() == model.get_metrics_result().keys():
+        return None
+    places = {MARK + place: place for place in range(len(metrics_of(model)))}
+    values = {name: np.ravel(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
+    return {name: places.get(float(value[0])) if value.size == 1 else None for name, value in values.items()}

@@ -1,0 +1,50 @@
+"""Settings that Keras keeps for the whole process, and the lock for fits that change them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.process import interrupts
+
+
+def backend() -> str:
+    """Return the backend that Keras runs on."""
+    return str(keras.backend.backend())
+
+
+def float_type() -> str:
+    """Return Keras's default float type."""
+    return str(keras.config.floatx())
+
+
+_alone = threading.RLock()  # for fits of several threads: Keras's float type and policy are the process's
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread at a time make values of a model, or a model of values.
+
+    Python's and NumPy's global generators are left as they are: initializers without a seed draw one.
+    """
+    with _alone:
+        states = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            with interrupts.held():
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+
+
+def set_defaults(floatx: str, policy: Any, data_format: str) -> None:
+    """Set the default float type, dtype policy and image format of this process."""
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
+    keras.config.set_image_data_format(data_format)

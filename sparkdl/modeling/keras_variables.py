@@ -1,0 +1,213 @@
+"""The variables of a Keras model, and their values as arrays.
+
+They fall into four lists: *trainable* variables, which a rule merges; *statistics*, the floating-point
+variables that trainable layers move themselves (BatchNormalization's mean and variance), which are averaged;
+*optimizer* variables and *generators*, the states of random numbers and other counters, which stay with
+their worker and are saved in snapshots. Weights of frozen layers are constants and never travel again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import nan, prod
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from sparkdl.core.vectors import Array, Layout, Vector
+from sparkdl.modeling import live_objects, optimizers
+from sparkdl.process import interrupts
+
+SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of a model's four lists of variables, and of its metrics once they are built."""
+
+    trainable: Layout
+    statistics: Layout
+    optimizer: Layout
+    generators: Layout
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Layouts:
+        """Return the layouts of a compiled model."""
+        return cls(*map(layout_of, Variables.of(model)))
+
+
+class Variables(NamedTuple):
+    """A model's four lists of variables, as they are when a fit begins."""
+
+    trainable: list[Any]
+    statistics: list[Any]
+    optimizer: list[Any]
+    generators: list[Any]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Variables:
+        """Return the variables of a compiled model."""
+        return cls(trainable(model), statistics(model), optimizers.variables(model), generators(model))
+
+
+def trainable(model: keras.Model) -> list[Any]:
+    """Return the variables that a gradient moves."""
+    return list(model.trainable_variables)
+
+
+def constrain(variables: Sequence[Any]) -> None:
+    """Hold variables to their constraints, which a rule may leave: a merge is no step of an optimizer."""
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+def statistics(model: keras.Model) -> list[Any]:
+    """Return the floating-point variables that trainable layers move by themselves."""
+    return [variable for variable in _moved(model) if _is_float(variable)]
+
+
+def _moved(model: keras.Model) -> list[Any]:
+    """Return the weights that are not trained and not constant."""
+    fixed = [layer for layer in model._flatten_layers() if not layer.trainable] + adapted(model)
+    frozen = {id(variable) for layer in fixed for variable in layer.weights}
+    return [variable for variable in model.non_trainable_weights if id(variable) not in frozen]
+
+
+def _is_float(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def dtype_of(tensor: Any) -> str:
+    """Return the name of the dtype of a variable or symbolic tensor."""
+    return str(keras.backend.standardize_dtype(tensor.dtype))
+
+
+def adapted(model: keras.Model) -> list[Any]:
+    """Return the layers that compute with constants made of their variables, such as Normalization."""
+    return [layer for layer in model._flatten_layers() if layer.weights and hasattr(layer, "finalize_state")]
+
+
+def decays(model: keras.Model) -> Vector:
+    """Return how much of each moving statistic one training step keeps, as a vector; nan: not known."""
+    again = _called_again(model)  # such a layer moves more than once in a step
+    known = {
+        id(variable): layer.momentum
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and np.float32(layer.momentum) < 1
+        if id(layer) not in again
+        for variable in (layer.moving_mean, layer.moving_variance)
+    }
+    parts = [(known.get(id(variable), nan), prod(variable.shape)) for variable in statistics(model)]
+    return np.repeat([decay for decay, _ in parts], [size for _, size in parts]).astype(np.float32)
+
+
+def _called_again(model: keras.Model) -> set[int]:
+    """Return which layers a model's graphs call more than once, and the layers in those, by id."""
+    layers = model._flatten_layers()
+    graphs = (getattr(layer, "_functional", None) or layer for layer in layers)
+    depths = (depth for graph in graphs for depth in getattr(graph, "_nodes_by_depth", {}).values())
+    calls = Counter(id(node.operation) for nodes in depths for node in nodes)
+    return {id(part) for layer in layers if calls[id(layer)] > 1 for part in layer._flatten_layers()}
+
+
+def generators(model: keras.Model) -> list[Any]:
+    """Return the states of the random generators of layers such as Dropout, and layers' own counters."""
+    known = {id(variable) for variable in model.weights}
+    known |= {id(variable) for metric in model.metrics for variable in metric.variables}
+    random = [variable for variable in model.non_trainable_variables if id(variable) not in known]
+    return random + [variable for variable in _moved(model) if not _is_float(variable)]
+
+
+def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> None:
+    """Set generators so that every worker draws random numbers of its own, worker 0 the model's."""
+    counters = {id(variable) for variable in model.weights}
+    for variable, array in zip(generators(model), arrays, strict=True):
+        apart = 0 if id(variable) in counters else worker
+        variable.assign(np.add(array, np.asarray(apart, array.dtype)))
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """Return the states of all metrics, the loss's among them; complete once the metrics are built."""
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def recurrent_states(model: keras.Model) -> list[Any]:
+    """Return the states of stateful recurrent layers, which are not among a model's variables."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
+    return [state for part in states for state in part if isinstance(state, live_objects.Variable)]
+
+
+def layout_of(variables: Sequence[Any]) -> Layout:
+    """Return the layout of Keras variables, without reading them."""
+    return Layout(
+        tuple(tuple(variable.shape) for variable in variables),
+        tuple(keras.backend.standardize_dtype(variable.dtype) for variable in variables),
+    )
+
+
+def places_of(model: keras.Model, variables: Iterable[Any]) -> tuple[int, ...]:
+    """Return where variables are among the weights of a model."""
+    places = {id(weight): place for place, weight in enumerate(model.weights)}
+    return tuple(places.get(id(variable), -1) for variable in variables)
+
+
+def read(variables: Sequence[Any]) -> list[Array]:
+    """Return copies of the values of Keras variables."""
+    return list(reading(variables))
+
+
+def reading(variables: Sequence[Any]) -> Iterator[Array]:
+    """Yield copies of the values of Keras variables, one after the other."""
+    for variable in variables:
+        array = keras.ops.convert_to_numpy(variable.value)
+        ours = array.flags.owndata and array.flags.writeable  # no view of the backend's memory
+        yield array if ours else array.copy()
+
+
+def digests(variables: Sequence[Any]) -> list[bytes]:
+    """Return what tells the values of Keras variables from others, without keeping them."""
+    contiguous = (np.ascontiguousarray(array) for array in reading(variables))
+    return [hashlib.blake2b(array.view(np.uint8).data).digest() for array in contiguous]
+
+
+def fingerprint(model: keras.Model) -> bytes:
+    """Return sixteen bytes that change when the weights or the optimizer's variables do."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in read([*model.weights, *optimizers.variables(model)]):
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
+    """Set Keras variables; the arrays are copied."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(np.array(array))
+
+
+@contextmanager
+def undisturbed(model: keras.Model) -> Iterator[None]:
+    """Leave a model as a fit finds it, whatever is computed with it in a ``with`` block.
+
+    Random generators, counters, moving statistics and states of recurrent layers keep their values, and
+    metrics are reset.
+    """
+    kept = [*generators(model), *statistics(model), *recurrent_states(model)]
+    values = read(kept)
+    known = set(map(id, kept))
+    try:
+        yield
+    finally:
+        with interrupts.held():
+            write(kept, values)
+            for variable in generators(model):
+                if id(variable) not in known and variable.name == SEED:  # of a model that was not built
+                    seed, _ = keras.ops.convert_to_numpy(variable.value)
+                    variable.assign(np.array([seed, 0]))
+            model.reset_metrics()

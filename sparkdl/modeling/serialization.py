@@ -1,0 +1,321 @@
+"""A Keras model as values that travel, and the model that is made of them again.
+
+A model is shipped as its serialized configuration (architecture, compile arguments, shapes), raw arrays,
+and custom objects. Workers must compute what the live model computes, so each model is made again on the
+driver first, and compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from sparkdl.core.pickling import pickled
+from sparkdl.core.vectors import LARGE, Array, trim
+from sparkdl.data.sparse import TEXT
+from sparkdl.errors import ModelError
+from sparkdl.modeling import live_objects, optimizers
+from sparkdl.modeling.checks import require_compiled
+from sparkdl.modeling.configuration import Objects, deserialize, serialize, unwarned
+from sparkdl.modeling.keras_settings import alone, set_defaults
+from sparkdl.modeling.keras_variables import (
+    Layouts,
+    adapted,
+    generators,
+    layout_of,
+    places_of,
+    read,
+    statistics,
+    trainable,
+    write,
+)
+from sparkdl.modeling.trainability import require_known
+from sparkdl.process import interrupts
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A compiled model as values: nothing in it is code.
+
+    Attributes:
+        config: the serialized model as JSON; None for a model that a function builds.
+        built: the shapes that the model was built with, as Keras says them.
+        weights: the values of ``model.weights``.
+        optimizer: the values of the optimizer's variables.
+        generators: the states of random generators, and counters.
+        backend: the Keras backend that it was made on.
+        floatx: Keras's default float type on the driver.
+        policy: the name of Keras's default dtype policy there, by which compile scales the loss.
+        epsilon: the small number of Keras's there, which losses and metrics look up when they compute.
+        data_format: whether images have their channels last there, by default.
+        moved: the places among the model's weights of those that its optimizer was built for.
+        key: what two specs share only if one model, with other values set, can serve for both.
+        trains: whether it is to be trained; else it may not be compiled, and the optimizer's values are left.
+    """
+
+    config: str | None
+    built: Any
+    weights: list[Array]
+    optimizer: list[Array]
+    generators: list[Array]
+    backend: str
+    floatx: str
+    policy: str
+    epsilon: float
+    data_format: str
+    moved: tuple[int, ...]
+    key: str
+    trains: bool = True
+
+
+@alone()
+def freeze(
+    model: keras.Model,
+    builder: Callable[[], keras.Model] | None = None,
+    custom_objects: Objects | None = None,
+    *,
+    trains: bool = True,
+    check: Callable[[keras.Model], None] | None = None,
+) -> tuple[ModelSpec, Objects]:
+    """Return a built model as values, and the custom objects that it needs.
+
+    Args:
+        model: the model.
+        builder: the function that built it; then the configuration is not needed.
+        custom_objects: what the user named; objects of the live model's configuration are found.
+        trains: whether it is to be trained, for which it has to be compiled.
+        check: what to do with the model that is made again here, as on executors.
+
+    Raises:
+        ModelError: the model cannot be restored from what would be shipped; the message names why.
+    """
+    if trains:
+        require_known(model)
+    objects = dict(custom_objects or {})
+    config = None
+    if builder is None:
+        config, found = serialize(model)
+        objects = {**found, **objects}
+    spec = ModelSpec(
+        config=config,
+        built=model.get_build_config(),
+        weights=read(model.weights),
+        optimizer=read(optimizers.variables(model)) if trains else [],
+        generators=read(generators(model)),
+        backend=keras.backend.backend(),
+        floatx=keras.config.floatx(),
+        policy=keras.config.dtype_policy().name,
+        epsilon=keras.config.epsilon(),
+        data_format=keras.config.image_data_format(),
+        moved=places_of(model, optimizers.moves(model)),
+        key="",
+        trains=trains,
+    )
+    again = _made(spec, objects, builder)
+    objects |= _complete(model, again, spec)
+    if check is not None:
+        check(again)
+    del again
+    spec = replace(spec, key=_key(spec, objects, builder, model))
+    freed = sum(array.nbytes for array in spec.weights)
+    if freed > LARGE:
+        gc.collect()  # a model knows itself, so that the restored one would stay
+        trim(freed)
+    return spec, objects
+
+
+def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Objects:
+    """Return what a model that was made again needs to be the live one, and check that it then is.
+
+    Raises:
+        ModelError: something of it cannot travel, or the model still is another one.
+    """
+    names = [[layer.name for layer in one._flatten_layers()] for one in (model, again)]
+    if len(names[0]) != len(names[1]):
+        raise ModelError(
+            f'The model "{model.name}" does not come back with the same layers: expected {names[0]}, got '
+            f"{names[1]}. Check get_config of its own classes; a function that builds a model should build "
+            "the same one each time."
+        )
+    found = live_objects.differences(model, again)
+    objects: Objects = {}
+    if found:
+        for each in found:
+            _require_picklable(model, each)
+        objects[live_objects.PATCH] = live_objects.ByValue(found)
+        live_objects.patch(again, live_objects.copied(found))
+    _settle(again, spec)
+    _check_restored(model, again, trains=spec.trains)
+    left = live_objects.differences(model, again)
+    if left:
+        raise ModelError(
+            f'The model "{model.name}" cannot be made again on executors: '
+            f"{live_objects.describe(model, left[0])} does not come back as it is. Let its class carry it in "
+            "get_config and __init__, or pass SparkModel a function that builds and compiles the model."
+        )
+    return objects
+
+
+def _require_picklable(model: keras.Model, difference: live_objects.Difference) -> None:
+    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+
+    try:
+        pickled(difference.value, cloudpickle)
+    except Exception as error:
+        raise ModelError(
+            f'The model "{model.name}" cannot be sent to executors: its configuration does not have '
+            f"{live_objects.describe(model, difference)}, and it cannot be pickled ({error}). Give its class "
+            "a get_config that has what __init__ needs, or pass SparkModel a function that builds and "
+            "compiles the model."
+        ) from error
+
+
+def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) -> str:
+    """Return a digest of a model's architecture, compile arguments, code and constants."""
+    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+
+    config = spec.config
+    for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
+        config = config and config.replace(json.dumps(optimizer.name), "null")  # Keras numbers those it names
+    code = pickled((sorted(objects.items()), builder), cloudpickle)
+    layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
+    constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
+    return hashlib.sha256(f"{config} {layouts} {spec.moved} {constants}".encode() + code).hexdigest()
+
+
+def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) -> None:
+    same = layout_of(model.weights) == layout_of(restored.weights)
+    if not same or (trains and Layouts.of(model) != Layouts.of(restored)):
+        raise ModelError(
+            f'The model "{model.name}" does not come back from its configuration with the same variables. '
+            "Check get_config and build of its custom layers, or pass SparkModel a function that builds it."
+        )
+
+
+@alone()
+def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
+    """Return the compiled model of a spec with its values set.
+
+    Raises:
+        ModelError: the model cannot be restored, for one because a custom object is missing.
+    """
+    model = _made(spec, objects, builder)
+    if live_objects.PATCH in objects:
+        live_objects.patch(model, objects[live_objects.PATCH].get())
+    _settle(model, spec)
+    return model
+
+
+def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None) -> keras.Model:
+    """Return the built model that a configuration, or a function, makes."""
+    kept = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
+    try:
+        set_defaults(spec.floatx, spec.policy, spec.data_format)
+        model = deserialize(spec.config or "", objects) if builder is None else builder()
+    finally:
+        with interrupts.held():
+            set_defaults(*kept)
+    if spec.trains and builder is None and getattr(model, "optimizer", None) is None:
+        raise ModelError(
+            f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
+            "its own. Give it a get_compile_config and a compile_from_config, or pass SparkModel a function "
+            "that builds and compiles the model."
+        )
+    if spec.trains:
+        require_compiled(model)
+    _build(model, spec)
+    _check_weights(model, spec)
+    if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
+        model.optimizer = live_objects.copied(model.optimizer)  # Keras built it for what is trainable
+    return model
+
+
+def _build(model: keras.Model, spec: ModelSpec) -> None:
+    """Build a model that is not built yet, for inputs of the shapes that its spec names."""
+    if not model.built and spec.built:
+        with unwarned():
+            model.build_from_config(spec.built)
+    shape = (spec.built or {}).get("input_shape")
+    if spec.weights and not model.weights and isinstance(shape, list | tuple):
+        with suppress(Exception):  # Keras traced call with numbers; the check of the weights tells
+            model(keras.Input(batch_shape=tuple(shape), dtype=TEXT))
+
+
+def _settle(model: keras.Model, spec: ModelSpec) -> None:
+    """Build the optimizer for what it moves, and set all values of a model that was made again."""
+    if spec.trains and not model.optimizer.built:
+        model.optimizer.build([model.weights[place] for place in spec.moved])
+    restore(model, spec)
+
+
+def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
+    expected = [array.shape for array in spec.weights]
+    given = [tuple(weight.shape) for weight in model.weights]
+    if given != expected:
+        raise ModelError(
+            f'The model "{model.name}" does not come back with the same weights: expected shapes {expected}, '
+            f"got {given}. Check get_config and build of its custom layers; a function that builds a model "
+            "should build the same one each time."
+        )
+
+
+def restore(model: keras.Model, spec: ModelSpec) -> None:
+    """Set weights, optimizer and generators of a model to what its spec holds, and clear its metrics."""
+    keras.config.set_epsilon(spec.epsilon)
+    model.set_weights(spec.weights)
+    for layer in adapted(model):
+        layer.finalize_state()
+    if spec.trains:
+        write(optimizers.variables(model), spec.optimizer)
+    write(generators(model), spec.generators)
+    model.reset_metrics()
+
+
+@alone()
+def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
+    """Return a compiled model like this one, of its own: with its weights and its optimizer's state.
+
+    Raises:
+        ModelError: it cannot be restored from its configuration.
+    """
+    if model.built:
+        return thaw(*freeze(model, custom_objects=custom_objects))
+    config, objects = serialize(model)
+    again = deserialize(config, {**objects, **(custom_objects or {})})
+    live_objects.patch(again, live_objects.copied(live_objects.differences(model, again)))
+    return again
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Write a model as a file of Keras's own format."""
+    if model.built:
+        optimizers.variables(model)  # makes them, without which Keras warns when it loads
+    model.save(path)
+
+
+def load(
+    path: Path, shown: str, custom_objects: Objects | None = None, *, safe_mode: bool | None = None
+) -> keras.Model:
+    """Return the model that a file of Keras's own format holds.
+
+    Args:
+        path: where it is.
+        shown: how an error calls it.
+        custom_objects: classes and functions that the model needs, by name.
+        safe_mode: whether to refuse models that carry code; None is Keras's setting of this process.
+
+    Raises:
+        ModelError: it cannot be restored.
+    """
+    try:
+        return keras.saving.load_model(path, custom_objects, safe_mode=safe_mode)
+    except (ValueError, TypeError, OSError) as error:
+        raise ModelError(f"{shown} cannot be loaded: {error}") from error

@@ -1,0 +1,294 @@
+"""The rows that a model takes and the predictions that it gives, as far as the model tells.
+
+The driver checks rows against this before a Spark job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import keras
+
+from sparkdl.core.tree import leaves
+from sparkdl.core.vectors import Array
+from sparkdl.data.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
+from sparkdl.data.sparse import TEXT
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.modeling.checks import require_backend_of_strings
+from sparkdl.modeling.keras_variables import dtype_of, undisturbed
+
+
+def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
+    """Return how many arrays a model takes for x and for y; None if only calling it can tell."""
+    inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
+    alone = 1 if isinstance(model, keras.Sequential) else None
+    return len(inputs) if inputs else alone, len(outputs) if outputs else None
+
+
+def takes(model: keras.Model, step: str = "train_step") -> Takes:
+    """Return what rows a model takes in a step, "train_step" or "test_step"."""
+    return Takes(needs_labels(model, step), takes_strings(model))
+
+
+def takes_strings(model: keras.Model) -> bool:
+    """Return whether an input of a model takes strings, or may take them because the model does not say."""
+    inputs = getattr(model, "inputs", None)
+    return not inputs or any(dtype_of(tensor) == TEXT for tensor in inputs)
+
+
+def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
+    """Return whether a step of the model's compares labels with predictions; its own one may do without.
+
+    Args:
+        model: a compiled model.
+        step: "train_step" or "test_step".
+    """
+    kind = type(model)
+    if getattr(kind, step) is not getattr(keras.Model, step):
+        return False
+    loses = kind.compute_loss is keras.Model.compute_loss and any(
+        loss is not None for loss in flat_losses(model.loss)
+    )
+    # Set by compile where there are metrics (Keras 3.5 to 3.15); model.metrics has nothing before a batch.
+    measures = getattr(model, "_compile_metrics", None) is not None
+    return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
+
+
+def computes_loss(model: keras.Model) -> bool:
+    """Return whether ``compute_loss`` is what trains the model; its own ``train_step`` may do without."""
+    return model.loss is not None or type(model).train_step is keras.Model.train_step
+
+
+def flat_losses(given: Any) -> list[Any]:
+    """Return the losses of a structure that ``compile`` took, dicts by name.
+
+    On TensorFlow a model wraps what it holds, and an older Keras (3.5) does not look into its own wraps.
+    """
+    if isinstance(given, Mapping):
+        return [loss for name in sorted(given) for loss in flat_losses(given[name])]
+    if isinstance(given, list | tuple):
+        return [loss for part in given for loss in flat_losses(part)]
+    return [given]
+
+
+def is_stateful(model: keras.Model) -> bool:
+    """Return whether a layer of the model goes on in a batch from what it kept of the last one."""
+    return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+
+
+def named_batch_size(model: keras.Model) -> int | None:
+    """Return how many rows the inputs of a model say that a batch has; None: any number."""
+    sizes = {tensor.shape[0] for tensor in getattr(model, "inputs", None) or ()}
+    return next((int(size) for size in sizes if size is not None), None)
+
+
+def fixed_batch_size(model: keras.Model) -> int | None:
+    """Return how many rows every batch of a model has to have; None: any number.
+
+    That the inputs say a number does not mean that a layer needs it: another number is tried out.
+    """
+    size = named_batch_size(model)
+    if size is None or is_stateful(model):
+        return size
+    rows = 2 if size == 1 else 1
+    inputs = getattr(model, "_inputs_struct", None)  # Keras's own, to 3.15
+    inputs = model.inputs[0] if inputs is None else inputs
+
+    def zeros(tensor: Any) -> Array:
+        shape = [1 if length is None else length for length in tensor.shape[1:]]
+        return Column("", tuple(shape), dtype_of(tensor)).zeros(rows)
+
+    try:
+        with undisturbed(model):
+            predicted = model(keras.tree.map_structure(zeros, inputs), training=False)
+    except Exception:  # noqa: BLE001 - each backend has its own for shapes that do not fit
+        return size
+    return None if all(len(part) == rows for part in keras.tree.flatten(predicted)) else size
+
+
+def input_names(model: keras.Model) -> tuple[str, ...]:
+    """Return how a model calls its inputs, in their order, if it tells: a dict's keys, or their names."""
+    wanted, inputs = getattr(model, "_inputs_struct", None), getattr(model, "inputs", None) or ()
+    keys = {id(tensor): key for key, tensor in wanted.items()} if isinstance(wanted, dict) else {}
+    return tuple(keys.get(id(tensor), tensor.name) for tensor in inputs)
+
+
+def output_names(model: keras.Model) -> tuple[str, ...]:
+    """Return how a model calls its outputs, in their order, if it tells: a dict's keys, or their names."""
+    made = getattr(model, "_outputs_struct", None)
+    return tuple(made) if isinstance(made, dict) else tuple(getattr(model, "output_names", None) or ())
+
+
+def known_output(model: keras.Model) -> Any:
+    """Return the shape of one row's prediction as ``output_shapes`` does, None if only a row can tell."""
+    outputs = getattr(model, "outputs", None)
+    return output_shapes(model, outputs[0] if len(outputs) == 1 else outputs) if outputs else None
+
+
+def output_shapes(model: keras.Model, predicted: Any) -> Any:
+    """Return the shape of one row's prediction; by the names of the outputs, if there are several."""
+    if isinstance(predicted, dict):
+        return {str(name): tuple(part.shape[1:]) for name, part in predicted.items()}
+    if not isinstance(predicted, list | tuple):
+        return tuple(predicted.shape[1:])
+    names = getattr(model, "output_names", None) or []
+    if len(names) != len(predicted) or len(set(names)) != len(names):
+        names = [f"output_{index}" for index in range(len(predicted))]
+    return {name: tuple(part.shape[1:]) for name, part in zip(names, predicted, strict=True)}
+
+
+def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
+    """Return the schema of rows of x that the model takes, None if only a row can tell.
+
+    Args:
+        model: the model.
+        sample: how columns make x, and what errors call them; one column by default.
+
+    Raises:
+        DataError: the model takes other inputs.
+    """
+    require_backend_of_strings(model)
+    inputs = getattr(model, "inputs", None)
+    if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
+        return None
+    if sample is None:
+        if len(inputs) > 1:
+            return None
+        sample = Sample((0,), ("x",), ())
+    schema = Schema(tuple(Column(name, (), keras.config.floatx()) for name in sample.names), sample.form)
+    columns = list(schema.columns)
+    for place, tensor in _inputs_by_place(model, schema):
+        dtype, parts = dtype_of(tensor), sample.parts[place] if sample.parts else 1
+        size = TEXT_BYTES if dtype == TEXT else 0
+        columns[place] = Column(sample.names[place], tuple(tensor.shape[1:]), dtype, size, parts)
+    return replace(schema, columns=tuple(columns))
+
+
+def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -> Schema:
+    """Return the schema with features as the model takes them, and labels in the shape of its outputs.
+
+    Args:
+        model: the model.
+        schema: the schema as the first row has it.
+        reshape: whether flat values may take the model's shape, as vectors of a DataFrame must.
+
+    Raises:
+        ConfigError: columns of a list do not make what the model takes.
+        DataError: the model takes other features.
+    """
+    require_backend_of_strings(model, schema.columns)
+    columns = [_flat(column) for column in schema.columns]
+    if getattr(model, "inputs", None):
+        for place, tensor in _inputs_by_place(model, schema):
+            columns[place] = _fit_column(model, schema.columns[place], tensor, reshape=reshape)
+    for place, tensor in _outputs_by_place(model, schema) if reshape else ():
+        columns[place] = _shaped(schema.columns[place], tuple(tensor.shape[1:])) or columns[place]
+    return replace(schema, columns=tuple(columns))
+
+
+def _flat(column: Column) -> Column:
+    """Return a column, of a list of flat columns with all their values in a row."""
+    if column.parts == 1 or len(column.shape) > 2:
+        return column
+    return replace(column, shape=(prod(column.shape),))
+
+
+def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
+    """Return which output of a model each column of y is for, as far as the model tells."""
+    outputs = getattr(model, "outputs", None)
+    if not outputs or len(schema.template) < 2:
+        return []
+    template, named = schema.template[1], dict(zip(output_names(model), outputs, strict=False))
+    if isinstance(template, dict):
+        return [
+            (template[name], named[name])
+            for name in template
+            if isinstance(template[name], int) and name in named
+        ]
+    places = list(leaves(template))
+    return list(zip(places, outputs, strict=True)) if len(places) == len(outputs) else []
+
+
+def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
+    """Return which input of a functional model each column of x is for."""
+    template, wanted = schema.template[0], getattr(model, "_inputs_struct", None)
+    named = {tensor.name: tensor for tensor in model.inputs}
+    if isinstance(template, dict):
+        known = wanted if isinstance(wanted, dict) else named
+        if not template.keys() >= known.keys():
+            raise DataError(
+                f'The model "{model.name}" takes inputs {", ".join(map(repr, known))}; x has '
+                f"{', '.join(map(repr, template))}."
+            )
+        pairs = [(template[name], known[name]) for name in known]
+        if all(isinstance(place, int) for place, _ in pairs):
+            return pairs
+    places = list(leaves(template))
+    if len(places) != len(model.inputs):
+        raise DataError(
+            f'The model "{model.name}" takes {len(model.inputs)} inputs; x has {len(places)}. Pass a tuple, '
+            "or a dict by the names of the inputs."
+        )
+    return list(zip(places, model.inputs, strict=True))
+
+
+def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: bool) -> Column:
+    expected = tuple(tensor.shape[1:])
+    if column.texts != (dtype_of(tensor) == TEXT):
+        wanted, given = ("numbers", "strings") if column.texts else ("strings", "numbers")
+        raise DataError(
+            f'Expected {column.name} to be {wanted} for the input "{tensor.name}" of the model '
+            f'"{model.name}"; the first row has {given}. Convert the rows, or change the dtype of the Input.'
+        )
+    found = _shaped(column, expected, reshape=reshape)
+    if found is not None:
+        return _ranked(found, len(expected)) if found.texts else found
+    if column.parts > 1:
+        raise ConfigError(
+            f'The model "{model.name}" takes rows of shape {expected}; {column.name} make rows of shape '
+            f"{column.shape}. {LISTS}"
+        )
+    raise DataError(
+        f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '
+        f"{column.shape}. Reshape the rows, or the model's Input."
+    )
+
+
+def _ranked(column: Column, rank: int) -> Column:
+    """Return a column in a shape of so many dimensions, of which the last one may be missing or too many.
+
+    Keras traces a model's functions for the ranks that it has seen, and layers of strings do not compute with
+    a rank that is left open.
+    """
+    shape = column.shape
+    if len(shape) < rank:
+        shape = (*shape, 1)
+    return replace(column, shape=shape[:-1] if len(shape) > rank else shape)
+
+
+def _shaped(column: Column, expected: tuple[int | None, ...], *, reshape: bool = True) -> Column | None:
+    """Return the column in a shape that the model takes, None if it has none.
+
+    Args:
+        column: the column, in the shape of its first row.
+        expected: what the model says; None where any size will do.
+        reshape: whether flat values may take another shape.
+    """
+    given = column.shape
+    shapes = [given]
+    if column.parts > 1:  # stacked as the first dimension or the last, or joined
+        shapes = [given, (*given[1:], given[0]), (prod(given),)] if len(given) > 1 else [given]
+    for shape in shapes:
+        fits = len(expected) == len(shape) and all(
+            size in (None, own) for size, own in zip(expected, shape, strict=True)
+        )
+        if fits or (*shape, 1) == expected or shape == (*expected, 1):
+            return replace(column, shape=shape)
+    flat = 1 in (len(expected), len(given)) or len(given) == 2 and column.parts > 1
+    whole = tuple(size for size in expected if size is not None)
+    if reshape and flat and len(whole) == len(expected) and prod(whole) == prod(given):
+        return replace(column, shape=whole)
+    return None

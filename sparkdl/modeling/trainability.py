@@ -1,0 +1,124 @@
+"""Which variables of a model are trainable in a fit.
+
+Keras reads the flags at different times on different backends; a fit on Spark has to follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import keras
+
+from sparkdl.errors import ModelError
+from sparkdl.modeling import optimizers
+from sparkdl.modeling.keras_variables import trainable
+from sparkdl.process import interrupts
+
+
+class Trainability:
+    """Which layers and variables of a model are trainable, as it was at some time.
+
+    Plain Keras looks at this when it traces the first step after ``compile`` (TensorFlow), or at each step
+    (torch). On JAX an optimizer takes no other variables than those that it was built for.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        traced: whether Keras looks at it no more, until the model is compiled again.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model, self.traced = model, False
+        self.compiled = vars(model).get("_compile_loss")  # another one whenever the model is compiled
+        self.layers = [(layer, layer._trainable) for layer in model._flatten_layers()]
+        self.weights = [(weight, weight.trainable) for weight in model.weights]
+        fitted = vars(model).get("train_function") is not None and model.optimizer.built
+        if fitted and keras.backend.backend() == "tensorflow":
+            self.traced = True
+            moved = set(map(id, optimizers.moves(model)))
+            self.weights = [(weight, id(weight) in moved) for weight, _ in self.weights]
+            self.layers = [
+                (layer, trainable or any(id(weight) in moved for weight in layer.weights))
+                for layer, trainable in self.layers
+            ]
+
+    def changed(self) -> list[str]:
+        """Return the names of what is trainable now and was not, or the other way round."""
+        layers = [f'layer "{layer.name}"' for layer, was in self.layers if layer._trainable != was]
+        return layers or [f'variable "{one.path}"' for one, was in self.weights if one.trainable != was]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the model as it was in a ``with`` block."""
+        now = [layer._trainable for layer, _ in self.layers], [one.trainable for one, _ in self.weights]
+        try:
+            self._set([was for _, was in self.layers], [was for _, was in self.weights])
+            yield
+        finally:
+            with interrupts.held():
+                self._set(*now)
+
+    def _set(self, layers: Sequence[bool], weights: Sequence[bool]) -> None:
+        for (layer, _), value in zip(self.layers, layers, strict=True):
+            layer._trainable = value  # its setter sets those of layers and variables within, too
+        for (weight, _), value in zip(self.weights, weights, strict=True):
+            if weight.trainable != value:
+                weight.trainable = value
+
+    def still(self) -> Trainability:
+        """Return what counts for the next fit: on TensorFlow this, until the model is compiled again."""
+        same = vars(self.model).get("_compile_loss") is self.compiled
+        same = same and len(self.weights) == len(self.model.weights)
+        return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
+
+    def trace(self) -> None:
+        """Let changes count from the next ``compile`` on, if Keras does so on this backend."""
+        self.traced = keras.backend.backend() == "tensorflow"
+
+    def require_kept(self) -> None:
+        """Check that callbacks have changed nothing that plain Keras would heed.
+
+        Raises:
+            ModelError: they have; names the layer.
+        """
+        if vars(self.model).get("_compile_loss") is not self.compiled:
+            raise ModelError(
+                f'A callback compiled the model "{self.model.name}" while fit runs. Compile it between fits.'
+            )
+        changed = [] if self.traced else self.changed()
+        if changed:
+            raise ModelError(
+                f"A callback changed whether the {changed[0]} is trainable, and workers train what is "
+                "trainable when a fit begins. Set it between two fits, and compile the model again."
+            )
+
+
+def require_known(model: keras.Model) -> None:
+    """Check that the optimizer can move what is trainable, as Keras does at the first step.
+
+    Raises:
+        ModelError: it was built for other variables.
+    """
+    known, wanted = optimizers.moves(model), trainable(model)
+    others = [variable.path for variable in wanted if id(variable) not in set(map(id, known))]
+    exact = keras.backend.backend() == "jax" and len(known) != len(wanted)
+    if others or exact:
+        raise ModelError(
+            f'The optimizer of the model "{model.name}" was built for other variables than those that are '
+            f"trainable now{': ' + others[0] if others else ''}. Compile the model with a new optimizer."
+        )
+
+
+def require_trainable(model: keras.Model) -> None:
+    """Check that there is something to train, if that is known yet.
+
+    Raises:
+        ModelError: the model is built, and all of its variables are frozen.
+    """
+    if model.built and not model.trainable_variables:
+        raise ModelError(
+            f'The model "{model.name}" has no trainable variables, so fit has nothing to train. Set '
+            "trainable = True on a layer and compile the model again."
+        )
