@@ -23,7 +23,7 @@ import numpy as np
 from sparkdl.core.vectors import Array
 from sparkdl.data.schema import Column, Schema
 from sparkdl.driver.checkpoints import Description, Words
-from sparkdl.modeling import keras_metrics, keras_variables, live_objects, optimizers
+from sparkdl.modeling import differences, keras_metrics, keras_variables, optimizers
 from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
@@ -220,6 +220,6 @@ def _constants(model: keras.Model) -> str:
     travels = {id(variable) for variable in own}
     constants = [variable for variable in model.weights if id(variable) not in travels]
     digest = hashlib.blake2b(b"".join(keras_variables.digests(constants)), digest_size=16)
-    for words in filter(None, map(live_objects.vocabulary, model._flatten_layers())):
+    for words in filter(None, map(differences.vocabulary, model._flatten_layers())):
         digest.update(repr(words).encode())
     return digest.hexdigest()

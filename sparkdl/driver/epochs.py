@@ -23,7 +23,7 @@ from sparkdl.data.batch_plan import Integers
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import keras_metrics, keras_variables, live_objects, optimizers
+from sparkdl.modeling import keras_metrics, keras_variables, object_pickling, optimizers
 from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.modeling.keras_variables import Layouts, Variables
 from sparkdl.process import interrupts
@@ -163,7 +163,7 @@ class Metrics:
 
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
         """Return a metric like this one, with the part of a worker's state that is its own."""
-        copy = live_objects.copied(metric)
+        copy = object_pickling.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
         keras_variables.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy

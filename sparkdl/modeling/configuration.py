@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
-from sparkdl.modeling import live_objects
+from sparkdl.modeling.stand_ins import stand_in, standing_in, with_stand_ins
 from sparkdl.process import interrupts
 
 Objects = dict[str, Any]
@@ -33,8 +33,8 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
     try:
         for name, function in lambdas:
             function.__name__ = name  # Keras would ship its bytecode, without what it refers to
-        with keras.saving.custom_object_scope(dict(found)), live_objects.standing_in() as values:
-            config = json.dumps(live_objects.with_stand_ins(keras.saving.serialize_keras_object(model)))
+        with keras.saving.custom_object_scope(dict(found)), standing_in() as values:
+            config = json.dumps(with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
             f'The model "{model.name}" cannot be serialized: {error} Give its layers a get_config, or pass '
@@ -89,7 +89,7 @@ def deserialize(config: str, objects: Objects) -> keras.Model:
         ModelError: Keras cannot make it, for example because a custom object is missing.
     """
     try:
-        with keras.saving.custom_object_scope({**objects, **live_objects.stand_in(objects)}), unwarned():
+        with keras.saving.custom_object_scope({**objects, **stand_in(objects)}), unwarned():
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(

@@ -20,9 +20,11 @@ import keras
 import numpy as np
 
 from sparkdl.core.vectors import Array, Layout, Vector
-from sparkdl.modeling import live_objects, optimizers
+from sparkdl.modeling import optimizers
 from sparkdl.process import interrupts
 
+# The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
+Variable: type[Any] = keras.Variable.__mro__[1]
 SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
 
 
@@ -141,7 +143,7 @@ def recurrent_states(model: keras.Model) -> list[Any]:
     """Return the states of stateful recurrent layers, which are not among a model's variables."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
-    return [state for part in states for state in part if isinstance(state, live_objects.Variable)]
+    return [state for part in states for state in part if isinstance(state, Variable)]
 
 
 def layout_of(variables: Sequence[Any]) -> Layout:

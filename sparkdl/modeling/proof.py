@@ -1,6 +1,6 @@
 """Whether a model that was made again computes what the live one computes, tried out on the first rows.
 
-Workers train a model that is made again from its configuration and the differences that ``live_objects``
+Workers train a model that is made again from its configuration and the differences that ``differences``
 found. That is a comparison of attributes, which cannot see into everything: a constructor may hide what it
 was given in the graph of a functional model, in a closure or in an object of another library. So both
 models compute the first rows, on the driver, before anything is trained.
@@ -19,7 +19,8 @@ import numpy as np
 from sparkdl.core.vectors import Array
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
-from sparkdl.modeling import execution, keras_metrics, keras_variables, live_objects, optimizers
+from sparkdl.modeling import execution, keras_metrics, keras_variables, optimizers
+from sparkdl.modeling.object_pickling import copied
 from sparkdl.process import interrupts, memory
 from sparkdl.process.reasons import reason_of
 
@@ -93,7 +94,7 @@ def _of_constraints(model: keras.Model, first: Sequence[Any]) -> Results:
 
 
 def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
-    optimizer = live_objects.copied(optimizers.inner(model))
+    optimizer = copied(optimizers.inner(model))
     random = np.random.default_rng(0)
     variables = [
         keras.Variable(random.normal(size=shape), dtype="float32", name=name)
@@ -115,7 +116,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     optimizer, decays = model.optimizer, optimizers.decays_weights(model)
     try:
         with keras_variables.undisturbed(model):
-            model.optimizer = live_objects.copied(optimizer)
+            model.optimizer = copied(optimizer)
             optimizers.set_decays_weights(model, decays)  # which it knows by the ids of variables
             model.optimizer.build(model.trainable_variables)
             execution.train_once(model, Batch(*first).to_data())

@@ -22,9 +22,10 @@ from sparkdl.core.pickling import pickled
 from sparkdl.core.vectors import LARGE, Array, trim
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ModelError
-from sparkdl.modeling import live_objects, optimizers
+from sparkdl.modeling import optimizers
 from sparkdl.modeling.checks import require_compiled
 from sparkdl.modeling.configuration import Objects, deserialize, serialize, unwarned
+from sparkdl.modeling.differences import PATCH, Difference, describe, differences, patch
 from sparkdl.modeling.keras_settings import alone, set_defaults
 from sparkdl.modeling.keras_variables import (
     Layouts,
@@ -37,6 +38,7 @@ from sparkdl.modeling.keras_variables import (
     trainable,
     write,
 )
+from sparkdl.modeling.object_pickling import ByValue, copied
 from sparkdl.modeling.trainability import require_known
 from sparkdl.process import interrupts
 
@@ -145,26 +147,26 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
             f"{names[1]}. Check get_config of its own classes; a function that builds a model should build "
             "the same one each time."
         )
-    found = live_objects.differences(model, again)
+    found = differences(model, again)
     objects: Objects = {}
     if found:
         for each in found:
             _require_picklable(model, each)
-        objects[live_objects.PATCH] = live_objects.ByValue(found)
-        live_objects.patch(again, live_objects.copied(found))
+        objects[PATCH] = ByValue(found)
+        patch(again, copied(found))
     _settle(again, spec)
     _check_restored(model, again, trains=spec.trains)
-    left = live_objects.differences(model, again)
+    left = differences(model, again)
     if left:
         raise ModelError(
             f'The model "{model.name}" cannot be made again on executors: '
-            f"{live_objects.describe(model, left[0])} does not come back as it is. Let its class carry it in "
+            f"{describe(model, left[0])} does not come back as it is. Let its class carry it in "
             "get_config and __init__, or pass SparkModel a function that builds and compiles the model."
         )
     return objects
 
 
-def _require_picklable(model: keras.Model, difference: live_objects.Difference) -> None:
+def _require_picklable(model: keras.Model, difference: Difference) -> None:
     import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
 
     try:
@@ -172,7 +174,7 @@ def _require_picklable(model: keras.Model, difference: live_objects.Difference) 
     except Exception as error:
         raise ModelError(
             f'The model "{model.name}" cannot be sent to executors: its configuration does not have '
-            f"{live_objects.describe(model, difference)}, and it cannot be pickled ({error}). Give its class "
+            f"{describe(model, difference)}, and it cannot be pickled ({error}). Give its class "
             "a get_config that has what __init__ needs, or pass SparkModel a function that builds and "
             "compiles the model."
         ) from error
@@ -208,8 +210,8 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
         ModelError: the model cannot be restored, for one because a custom object is missing.
     """
     model = _made(spec, objects, builder)
-    if live_objects.PATCH in objects:
-        live_objects.patch(model, objects[live_objects.PATCH].get())
+    if PATCH in objects:
+        patch(model, objects[PATCH].get())
     _settle(model, spec)
     return model
 
@@ -234,7 +236,7 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
     _build(model, spec)
     _check_weights(model, spec)
     if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
-        model.optimizer = live_objects.copied(model.optimizer)  # Keras built it for what is trainable
+        model.optimizer = copied(model.optimizer)  # Keras built it for what is trainable
     return model
 
 
@@ -290,7 +292,7 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
         return thaw(*freeze(model, custom_objects=custom_objects))
     config, objects = serialize(model)
     again = deserialize(config, {**objects, **(custom_objects or {})})
-    live_objects.patch(again, live_objects.copied(live_objects.differences(model, again)))
+    patch(again, copied(differences(model, again)))
     return again
 
 

@@ -11,7 +11,15 @@ from keras import ops
 
 from sparkdl.core import pickling
 from sparkdl.errors import ModelError
-from sparkdl.modeling import keras_metrics, keras_variables, live_objects, proof, serialization
+from sparkdl.modeling import (
+    differences,
+    keras_metrics,
+    keras_variables,
+    object_pickling,
+    proof,
+    serialization,
+)
+from sparkdl.modeling.differences import PATCH
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -322,7 +330,7 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     arrived = cloudpickle.loads(pickling.pickled(objects, cloudpickle))
     worker = serialization.thaw(spec, arrived)
 
-    assert [] == live_objects.differences(model, worker)
+    assert [] == differences.differences(model, worker)
     assert spec.key == again
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
@@ -417,7 +425,7 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
         model, check=functools.partial(proof.require_same, model, first=first)
     )
 
-    assert live_objects.PATCH not in objects
+    assert PATCH not in objects
     assert spec.key == serialization.freeze(model)[0].key
     if NUMBERS_ONCE:
         assert spec.key == serialization.freeze(serialization.copy_of(model))[0].key
@@ -444,7 +452,7 @@ def test_a_function_that_builds_may_be_followed_by_changes():
     spec, objects = serialization.freeze(model, net)
     worker = serialization.thaw(spec, objects, net)
 
-    assert [] == live_objects.differences(model, worker)
+    assert [] == differences.differences(model, worker)
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
@@ -465,7 +473,7 @@ def test_freezing_a_model_leaves_the_code_of_its_objects_alone(monkeypatch):
     model = net(loss=loss)
     method = Scaled.call
     serialization.freeze(model)
-    live_objects.copied(loss)
+    object_pickling.copied(loss)
 
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from sparkdl.core.vectors import Array, Vector
-from sparkdl.modeling import live_objects
+from sparkdl.modeling.object_pickling import copied
 from sparkdl.rules.outer import Outer
 
 
@@ -20,7 +20,7 @@ class KerasOuter(Outer):
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        self.optimizer = live_objects.copied(optimizer)
+        self.optimizer = copied(optimizer)
 
     def init(self, center: Vector) -> list[Array]:
         """Return the values of the optimizer's variables before the first step."""
@@ -36,7 +36,7 @@ class KerasOuter(Outer):
 
     def _made(self, center: Vector) -> tuple[Any, Any]:
         variable = keras.Variable(center, dtype="float32", name="center")
-        optimizer = live_objects.copied(self.optimizer)
+        optimizer = copied(self.optimizer)
         optimizer.build([variable])
         return optimizer, variable
 

@@ -1,57 +1,30 @@
-"""What live Keras objects have beyond their configuration, and how it travels.
+"""Differences between a live model and the model that its configuration makes.
 
-``keras.Model.fit`` never asks an object for its configuration. So a program works although a ``get_config``
-leaves an argument out or is missing, and although an attribute was changed after construction. Workers make
-the model from its configuration. An object that has no working configuration is therefore pickled itself
-(``standing_in``). What else differs between the live model and the one that is made from its configuration
-is found attribute by attribute (``differences``) and set on workers (``patch``).
+An attribute may be changed after construction, and a configuration may leave it out. The driver finds such
+attributes one by one (``differences``), and workers set them (``patch``).
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import io
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.saving import serialization_lib
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from sparkdl.core import pickling
 from sparkdl.errors import ModelError
 from sparkdl.modeling import optimizers
-from sparkdl.process import interrupts
+from sparkdl.modeling.keras_variables import Variable
+from sparkdl.modeling.object_pickling import OF_VARIABLES, settings_of
 
-# The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
-Variable: type[Any] = keras.Variable.__mro__[1]
-STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
-OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
-COMPILED = ("loss", "metrics")  # what a model has of compile, as _compile_loss and _compile_metrics
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 VOCABULARY = "vocabulary"
-PLAIN = bool | int | float | complex | str | bytes | None | Enum | np.generic
-VARIABLE = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
-# What optimizers keep that is made again on workers, by ``build`` or by Keras's own constructor.
-OF_OPTIMIZERS = {
-    "built",
-    "_tracker",
-    "_lock",
-    "_variables",
-    "_trainable_variables",
-    "_trainable_variables_indices",
-    "_iterations",
-    "_distribution_strategy",
-    "_exclude_from_weight_decay",
-    "_exclude_from_weight_decay_cache",
-}
+COMPILED = ("loss", "metrics")  # what a model has of compile, as _compile_loss and _compile_metrics
 # What layers and models have that is settled by being built, called, compiled or trained.
 OF_LAYERS = {
     "_compile_metrics",
@@ -92,272 +65,6 @@ class Difference(NamedTuple):
 
     path: tuple[Any, ...]
     value: Any
-
-
-class ByValue:
-    """An object that travels pickled, and is made anew each time that it is asked for.
-
-    Args:
-        live: the object.
-        load: what makes objects of bytes, where ``live`` is bytes already.
-    """
-
-    def __init__(self, live: Any, load: Callable[[bytes], Any] | None = None) -> None:
-        self.live, self.load = live, load
-
-    def get(self) -> Any:
-        """Return a copy of the object."""
-        return copied(self.live) if self.load is None else self.load(self.live)
-
-
-class Constructed(NamedTuple):
-    """How a layer or model of the user's is made again where Keras's ``from_config`` cannot make it.
-
-    Attributes:
-        kind: its class.
-        arguments: what its constructor was given, which Keras notes where it is numbers, texts and the like.
-        name: its name.
-    """
-
-    kind: type[keras.Layer]
-    arguments: dict[str, Any]
-    name: str
-
-    def get(self) -> keras.Layer:
-        """Return another one, with initial values."""
-        made = self.kind(**self.arguments)
-        made.name = self.name
-        return made
-
-
-def _constructed(layer: Any) -> Constructed | None:
-    """Return how to construct a layer again, or None if that is not needed or not possible.
-
-    ``__init__(self)`` takes no configuration, for Keras's own has ``trainable`` and ``dtype`` too.
-    """
-    kind, noted = type(layer), getattr(layer, "_auto_config", None)
-    users = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "keras"]
-    if noted is None or users[0] is not kind or any("from_config" in vars(base) for base in users):
-        return None
-    signature = inspect.signature(kind.__init__)
-    if isinstance(layer, keras.Model) and len(signature.parameters) > 1:
-        return None  # Keras does not note what the constructor of a model was given
-    try:
-        signature.bind(layer, **layer.get_config())
-    except TypeError:
-        return Constructed(kind, dict(noted.config), layer.name)
-    except NotImplementedError:  # which says what get_config lacks
-        pass
-    return None
-
-
-def copied(live: Any) -> Any:
-    """Return a copy of an object, of the same classes and functions.
-
-    To unpickle a class that was pickled by value would replace the methods of the live one.
-    """
-    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
-
-    shared: list[Any] = []
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        def reducer_override(self, thing: Any) -> Any:
-            if isinstance(thing, FunctionType | ModuleType | type) and thing is not _shared_part:
-                shared.append(thing)
-                return _shared_part, (len(shared) - 1,)
-            found = reduced(thing, cloudpickle)
-            return super().reducer_override(thing) if found is NotImplemented else found
-
-    with io.BytesIO() as file:
-        Pickler(file).dump(live)
-        data = file.getvalue()
-    _copying.parts = shared
-    try:
-        return cloudpickle.loads(data)  # bytes of this call, never of a socket
-    finally:
-        del _copying.parts
-
-
-_copying = threading.local()
-
-
-def _shared_part(index: int) -> Any:
-    return _copying.parts[index]
-
-
-def reduced(thing: Any, pickler: Any) -> Any:
-    """Return how a Keras object is pickled as it is, or NotImplemented; Keras would pickle its configuration.
-
-    Args:
-        thing: the object.
-        pickler: cloudpickle, or the copy of it that PySpark has.
-    """
-    if isinstance(thing, ByValue) and thing.load is None:
-        return ByValue, (pickling.pickled(thing.live, pickler), pickler.loads)
-    if isinstance(thing, Variable):
-        settings = {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
-        value = keras.ops.convert_to_numpy(thing.value)
-        dtype = keras.backend.standardize_dtype(thing.dtype)
-        return _variable, (value, dtype, thing.name, thing.trainable), settings, None, None, _set_attributes
-    if isinstance(thing, keras.optimizers.Optimizer):
-        rate = thing._learning_rate
-        rate = float(rate) if isinstance(rate, Variable) else rate
-        return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
-    if isinstance(thing, keras.metrics.Metric):
-        state = {name: value for name, value in vars(thing).items() if name != "_tracker"}
-        return _metric, (type(thing),), state, None, None, _set_metric
-    if isinstance(thing, keras.losses.Loss):
-        return _new, (type(thing),), dict(vars(thing)), None, None, _update
-    return NotImplemented
-
-
-pickling.reducers.append(reduced)
-
-
-def _new(kind: type[Any]) -> Any:
-    return object.__new__(kind)
-
-
-def _update(thing: Any, state: dict[str, Any]) -> None:
-    vars(thing).update(state)
-
-
-def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        setattr(thing, name, value)
-
-
-def _variable(value: Any, dtype: str, name: str, trainable: bool) -> Any:
-    return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)  # on torch integers are not
-
-
-def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:
-    """Return an optimizer that is not built, without calling a constructor of the user's."""
-    made = object.__new__(kind)
-    keras.optimizers.Optimizer.__init__(made, learning_rate=rate, name=name)
-    return made
-
-
-def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return the attributes of an optimizer that are neither variables nor made with them."""
-    return {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in OF_OPTIMIZERS and not name.startswith("_self_") and not _holds_variables(value)
-    }
-
-
-def _holds_variables(value: Any) -> bool:
-    parts = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(part, Variable) for part in parts)
-
-
-def _metric(kind: type[Any]) -> Any:
-    made = object.__new__(kind)
-    keras.metrics.Metric.__init__(made)
-    return made
-
-
-def _set_metric(metric: Any, state: dict[str, Any]) -> None:
-    for store in ("variables", "metrics"):  # the lists that its tracker fills
-        for part in state.pop(f"_{store}", ()):
-            metric._tracker.add_to_store(store, part)
-    vars(metric).update(state)
-
-
-def stand_in(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class, by its name, of which Keras makes the custom objects that travel by value."""
-
-    class StandIn:
-        @classmethod
-        def from_config(cls, config: dict[str, Any]) -> Any:
-            return objects[config["name"]].get()
-
-    return {STAND_IN: StandIn}
-
-
-_serializing = threading.local()
-_config_of = serialization_lib._get_class_or_fn_config  # as of Keras 3.5 to 3.15, for all but plain values
-
-
-def _config_or_stand_in(thing: Any) -> Any:
-    taken = getattr(_serializing, "taken", None)
-    if taken is None:
-        return _config_of(thing)
-    made: ByValue | Constructed | None
-    if isinstance(thing, keras.Layer):
-        made = _constructed(thing)
-    else:
-        made = ByValue(thing) if _goes_by_value(thing) else None
-    if made is None:
-        return _config_of(thing)
-    shared = (name for name, one in taken.items() if isinstance(one, ByValue) and one.live is thing)
-    name = next(shared, f"{STAND_IN}{len(taken)}")
-    taken.setdefault(name, made)
-    return {STAND_IN: name}
-
-
-@contextmanager
-def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
-    """Have Keras, in a ``with`` block, put stand-ins for objects without a working configuration.
-
-    Yields what they stand in for, by name; ``with_stand_ins`` completes the configuration.
-    """
-    try:
-        _serializing.taken = {}
-        serialization_lib._get_class_or_fn_config = _config_or_stand_in
-        yield _serializing.taken
-    finally:
-        with interrupts.held():
-            _serializing.taken = None
-            serialization_lib._get_class_or_fn_config = _config_of
-
-
-def with_stand_ins(config: Any) -> Any:
-    """Return a configuration in which each stand-in is one that Keras can make an object of."""
-    if isinstance(config, list):
-        return [with_stand_ins(part) for part in config]
-    if not isinstance(config, dict):
-        return config
-    inner = config.get("config")
-    if isinstance(inner, dict) and STAND_IN in inner:
-        of_models = {key: with_stand_ins(config[key]) for key in OF_MODELS if key in config}
-        return {
-            **of_models,
-            "module": None,
-            "class_name": STAND_IN,
-            "config": {"name": inner[STAND_IN]},
-            "registered_name": STAND_IN,
-        }
-    return {name: with_stand_ins(part) for name, part in config.items()}
-
-
-def _goes_by_value(thing: Any) -> bool:
-    """Return whether an object that Keras is to serialize has no configuration that makes it again."""
-    if isinstance(thing, FunctionType | BuiltinFunctionType | type) or thing is None:
-        return False
-    kind = type(thing)
-    own = kind.__module__.split(".")[0] != "keras"
-    if not own and isinstance(thing, keras.Layer):
-        return False
-    if not hasattr(thing, "get_config"):
-        return own and callable(thing)
-    try:
-        config = thing.get_config()
-        if own:
-            kind.from_config(config)
-        if _has_arrays(config):  # of which Keras makes dicts that not every class can read, not even its AUC
-            kind.from_config(serialization_lib.serialize_keras_object(config))
-    except Exception:  # noqa: BLE001 - whatever a constructor raises without its arguments
-        return True
-    return False
-
-
-def _has_arrays(config: Any) -> bool:
-    """Return whether a configuration holds arrays or tensors."""
-    return any(
-        isinstance(part, np.ndarray) or keras.ops.is_tensor(part) for part in keras.tree.flatten(config)
-    )
 
 
 def roots(model: keras.Model) -> dict[str, Any]:
@@ -499,7 +206,7 @@ def _has_attributes(value: Any) -> bool:
 def _attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object that say what it computes."""
     if isinstance(thing, Variable):
-        return {name: getattr(thing, name) for name in VARIABLE if hasattr(thing, name)}
+        return {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
     if isinstance(thing, CompileLoss | CompileMetrics):  # the rest is made when they are built
         return {name: value for name, value in vars(thing).items() if name.startswith("_user")}
     if isinstance(thing, keras.optimizers.Optimizer):

@@ -1,0 +1,164 @@
+"""Keras objects pickled as they are, attribute by attribute.
+
+Keras pickles an object as its configuration. That loses what the configuration leaves out, and fails for a
+class without one.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import keras
+
+from sparkdl.core import pickling
+from sparkdl.modeling.keras_variables import Variable
+
+# Settings of a variable, which are set after its constructor has run.
+OF_VARIABLES = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
+# What optimizers keep that is made again on workers, by ``build`` or by Keras's own constructor.
+OF_OPTIMIZERS = {
+    "built",
+    "_tracker",
+    "_lock",
+    "_variables",
+    "_trainable_variables",
+    "_trainable_variables_indices",
+    "_iterations",
+    "_distribution_strategy",
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_cache",
+}
+
+
+class ByValue:
+    """An object that travels pickled, and is made anew each time that it is asked for.
+
+    Args:
+        live: the object.
+        load: what makes objects of bytes, where ``live`` is bytes already.
+    """
+
+    def __init__(self, live: Any, load: Callable[[bytes], Any] | None = None) -> None:
+        self.live, self.load = live, load
+
+    def get(self) -> Any:
+        """Return a copy of the object."""
+        return copied(self.live) if self.load is None else self.load(self.live)
+
+
+def copied(live: Any) -> Any:
+    """Return a copy of an object, of the same classes and functions.
+
+    To unpickle a class that was pickled by value would replace the methods of the live one.
+    """
+    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+
+    shared: list[Any] = []
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, FunctionType | ModuleType | type) and thing is not _shared_part:
+                shared.append(thing)
+                return _shared_part, (len(shared) - 1,)
+            found = reduced(thing, cloudpickle)
+            return super().reducer_override(thing) if found is NotImplemented else found
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(live)
+        data = file.getvalue()
+    _copying.parts = shared
+    try:
+        return cloudpickle.loads(data)  # bytes of this call, never of a socket
+    finally:
+        del _copying.parts
+
+
+_copying = threading.local()
+
+
+def _shared_part(index: int) -> Any:
+    return _copying.parts[index]
+
+
+def reduced(thing: Any, pickler: Any) -> Any:
+    """Return how a Keras object is pickled as it is, or NotImplemented; Keras would pickle its configuration.
+
+    Args:
+        thing: the object.
+        pickler: cloudpickle, or the copy of it that PySpark has.
+    """
+    if isinstance(thing, ByValue) and thing.load is None:
+        return ByValue, (pickling.pickled(thing.live, pickler), pickler.loads)
+    if isinstance(thing, Variable):
+        settings = {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
+        value = keras.ops.convert_to_numpy(thing.value)
+        dtype = keras.backend.standardize_dtype(thing.dtype)
+        return _variable, (value, dtype, thing.name, thing.trainable), settings, None, None, _set_attributes
+    if isinstance(thing, keras.optimizers.Optimizer):
+        rate = thing._learning_rate
+        rate = float(rate) if isinstance(rate, Variable) else rate
+        return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
+    if isinstance(thing, keras.metrics.Metric):
+        state = {name: value for name, value in vars(thing).items() if name != "_tracker"}
+        return _metric, (type(thing),), state, None, None, _set_metric
+    if isinstance(thing, keras.losses.Loss):
+        return _new, (type(thing),), dict(vars(thing)), None, None, _update
+    return NotImplemented
+
+
+pickling.reducers.append(reduced)
+
+
+def _new(kind: type[Any]) -> Any:
+    return object.__new__(kind)
+
+
+def _update(thing: Any, state: dict[str, Any]) -> None:
+    vars(thing).update(state)
+
+
+def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(thing, name, value)
+
+
+def _variable(value: Any, dtype: str, name: str, trainable: bool) -> Any:
+    return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)  # on torch integers are not
+
+
+def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:
+    """Return an optimizer that is not built, without calling a constructor of the user's."""
+    made = object.__new__(kind)
+    keras.optimizers.Optimizer.__init__(made, learning_rate=rate, name=name)
+    return made
+
+
+def settings_of(optimizer: Any) -> dict[str, Any]:
+    """Return the attributes of an optimizer that are neither variables nor made with them."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in OF_OPTIMIZERS and not name.startswith("_self_") and not _holds_variables(value)
+    }
+
+
+def _holds_variables(value: Any) -> bool:
+    parts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(part, Variable) for part in parts)
+
+
+def _metric(kind: type[Any]) -> Any:
+    made = object.__new__(kind)
+    keras.metrics.Metric.__init__(made)
+    return made
+
+
+def _set_metric(metric: Any, state: dict[str, Any]) -> None:
+    for store in ("variables", "metrics"):  # the lists that its tracker fills
+        for part in state.pop(f"_{store}", ()):
+            metric._tracker.add_to_store(store, part)
+    vars(metric).update(state)
