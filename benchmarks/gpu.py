@@ -118,7 +118,8 @@ def work(worker, num_workers, endpoint, job, name, count):
     from sparkdl.data.batch_plan import even_split, ranks
     from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.transport.exchange import Endpoint
-    from sparkdl.worker.loop import Code, Task, train_task
+    from sparkdl.worker.session import Task
+    from sparkdl.worker.train import Code, train_task
 
     x, y = rows_for(name, count)
     mine = ranks(even_split(count, num_workers), worker)
@@ -139,8 +140,8 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     from sparkdl.server.coordinator import Coordinator
     from sparkdl.server.http_server import Traffic, make_app, serve
     from sparkdl.server.state import RunSpec
-    from sparkdl.worker.loop import TrainJob
     from sparkdl.worker.strategies import TrainSettings
+    from sparkdl.worker.train import TrainJob
 
     model, (x, y) = build(name, size), rows_for(name, 2)
     keras_metrics.build_metrics(model, x, y)

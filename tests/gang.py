@@ -131,7 +131,8 @@ def train(
                 keras_variables.set_generators(replica.model, spec.generators, worker)
                 if paces is not None:
                     slow(replica, lambda: world.sleep(paces[worker]()))
-                loop(settings, worker, replica, mine, none, exchange(store, worker)).run({})
+                options = {"replica": replica, "rows": mine, "validation": none}
+                loop(settings, worker, exchange=exchange(store, worker), **options).run({})
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the test
             errors.append(error)
             store.close()

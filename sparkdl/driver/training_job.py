@@ -22,8 +22,8 @@ from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic
 from sparkdl.spark import preflight
 from sparkdl.spark.jobs import Job, Stage
-from sparkdl.worker.loop import TrainJob
 from sparkdl.worker.strategies import TrainSettings
+from sparkdl.worker.train import TrainJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
 from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
-from sparkdl.worker.loop import Code, TrainJob, train_task
 from sparkdl.worker.session import Task
+from sparkdl.worker.train import Code, TrainJob, train_task
 
 ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch
 LEAVE_SECONDS = 60.0  # how long worker 0 waits for the others to end before it closes the endpoint

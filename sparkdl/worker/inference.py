@@ -20,7 +20,8 @@ from sparkdl.modeling.configuration import Objects
 from sparkdl.modeling.execution import concatenate, predict, rows_of
 from sparkdl.modeling.keras_variables import layout_of, metric_variables, read
 from sparkdl.modeling.serialization import ModelSpec
-from sparkdl.worker.loop import evaluate, take_model, take_replica
+from sparkdl.worker.loop import evaluate
+from sparkdl.worker.model_cache import take_model, take_replica
 from sparkdl.worker.tasks import blocks_of
 
 

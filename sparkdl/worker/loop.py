@@ -1,53 +1,31 @@
-"""The worker's side of a run: one training loop, for every mode and frequency, and the task around it.
+"""The training loop of a worker, for every mode and frequency.
 
 ``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange, and what a window does to
-the replica is a Stepper. Nothing here knows Spark or HTTP.
+the replica is a Strategy. Nothing here knows Spark or HTTP.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sparkdl.core.vectors import LARGE, trim
-from sparkdl.data import spill
-from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Order, Span, num_before
-from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.data.schema import Schema
 from sparkdl.data.spill import Rows
 from sparkdl.errors import DataError
 from sparkdl.modeling import optimizers
-from sparkdl.modeling.backends import distributed, has_gpu, make_replica, prepare_backend
 from sparkdl.modeling.backends.base import Center, Replica
-from sparkdl.modeling.configuration import Objects
-from sparkdl.modeling.keras_variables import (
-    Layouts,
-    generators,
-    layout_of,
-    metric_variables,
-    read,
-    set_generators,
-    write,
-)
-from sparkdl.modeling.serialization import ModelSpec, restore, thaw
+from sparkdl.modeling.keras_variables import Layouts, generators, layout_of, metric_variables, read, write
 from sparkdl.modeling.signature import fixed_batch_size
-from sparkdl.rules import Rule
-from sparkdl.transport.client import Heartbeat
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Update
-from sparkdl.worker import devices
-from sparkdl.worker.rebalance import rebalance
-from sparkdl.worker.session import Task, membership
 from sparkdl.worker.strategies import (
     DeltaStrategy,
     ElasticStrategy,
@@ -59,8 +37,6 @@ from sparkdl.worker.strategies import (
 logger = logging.getLogger(__name__)
 LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
 RUNNING_BYTES = 64 << 10  # metric states that are larger are sent at an epoch's end only
-KEPT = 4  # how many models a process keeps for later tasks,
-KEPT_BYTES = 32 << 20  # and how many bytes they may have together: of large ones only the newest
 
 
 class Loop:
@@ -85,6 +61,7 @@ class Loop:
         self,
         settings: TrainSettings,
         worker: int,
+        *,
         replica: Replica,
         rows: Rows,
         validation: Rows,
@@ -407,125 +384,3 @@ def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = 
         )
     for start in range(0, end, batch_size):
         replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainJob:
-    """What the tasks of a run share: values only, so that it can be broadcast.
-
-    Attributes:
-        spec: the model.
-        settings: the loop's settings.
-        schema: what every row has to be.
-        layout: the digest of the trainable variables' layout.
-        class_weight: the weight of a training row by the class of its label, where rows have no weights.
-        hosted: what worker 0 makes the endpoint of, where that is there.
-        classes: the classes of columns of labels, by their places.
-    """
-
-    spec: ModelSpec
-    settings: TrainSettings
-    schema: Schema
-    layout: bytes
-    class_weight: dict[int, float] | None = None
-    hosted: Any = None
-    classes: Mapping[int, Classes] = field(default_factory=dict)
-
-
-class Code(NamedTuple):
-    """What of a run is code: it travels inside Spark's closure.
-
-    Attributes:
-        objects: the custom objects of the model.
-        builder: the function that builds the model, where there is one.
-        distribution: the function that makes the distribution over a worker's devices, where there is one.
-        rule: the rule, which may be a class of the user's own; None: that of the settings.
-    """
-
-    objects: Objects
-    builder: Callable[[], Any] | None = None
-    distribution: Callable[[], Any] | None = None
-    rule: Rule | None = None
-
-
-def train_task(job: TrainJob, task: Task, blocks: Watched, code: Code) -> None:
-    """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
-    with membership(task, job.layout) as (exchange, heartbeat):
-        _train(job, task, blocks, exchange, code, heartbeat)
-
-
-def _train(
-    job: TrainJob, task: Task, blocks: Watched, exchange: Exchange, code: Code, heartbeat: Heartbeat
-) -> None:
-    plan = job.settings.plan
-    spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
-    spooled.extend(weigh(blocks, job.schema, job.class_weight))
-    if blocks.shuffled:
-        rebalance(spooled, task.worker, exchange)
-    rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
-    prepare_backend(task.threads)
-    gpus, visible = devices.held(), devices.visible_gpus()
-    on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
-    taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
-    notes = {
-        "one_class": rows.one_class(),
-        "threads": task.threads,
-        "empty": spooled.empty,
-        "gpus": list(taken),
-        "on_gpu": on_gpu,
-        "faults": blocks.found(),
-    }
-    with distributed(code.distribution, len(gpus)) as spread:
-        if spread:
-            _kept.clear()
-        replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
-        set_generators(replica.model, job.spec.generators, task.worker)
-        settings = replace(job.settings, rule=code.rule or job.settings.rule)
-        loop = Loop(settings, task.worker, replica, rows, validation, exchange, spooled.fingerprint)
-        heartbeat.follow(loop)
-        loop.run(notes)
-        if spread:
-            _kept.clear()  # its variables lie on the devices of this task
-
-
-# The newest models of this process, compiled functions and all, each with its bytes; the newest is the last.
-_kept: dict[tuple[str, bool | None], tuple[Any, int]] = {}
-
-
-def take_replica(
-    spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None, *, joint: bool
-) -> Replica:
-    """Return a replica with the values of a spec, the compiled one of an earlier task where it fits."""
-
-    def make() -> Replica:
-        return make_replica(thaw(spec, objects, builder), joint=joint)
-
-    replica: Replica = _take(spec, joint, make)
-    return replica
-
-
-def take_model(spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None) -> Any:
-    """Return a model that predicts, with the values of a spec: that of an earlier task where it fits."""
-    for joint in (False, True):
-        if (spec.key, joint) in _kept:
-            return take_replica(spec, objects, builder, joint=joint).model
-    return _take(spec, None, lambda: thaw(spec, objects, builder))
-
-
-def _take(spec: ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
-    """Return what is kept for a spec, its values set, or make it; of the others few and small ones stay."""
-    key = spec.key, joint
-    if key in _kept:
-        made, nbytes = _kept.pop(key)
-        restore(made if joint is None else made.model, spec)
-    else:
-        nbytes = sum(array.nbytes for array in (*spec.weights, *spec.optimizer))
-        evicted = 0
-        while len(_kept) >= KEPT or _kept and nbytes + sum(each for _, each in _kept.values()) > KEPT_BYTES:
-            evicted += _kept.pop(next(iter(_kept)))[1]
-        if evicted > LARGE:
-            gc.collect()  # A model and what is compiled of it know each other, so that they would stay.
-            trim(evicted)
-        made = make()
-    _kept[key] = made, nbytes
-    return made

@@ -241,16 +241,16 @@ def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
 
 def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl.worker import loop
+    from sparkdl.worker import train
 
     job, task = call.shared.value, _task(context, call)
     blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
     faults = None if call.options.get("checked") else _faults(job, call.options)
     watched = Watched(blocks, faults, shuffled=call.options.get("shuffled", False))
     own = [call.options.get(name) for name in ("distribution", "rule")]
-    code = loop.Code(call.objects or {}, call.builder, *own)
+    code = train.Code(call.objects or {}, call.builder, *own)
     if job.hosted is None:
-        loop.train_task(job, task, watched, code)
+        train.train_task(job, task, watched, code)
     else:
         from sparkdl.worker import hosted_server
 

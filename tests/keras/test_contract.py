@@ -191,9 +191,9 @@ class ByRows(GradientRounds):
 class Unweighted(Loop):
     """A mutant: sample weights are left behind."""
 
-    def __init__(self, settings, worker, replica, rows, validation, exchange):
+    def __init__(self, *arguments, rows, **options):
         rows.schema = rows.schema.without_weights()
-        super().__init__(settings, worker, replica, rows, validation, exchange)
+        super().__init__(*arguments, rows=rows, **options)
 
 
 MUTANTS = {

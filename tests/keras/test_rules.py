@@ -235,8 +235,8 @@ def test_speeds_change_nothing_where_everybody_is_waited_for(window):
 class Counting(Loop):
     """A loop that keeps itself, to be looked at."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.loops[self.worker] = self
 
 

@@ -224,8 +224,8 @@ class Kept(Loop):
 
     begins_again = None  # the worker and its exchange
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.loops[self.worker] = self
 
     def run(self, notes):

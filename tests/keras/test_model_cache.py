@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.data.batch import Batch
 from sparkdl.modeling import serialization
-from sparkdl.worker import loop
+from sparkdl.worker import model_cache
 
 
 def spec_of(units, number=0.0):
@@ -25,50 +25,52 @@ def spec_of(units, number=0.0):
 @pytest.mark.parametrize(("most", "others", "kept"), [(1 << 20, 3, True), (1 << 20, 4, False), (0, 1, False)])
 def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, kept):
     """A few small ones, as cross-validation has them in turn; of large ones only the newest."""
-    monkeypatch.setattr(loop, "_kept", {})
-    monkeypatch.setattr(loop, "KEPT_BYTES", most)
-    first = loop.take_replica(spec_of(1, 1.0), {}, None, joint=True)
+    monkeypatch.setattr(model_cache, "_kept", {})
+    monkeypatch.setattr(model_cache, "KEPT_BYTES", most)
+    first = model_cache.take_replica(spec_of(1, 1.0), {}, None, joint=True)
     for units in range(2, 2 + others):
-        loop.take_replica(spec_of(units), {}, None, joint=True)
-    again = loop.take_replica(spec_of(1, 2.0), {}, None, joint=True)
+        model_cache.take_replica(spec_of(units), {}, None, joint=True)
+    again = model_cache.take_replica(spec_of(1, 2.0), {}, None, joint=True)
 
     assert kept == (again is first)
-    assert again is loop.take_replica(spec_of(1, 2.0), {}, None, joint=True)
+    assert again is model_cache.take_replica(spec_of(1, 2.0), {}, None, joint=True)
     assert 2.0 == again.model.get_weights()[0][0, 0]
 
 
 def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
     """It is compiled already; and of several specs with one key the values are those of each."""
-    monkeypatch.setattr(loop, "_kept", {})
-    replica = loop.take_replica(spec_of(1, 1.0), {}, None, joint=False)
+    monkeypatch.setattr(model_cache, "_kept", {})
+    replica = model_cache.take_replica(spec_of(1, 1.0), {}, None, joint=False)
 
-    assert replica.model is loop.take_model(spec_of(1, 3.0), {}, None)
+    assert replica.model is model_cache.take_model(spec_of(1, 3.0), {}, None)
     assert 3.0 == replica.model.get_weights()[0][0, 0]
-    assert loop.take_model(spec_of(2, 4.0), {}, None) is loop.take_model(spec_of(2, 4.0), {}, None)
+    assert model_cache.take_model(spec_of(2, 4.0), {}, None) is model_cache.take_model(
+        spec_of(2, 4.0), {}, None
+    )
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_large_model_is_freed_before_the_next_is_made(monkeypatch, joint):
     """A process would have two of them otherwise, until the collector of cycles comes by."""
-    monkeypatch.setattr(loop, "_kept", {})
-    monkeypatch.setattr(loop, "KEPT_BYTES", 0)
-    monkeypatch.setattr(loop, "LARGE", 0)
+    monkeypatch.setattr(model_cache, "_kept", {})
+    monkeypatch.setattr(model_cache, "KEPT_BYTES", 0)
+    monkeypatch.setattr(model_cache, "LARGE", 0)
     rows, made, alive = Batch(np.ones((2, 3)), np.ones((2, 1))), [], []
     specs = [spec_of(1, 1.0), spec_of(2, 1.0)]
-    make_replica = loop.make_replica
+    make_replica = model_cache.make_replica
 
     def making(*arguments, **options):
         alive.extend(one() is not None for one in made)
         return make_replica(*arguments, **options)
 
-    monkeypatch.setattr(loop, "make_replica", making)
+    monkeypatch.setattr(model_cache, "make_replica", making)
     gc.disable()
     try:
-        replica = loop.take_replica(specs[0], {}, None, joint=joint)
+        replica = model_cache.take_replica(specs[0], {}, None, joint=joint)
         (replica.gradient if joint else replica.step)(rows)
         made += [weakref.ref(replica), weakref.ref(replica.model)]
         del replica
-        loop.take_replica(specs[1], {}, None, joint=joint)
+        model_cache.take_replica(specs[1], {}, None, joint=joint)
     finally:
         gc.enable()
 

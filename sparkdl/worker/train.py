@@ -1,0 +1,112 @@
+"""One worker's task of a run: from its blocks of rows to the end of its training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from sparkdl.data import spill
+from sparkdl.data.bad_values import Classes, Watched
+from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
+from sparkdl.data.schema import Schema
+from sparkdl.modeling.backends import distributed, has_gpu, prepare_backend
+from sparkdl.modeling.configuration import Objects
+from sparkdl.modeling.keras_variables import set_generators
+from sparkdl.modeling.serialization import ModelSpec
+from sparkdl.rules import Rule
+from sparkdl.transport.client import Heartbeat
+from sparkdl.transport.exchange import Exchange
+from sparkdl.worker import devices, model_cache
+from sparkdl.worker.loop import Loop
+from sparkdl.worker.model_cache import take_replica
+from sparkdl.worker.rebalance import rebalance
+from sparkdl.worker.session import Task, membership
+from sparkdl.worker.strategies import TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """What the tasks of a run share: values only, so that it can be broadcast.
+
+    Attributes:
+        spec: the model.
+        settings: the loop's settings.
+        schema: what every row has to be.
+        layout: the digest of the trainable variables' layout.
+        class_weight: the weight of a training row by the class of its label, where rows have no weights.
+        hosted: what worker 0 makes the endpoint of, where that is there.
+        classes: the classes of columns of labels, by their places.
+    """
+
+    spec: ModelSpec
+    settings: TrainSettings
+    schema: Schema
+    layout: bytes
+    class_weight: dict[int, float] | None = None
+    hosted: Any = None
+    classes: Mapping[int, Classes] = field(default_factory=dict)
+
+
+class Code(NamedTuple):
+    """What of a run is code: it travels inside Spark's closure.
+
+    Attributes:
+        objects: the custom objects of the model.
+        builder: the function that builds the model, where there is one.
+        distribution: the function that makes the distribution over a worker's devices, where there is one.
+        rule: the rule, which may be a class of the user's own; None: that of the settings.
+    """
+
+    objects: Objects
+    builder: Callable[[], Any] | None = None
+    distribution: Callable[[], Any] | None = None
+    rule: Rule | None = None
+
+
+def train_task(job: TrainJob, task: Task, blocks: Watched, code: Code) -> None:
+    """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
+    with membership(task, job.layout) as (exchange, heartbeat):
+        _train(job, task, blocks, code, exchange=exchange, heartbeat=heartbeat)
+
+
+def _train(
+    job: TrainJob, task: Task, blocks: Watched, code: Code, *, exchange: Exchange, heartbeat: Heartbeat
+) -> None:
+    plan = job.settings.plan
+    spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
+    spooled.extend(weigh(blocks, job.schema, job.class_weight))
+    if blocks.shuffled:
+        rebalance(spooled, task.worker, exchange)
+    rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
+    prepare_backend(task.threads)
+    gpus, visible = devices.held(), devices.visible_gpus()
+    on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
+    taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
+    notes = {
+        "one_class": rows.one_class(),
+        "threads": task.threads,
+        "empty": spooled.empty,
+        "gpus": list(taken),
+        "on_gpu": on_gpu,
+        "faults": blocks.found(),
+    }
+    with distributed(code.distribution, len(gpus)) as spread:
+        if spread:
+            model_cache.clear()
+        replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
+        set_generators(replica.model, job.spec.generators, task.worker)
+        settings = replace(job.settings, rule=code.rule or job.settings.rule)
+        loop = Loop(
+            settings,
+            task.worker,
+            replica=replica,
+            rows=rows,
+            validation=validation,
+            exchange=exchange,
+            fingerprint=spooled.fingerprint,
+        )
+        heartbeat.follow(loop)
+        loop.run(notes)
+        if spread:
+            model_cache.clear()  # its variables lie on the devices of this task
