@@ -64,7 +64,8 @@ def training(name: str, setting: Spec, results: list[list[str]]) -> None:
 
 def schema_of(width: int):
     """Return the schema of the rows."""
-    from sparkdl.data.schema import Column, Schema
+    from sparkdl.data.column import Column
+    from sparkdl.data.schema import Schema
 
     return Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
 

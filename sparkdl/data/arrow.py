@@ -19,7 +19,7 @@ from pyarrow import fs
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.blocks import UNKNOWN, Block, rows_per_block, scramble
-from sparkdl.data.schema import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
+from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 from sparkdl.process.reasons import reason_of, text_of

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows, as_rows
+from sparkdl.data.column import Column
 from sparkdl.data.fingerprint import GOLDEN, MASK, mixed, unmixed
-from sparkdl.data.schema import Column, Schema, as_row
+from sparkdl.data.schema import Schema, as_row
 from sparkdl.errors import DataError
 
 Keys = NDArray[np.uint64]
@@ -89,15 +90,15 @@ def blocks_of_rows(
     for row in rows:
         chunk.append(schema.flatten(as_row(row, schema), place, first + len(chunk)))
         if len(chunk) == size:
-            yield _block(chunk, schema.columns, partition, first, part, place)
+            yield _block(chunk, schema.columns, partition, first=first, part=part, place=place)
             first += len(chunk)
             chunk = []
     if chunk:
-        yield _block(chunk, schema.columns, partition, first, part, place)
+        yield _block(chunk, schema.columns, partition, first=first, part=part, place=place)
 
 
 def _block(
-    chunk: list[Any], columns: Sequence[Column], partition: int, first: int, part: int, place: str
+    chunk: list[Any], columns: Sequence[Column], partition: int, *, first: int, part: int, place: str
 ) -> Block:
     indices = np.arange(first, first + len(chunk), dtype=np.uint64)
     arrays = tuple(

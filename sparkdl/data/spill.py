@@ -30,8 +30,9 @@ from sparkdl.data.arrays import AnyRows
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import MIXED, Integers
 from sparkdl.data.blocks import EMPTY, Block, Keys, scramble, select
+from sparkdl.data.column import Column
 from sparkdl.data.fingerprint import NOTHING, fingerprint, total
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, entry_of, rows_of
 
 MEMORY = 256 << 20

@@ -21,7 +21,8 @@ import keras
 import numpy as np
 
 from sparkdl.core.vectors import Array
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.driver.checkpoints import Description, Words
 from sparkdl.modeling import differences, keras_metrics, keras_variables, optimizers
 from sparkdl.modeling.backends.outer import KerasOuter

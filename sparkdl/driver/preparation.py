@@ -14,7 +14,8 @@ from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
 from sparkdl.core.tree import leaves
 from sparkdl.data.bad_values import Classes, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.driver.epochs import Metrics, check_callbacks
 from sparkdl.driver.first_row import FirstRow, metrics_of, settle
 from sparkdl.driver.lease import Lease, lease_of

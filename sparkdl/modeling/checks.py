@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sparkdl.data.schema import Column
+from sparkdl.data.column import Column
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ModelError
 from sparkdl.modeling import optimizers

@@ -14,7 +14,8 @@ import keras
 
 from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import Array
-from sparkdl.data.schema import LISTS, TEXT_BYTES, Column, Sample, Schema, Takes
+from sparkdl.data.column import LISTS, TEXT_BYTES, Column
+from sparkdl.data.schema import Sample, Schema, Takes
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.checks import require_backend_of_strings

@@ -23,7 +23,8 @@ from sparkdl.data.arrays import AnyRows, as_rows
 from sparkdl.data.bad_values import Classes, Fault, Faults
 from sparkdl.data.batch_plan import even_split, ranks
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
-from sparkdl.data.schema import Counts, Sample, Schema, as_array, as_pair
+from sparkdl.data.column import as_array
+from sparkdl.data.schema import Counts, Sample, Schema, as_pair
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import keras_settings
 from sparkdl.spark import jobs, preflight

@@ -17,7 +17,8 @@ from sparkdl.core.tree import leaves
 from sparkdl.core.vectors import Array
 from sparkdl.data import arrow
 from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
-from sparkdl.data.schema import LISTS, Column, Counts, Sample, Schema, natural
+from sparkdl.data.column import LISTS, Column, natural
+from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind
 from sparkdl.sources.base import NoRowsError, Source, first_value

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.driver.description import describe
 from sparkdl.modeling import keras_metrics, keras_variables
 from sparkdl.modeling.backends import with_keras_optimizer

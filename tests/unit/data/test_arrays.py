@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as shapes
 
 from sparkdl.data.arrays import array_of, as_rows
-from sparkdl.data.schema import Column
+from sparkdl.data.column import Column
 from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.errors import DataError
 

@@ -12,7 +12,7 @@ from vectors import VECTORS, dense, sparse
 
 from sparkdl.data.arrow import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
 from sparkdl.data.blocks import UNKNOWN
-from sparkdl.data.schema import Column, axis_of
+from sparkdl.data.column import Column, axis_of
 from sparkdl.errors import DataError
 
 SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from sparkdl.data.bad_values import Classes, Faults, Watched, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, row_keys, scramble, unscrambled
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import DataError
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, deal, parts_of, row_keys, weigh
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.data.spill import SpillFile
 from sparkdl.errors import DataError
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, select
+from sparkdl.data.column import Column
 from sparkdl.data.fingerprint import MASK, NOTHING, Fingerprint, fingerprint, total
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows
 from sparkdl.data.spill import SpillFile
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pyspark.ml.linalg import Vectors
 
-from sparkdl.data.schema import Column, Sample
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Sample
 from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import DataError
 

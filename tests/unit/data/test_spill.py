@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from sparkdl.data.batch_plan import MIXED, Plan
 from sparkdl.data.blocks import EMPTY, TRAINING, VALIDATION, Block, scramble
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.data.spill import INDEX_BYTES, MEMORY, SpillFile
 
 SCHEMA = Schema((Column("x", (3,), "float32"), Column("y", (), "int64")), (0, 1))
@@ -178,7 +179,8 @@ import re, resource, sys
 import numpy as np
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import TRAINING, Block
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.data.spill import SpillFile
 
 width, size, count = int(sys.argv[1]), int(sys.argv[2]), 100

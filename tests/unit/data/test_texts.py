@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sparkdl.data import spill
 from sparkdl.data.arrow import column_array
 from sparkdl.data.blocks import TRAINING, Block
+from sparkdl.data.column import Column
 from sparkdl.data.fingerprint import fingerprint
-from sparkdl.data.schema import Column, Sample, Schema
+from sparkdl.data.schema import Sample, Schema
 from sparkdl.data.sparse import TextRows
 from sparkdl.errors import DataError
 

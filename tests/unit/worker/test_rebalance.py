@@ -10,7 +10,8 @@ from stores import give as hand
 from stores import impatient, status_of, store_of, together, update_of
 
 from sparkdl.data.blocks import TRAINING, Block
-from sparkdl.data.schema import Column, Schema
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.data.spill import SpillFile
 from sparkdl.errors import DataError

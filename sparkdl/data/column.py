@@ -1,0 +1,316 @@
+"""One column of every row: a shape and a dtype, and the arrays that the values of rows make.
+
+The first row settles both, on the driver. A value that fits is stored in its column's dtype, and one that
+does not is a DataError that names the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import AnyRows, as_bytes
+from sparkdl.data.sparse import TEXT, SparseRows, TextRows, entry_of
+from sparkdl.errors import ConfigError, DataError
+
+TEXT_BYTES = 256  # the least estimate of a row of strings, since others may be longer than the first one
+LISTS = (
+    "A list of columns may hold numbers, vectors and flat arrays, whose values are joined in their order, or "
+    "arrays of one shape, which are stacked as the first or the last dimension where the model's input or "
+    "output has it. Put other columns together first, or pass a model of several inputs a dict."
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column of every row has to be.
+
+    Attributes:
+        name: how errors call it.
+        shape: the shape of one row's value.
+        dtype: the NumPy dtype that it is stored in; "string" for strings.
+        sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are. For
+            strings, an estimate of the bytes of a row.
+        parts: how many columns of a DataFrame are joined in it; see ``axis_of``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: int = 0
+    parts: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one row's value; about as many, where zeros are not stored."""
+        if self.sparse:
+            return self.sparse * entry_of(self.dtype).itemsize
+        return self.whole_nbytes
+
+    @property
+    def whole_nbytes(self) -> int:
+        """The bytes of one row's value with all its zeros; an estimate for strings."""
+        return self.sparse if self.texts else prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def texts(self) -> bool:
+        """Whether the values are strings."""
+        return self.dtype == TEXT
+
+    def zeros(self, rows: int = 1) -> Array:
+        """Return rows of zeros, or of empty strings."""
+        shape = (rows, *self.shape)
+        return np.full(shape, b"", object) if self.texts else np.zeros(shape, self.dtype)
+
+    def of(self, values: Sequence[Any] | AnyRows, place: str, first: int = 0) -> AnyRows:
+        """Return the values of some rows as one array of shape (rows, *shape), or without its zeros.
+
+        Args:
+            values: one value per row.
+            place: where the rows are, for the message.
+            first: the index of the first row there.
+
+        Raises:
+            DataError: a value has another shape or cannot be a number of this dtype; names the row.
+        """
+        if self.texts:
+            return self._of_texts(values, place, first)
+        if isinstance(values, TextRows):
+            raise DataError(f"Expected {self.name} to be numbers ({self.dtype}); {place} has strings.")
+        if isinstance(values, SparseRows):
+            if values.shape[1:] != self.shape:
+                raise DataError(
+                    f"Expected {self.name} of shape {self.shape}; {place} has {values.shape[1:]}."
+                )
+            return self._of_sparse(values, place, first)
+        if self.sparse:
+            return SparseRows.of(self._each(self._numbers, values, place, first), self.shape, self.dtype)
+        try:
+            array = np.asarray(values)
+            if array.dtype != np.object_ and array.shape[1:] == self.shape:
+                return self.cast(array, lambda row: f"row {first + row} of {place}")
+        except ValueError:
+            pass  # Ragged, or not all numbers; the rows are looked at one by one.
+        rows = self._each(self._row, values, place, first)
+        return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
+
+    def _of_texts(self, values: Sequence[Any] | AnyRows, place: str, first: int) -> TextRows:
+        """Return the strings of some rows as bytes."""
+        if isinstance(values, TextRows) and prod(values.shape[1:]) == prod(self.shape):
+            return values.reshaped(self.shape)
+        whole = values.toarray() if isinstance(values, SparseRows) else values
+        texts = self._each(self._texts, whole, place, first)
+        return TextRows.of_texts([text for row in texts for text in row], self.shape)
+
+    def _of_sparse(self, rows: SparseRows, place: str, first: int) -> AnyRows:
+        """Return rows without their zeros in this column's dtype; with them, if the column has them."""
+
+        def name_row(entry: int) -> str:
+            row = int(np.searchsorted(np.cumsum(own.spans[:, 1]), entry, side="right"))
+            return f"row {first + row} of {place}"
+
+        own = rows.compact() if rows.entries.dtype != entry_of(self.dtype) else rows
+        if own is not rows:
+            entries = np.empty(len(own.entries), entry_of(self.dtype))
+            entries["index"] = own.entries["index"]
+            entries["value"] = self.cast(own.entries["value"], name_row)
+            own = SparseRows(own.spans, entries, self.shape)
+        return own if self.sparse else own.toarray()
+
+    def _each(
+        self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
+    ) -> list[Any]:
+        """Return what is taken of each row."""
+        try:
+            return [take(value, place, first + index) for index, value in enumerate(values)]
+        except DataError as error:
+            refused = sum(not self._takes(take, value) for value in values)
+            raise DataError(f"{error} {share_of(refused, len(values))}") from None
+
+    @staticmethod
+    def _takes(take: Callable[[Any, str, int], Any], value: Any) -> bool:
+        try:
+            take(value, "", 0)
+        except DataError:
+            return False
+        return True
+
+    def _texts(self, value: Any, place: str, index: int) -> list[bytes]:
+        """Return the strings of a row, as bytes."""
+        flat = [value] if isinstance(value, str | bytes) else np.asarray(value, object).ravel().tolist()
+        if len(flat) != prod(self.shape) or not all(isinstance(each, str | bytes) for each in flat):
+            raise DataError(
+                f"Expected {self.name} to be strings of shape {self.shape}; row {index} of {place} has "
+                f"{short(value)}."
+            )
+        return [as_bytes(each, f"{self.name}, row {index} of {place},") for each in flat]
+
+    def _numbers(self, value: Any, place: str, index: int) -> tuple[Array, Array]:
+        """Return the numbers of a row that are not 0, after their indices."""
+        if not is_sparse(value) or value.size != prod(self.shape):
+            flat = self._row(value, place, index).ravel()
+            (indices,) = flat.nonzero()
+            return indices, flat[indices]
+        return value.indices, value.values
+
+    def _row(self, value: Any, place: str, index: int) -> Array:
+        try:
+            array = as_array(value)
+            if array.dtype == object:
+                array = _present(array).astype(self.dtype)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"Expected {self.name} to be numbers of shape {self.shape}; row {index} of {place} has "
+                f"{short(value)}."
+            ) from None
+        if array.shape != self.shape:
+            raise DataError(
+                f"Expected {self.name} of shape {self.shape}; row {index} of {place} has shape {array.shape}."
+            )
+        cast: Array = self.cast(array[None], lambda _: f"row {index} of {place}")[0]
+        return cast
+
+    def first(self, value: Array) -> Array:
+        """Return the value of the first row, as ``natural`` gives it, as an array of one row."""
+        shape = (1, *self.shape)
+        if self.parts > 1 and len(value) == self.parts:
+            value = joined([part[None] for part in value], self.shape)
+        if self.texts:
+            return self.of(np.reshape(value, shape), "the first rows").toarray()  # type: ignore[union-attr]
+        return self.cast(np.reshape(value, shape), lambda _: "the first row")
+
+    def cast(self, array: Array, name_row: Callable[[int], str]) -> Array:
+        """Return the rows in this column's dtype.
+
+        Args:
+            array: the rows.
+            name_row: says where one of them comes from.
+
+        Raises:
+            DataError: they are not numbers, or whole numbers are expected and some are none, or too large.
+        """
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"Expected {self.name} to be numbers ({self.dtype}); {name_row(0)} has "
+                f"{short(array.ravel()[:1].tolist())}."
+            )
+        with np.errstate(invalid="ignore"):  # NaN is no whole number, and found to be none
+            result = array.astype(self.dtype, copy=False)
+        if result.dtype != array.dtype and result.dtype.kind in "biu" and not (result == array).all():
+            bad = int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
+            raise DataError(
+                f"Expected {self.name} to be whole numbers that fit {self.dtype}, as in the first row; "
+                f"{name_row(bad)} has {short(array[bad].tolist())}."
+            )
+        return result
+
+
+def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | None:
+    """Return how the columns of a list become one array of some shape.
+
+    Args:
+        shape: the shape of a row.
+        parts: the shape of each column's value.
+
+    Returns:
+        0 where the columns are arrays that are stacked as the first dimension of the shape, -1 where they are
+        stacked as its last; None where their numbers are joined one after the other.
+    """
+    core, own = _core(shape), _core(parts[0])
+    if len(core) < 2 or len(set(parts)) > 1 or len(parts) * prod(own) != prod(core):
+        return None
+    inner = {0: core[1:], -1: core[:-1]}
+    fits = {
+        axis for axis, rest in inner.items() if core[axis] == len(parts) and (len(own) < 2 or own == rest)
+    }
+    return 0 if 0 in fits else -1 if fits else None
+
+
+def part_shape(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
+    """Return the shape of one column of a list that is stacked along an axis, or has so many numbers."""
+    return (size,) if axis is None else _core(shape)[1:] if axis == 0 else _core(shape)[:-1]
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without last dimensions of 1."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return the columns of a list as one array of shape (rows, *shape).
+
+    Args:
+        parts: an array per column, of as many rows.
+        shape: the shape of a row.
+    """
+    rows = len(parts[0])
+    axis = axis_of(shape, [part.shape[1:] for part in parts])
+    if axis == -1:
+        inner = part_shape(shape, axis, 0)
+        return np.stack([part.reshape(rows, *inner) for part in parts], axis=-1).reshape(rows, *shape)
+    return np.concatenate([part.reshape(rows, -1) for part in parts], axis=1).reshape(rows, *shape)
+
+
+def natural(parts: Sequence[Array]) -> Array:
+    """Return the values that the columns of a list have in the first row as one array.
+
+    Arrays of one shape are stacked; numbers, vectors and flat arrays are joined.
+
+    Raises:
+        ConfigError: there are nested arrays of several shapes.
+    """
+    if len({part.shape for part in parts}) == 1:
+        return np.stack(parts)
+    if max(part.ndim for part in parts) > 1:
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise ConfigError(f"Expected columns that make one array; the first row has shapes {shapes}. {LISTS}")
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def is_sparse(value: Any) -> bool:
+    """Return whether this is a vector of Spark's that is stored without its zeros."""
+    return hasattr(value, "toArray") and hasattr(value, "indices")
+
+
+def count_sparse(value: Any) -> int:
+    """Return how many numbers a row's value has that is better stored without its zeros; 0: it is not.
+
+    Args:
+        value: the value; a tuple of those of several columns that are joined.
+    """
+    parts = value if isinstance(value, tuple) else (value,)
+    if not any(map(is_sparse, parts)):
+        return 0
+    stored = sum(len(part.indices) if is_sparse(part) else as_array(part).size for part in parts)
+    size = sum(part.size if is_sparse(part) else as_array(part).size for part in parts)
+    return max(1, stored) if 4 * stored < size else 0
+
+
+def as_array(value: Any) -> Array:
+    """Return the value of a row as an array; it may be a vector of Spark's."""
+    return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+
+
+def share_of(refused: int, rows: int) -> str:
+    """Return the sentence that says how many rows of a batch cannot be taken."""
+    return f"Of the {rows} rows read together, {refused} cannot be taken."
+
+
+def _present(array: Array) -> Array:
+    """Return an array of objects; None, which NumPy would make a NaN of, is no number."""
+    if any(value is None for value in array.ravel()):
+        raise TypeError("None is not a number.")
+    return array
+
+
+def short(value: Any) -> str:
+    """Return a value as an error shows it, in 80 characters at most."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
