@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.spark import files
+from sparkdl.spark.folders import Folder, open_folder
 
 logger = logging.getLogger(__name__)
 NAME = "lease"
@@ -147,7 +147,7 @@ class Lease:
     def __init__(
         self,
         uri: str,
-        folder: files.Folder,
+        folder: Folder,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -421,6 +421,6 @@ def lease_of(uri: str, context: Any) -> Lease:
         ConfigError: it is no folder.
     """
     try:
-        return Lease(uri, files.open_folder(uri, context=context))
+        return Lease(uri, open_folder(uri, context=context))
     except OSError as error:
         raise ConfigError(f"Checkpoints cannot be kept in {uri}: {error}.") from error

@@ -13,22 +13,17 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlparse
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
-from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
+from sparkdl.spark import hadoop
 
 logger = logging.getLogger(__name__)
 # What os.link raises on file systems without hard links, such as FAT and some that run in user space.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
-ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, also in a race
-SETTLE_SECONDS = 1.0  # time for the writes of several drivers to take effect, on other file systems
 
 
 def is_uri(path: str) -> bool:
@@ -54,8 +49,8 @@ def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bo
     if not (of_spark or is_uri(target)):
         _put_local(local, Path(os.path.realpath(target)))
         return
-    with _hadoop(target, context) as (system, path):
-        system.copyFromLocalFile(False, True, _local(local, context), path)
+    with hadoop.file_system(target, context) as (system, path):
+        system.copyFromLocalFile(False, True, hadoop.local_path(local, context), path)
 
 
 def _put_local(local: Path, target: Path) -> None:
@@ -82,15 +77,15 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
     if not (of_spark or is_uri(source)):
         shutil.copyfile(source, local)
         return
-    with _hadoop(source, context) as (system, path):
-        system.copyToLocalFile(False, path, _local(local, context), True)
+    with hadoop.file_system(source, context) as (system, path):
+        system.copyToLocalFile(False, path, hadoop.local_path(local, context), True)
 
 
 def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
     """Return whether there is a file at a path or URI, as ``put`` takes it."""
     if not (of_spark or is_uri(target)):
         return Path(target).exists()
-    with _hadoop(target, context) as (system, path):
+    with hadoop.file_system(target, context) as (system, path):
         return bool(system.exists(path))
 
 
@@ -98,7 +93,7 @@ def names(folder: str, *, context: Any) -> list[str]:
     """Return the names of what is in a folder at a path or URI; none if there is no such folder."""
     if not is_uri(folder):
         return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
-    with _hadoop(folder, context) as (system, path):
+    with hadoop.file_system(folder, context) as (system, path):
         found = system.listStatus(path) if system.exists(path) else ()
         return sorted(each.getPath().getName() for each in found)
 
@@ -119,33 +114,33 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
         FileExistsError: there is a file of other content.
     """
     if not is_uri(target):
-        _publish_local(local, Path(target), check)
+        publish_local(local, Path(target), check)
         return
     begun = f"{target}.{secrets.token_hex(8)}.begun"  # two drivers never write one unfinished file
-    with _hadoop(target, context) as (system, path):
-        if (folder := _local_folder(system, path.getParent())) is not None:
+    with hadoop.file_system(target, context) as (system, path):
+        if (folder := hadoop.local_folder(system, path.getParent())) is not None:
             mine = folder / Path(begun).name
             try:
                 shutil.copyfile(local, mine)
-                _publish_local(mine, folder / path.getName(), check)
+                publish_local(mine, folder / path.getName(), check)
             finally:
                 remove_temporary(mine)
             remove_temporary(local)
             return
-        temporary = _path(begun, context)
+        temporary = hadoop.path_of(begun, context)
         try:
-            system.copyFromLocalFile(False, True, _local(local, context), temporary)
+            system.copyFromLocalFile(False, True, hadoop.local_path(local, context), temporary)
             there = system.exists(path)
             check()
             if there or not system.rename(temporary, path):
                 _require_equal(local, target, context)
         finally:
-            with _only_logged(f"{begun} could not be removed"), _as_os_errors(begun):
+            with _only_logged(f"{begun} could not be removed"), hadoop.as_os_errors(begun):
                 system.delete(temporary, False)
     remove_temporary(local)
 
 
-def _publish_local(local: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
+def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
     """Give a local file another name in its file system; what fails after that is only logged.
 
     Raises:
@@ -195,200 +190,16 @@ def _require_equal(local: Path, target: str, context: Any) -> None:
             raise FileExistsError(f"{target} exists already, with other content.")
 
 
-class Folder(Protocol):
-    """Small files of one folder, on any file system.
-
-    Attributes:
-        settle_seconds: how long after ``create`` another driver may still replace the file; 0 where files
-            are never replaced.
-    """
-
-    settle_seconds: float
-
-    def names(self) -> list[str]:
-        """Return the names of the files."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
-
-    def rewrite(self, name: str, data: bytes) -> None:
-        """Write a file or overwrite it with as many bytes; readers may see it half written."""
-
-    def stamp(self, name: str) -> object:
-        """Return a value that changes with each ``rewrite``; None if there is no such file."""
-
-    def discard(self, name: str) -> None:
-        """Remove a file, if it is there."""
-
-
-def open_folder(uri: str, *, context: Any) -> Folder:
-    """Return the folder at a path or URI, which is made if need be.
-
-    A URI that leads to the driver's own disk, such as one of ``file:``, gives a ``LocalFolder``.
-    """
-    if not is_uri(uri):
-        Path(uri).mkdir(parents=True, exist_ok=True)
-        return LocalFolder(Path(uri))
-    with _hadoop(uri, context) as (system, path):
-        system.mkdirs(path)
-        local = _local_folder(system, path)
-        return HadoopFolder(system, path, context._jvm) if local is None else LocalFolder(local)
-
-
-class LocalFolder:
-    """A folder of a file system that the driver's machine has mounted.
-
-    Args:
-        path: the folder.
-    """
-
-    settle_seconds = 0.0
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
-
-    def names(self) -> list[str]:
-        """Return the names of the files; opening the folder makes NFS look for new ones."""
-        return os.listdir(self.path)
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
-        begun = self.path / f".{name}-{secrets.token_hex(8)}"
-        try:
-            begun.write_bytes(data)
-            _publish_local(begun, self.path / name)
-        except FileExistsError:
-            return False
-        finally:
-            remove_temporary(begun)
-        return True
-
-    def rewrite(self, name: str, data: bytes) -> None:
-        """Overwrite a file in place, which a full disk allows; if that fails, change its time."""
-        path = self.path / name
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            os.pwrite(file, data, 0)
-        except OSError:
-            os.utime(path)
-        finally:
-            os.close(file)
-
-    def stamp(self, name: str) -> object:
-        """Return the content and the time of a file; None if there is none."""
-        try:
-            with (self.path / name).open("rb") as file:
-                return os.fstat(file.fileno()).st_mtime_ns, file.read()
-        except FileNotFoundError:
-            return None
-
-    def discard(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        (self.path / name).unlink(missing_ok=True)
-
-
-class HadoopFolder:
-    """A folder of a file system of Hadoop's. It can be used when the SparkContext is stopped.
-
-    Args:
-        system: Hadoop's file system.
-        path: the folder, as Hadoop's Path.
-        jvm: the driver's JVM.
-    """
-
-    def __init__(self, system: Any, path: Any, jvm: Any) -> None:
-        self._system, self._path, self._jvm = system, path, jvm
-        scheme = system.resolvePath(path).toUri().getScheme()
-        self.settle_seconds = 0.0 if scheme in ATOMIC else SETTLE_SECONDS
-
-    def names(self) -> list[str]:
-        """Return the names of the files."""
-        with _as_os_errors(str(self._path)):
-            return [status.getPath().getName() for status in self._system.listStatus(self._path)]
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        with self._at(name) as path:
-            if not self._system.exists(path):
-                return None
-            stream = self._system.open(path)
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
-        with self._at(f".{name}-{secrets.token_hex(8)}") as begun, self._at(name) as path:
-            try:
-                self._write(begun, data)
-                made = not self._system.exists(path) and self._system.rename(begun, path)
-            finally:
-                with suppress(Py4JError):
-                    self._system.delete(begun, False)
-        if not made and (found := self.read(name)) != data:
-            if found is None:
-                raise OSError(f"{path} cannot be written.")
-            return False
-        return True
-
-    def rewrite(self, name: str, data: bytes) -> None:
-        """Write a file again."""
-        with self._at(name) as path:
-            self._write(path, data)
-
-    def stamp(self, name: str) -> object:
-        """Return the time and the length of a file; None if there is none."""
-        with self._at(name) as path:
-            if not self._system.exists(path):
-                return None
-            status = self._system.getFileStatus(path)
-            return int(status.getModificationTime()), int(status.getLen())
-
-    def discard(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with self._at(name) as path:
-            self._system.delete(path, False)
-
-    def _write(self, path: Any, data: bytes) -> None:
-        stream = self._system.create(path, True)
-        try:
-            stream.write(bytearray(data))
-        finally:
-            stream.close()
-
-    @contextmanager
-    def _at(self, name: str) -> Iterator[Any]:
-        with _as_os_errors(f"{self._path}/{name}"):
-            yield self._jvm.org.apache.hadoop.fs.Path(self._path, name)
-
-
-def _local_folder(system: Any, path: Any) -> Path | None:
-    """Return the local folder that a path of Hadoop's leads to, perhaps through a view; None elsewhere."""
-    uri = system.resolvePath(path).toUri()
-    return Path(uri.getPath()) if uri.getScheme() == "file" else None
-
-
 def qualified(path: str, *, context: Any) -> str:
     """Return the URI of a path of Spark's default file system, or of a URI, with its file system in it."""
-    with _hadoop(path, context) as (system, found):
+    with hadoop.file_system(path, context) as (system, found):
         uri = str(system.makeQualified(found).toUri())
     return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
 
 
 def make_folder(path: str, *, context: Any) -> None:
     """Make a folder of Spark's, and those it is in."""
-    with _hadoop(path, context) as (system, found):
+    with hadoop.file_system(path, context) as (system, found):
         system.mkdirs(found)
 
 
@@ -398,9 +209,9 @@ def move(source: str, target: str, *, context: Any) -> None:
     Raises:
         OSError: it cannot be moved.
     """
-    with _hadoop(source, context) as (system, path):
-        system.mkdirs(_path(target, context).getParent())
-        if not system.rename(path, _path(target, context)):
+    with hadoop.file_system(source, context) as (system, path):
+        system.mkdirs(hadoop.path_of(target, context).getParent())
+        if not system.rename(path, hadoop.path_of(target, context)):
             raise OSError(f"{source} cannot be moved to {target}.")
 
 
@@ -466,7 +277,7 @@ def remove_temporary(path: Path) -> None:
 
 def remove(path: str, *, context: Any) -> None:
     """Remove a file of Spark's, or a folder and all in it, if it is there."""
-    with _hadoop(path, context) as (system, found):
+    with hadoop.file_system(path, context) as (system, found):
         system.delete(found, True)
 
 
@@ -477,35 +288,3 @@ def _only_logged(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         logger.warning("%s: %s", what, error)
-
-
-@contextmanager
-def _hadoop(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield Hadoop's file system of a URI, and its path; what Java raises meanwhile is an OSError."""
-    if context is None:
-        raise ConfigError(
-            f"{uri} is read and written through a SparkContext, and there is none. Start a SparkSession "
-            "first; a client of Spark Connect never has one: name a path of its own machine there, which may "
-            "be of a mounted file system."
-        )
-    with _as_os_errors(uri):
-        path = _path(uri, context)
-        yield path.getFileSystem(context._jsc.hadoopConfiguration()), path
-
-
-@contextmanager
-def _as_os_errors(uri: str) -> Iterator[None]:
-    """Raise what Java raises in a ``with`` block as an OSError."""
-    try:
-        yield
-    except (Py4JError, PySparkException) as error:
-        says, _, _ = str(getattr(error, "java_exception", error)).partition("\n")  # without Java's stack
-        raise OSError(f"{uri}: {says}") from error
-
-
-def _local(path: Path, context: Any) -> Any:
-    return _path(path.as_uri(), context)
-
-
-def _path(name: str, context: Any) -> Any:
-    return context._jvm.org.apache.hadoop.fs.Path(name)

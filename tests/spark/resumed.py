@@ -11,11 +11,11 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from sparkdl import CheckpointConfig, SparkModel
-from sparkdl.spark import files
+from sparkdl.spark import hadoop
 
 folder, mode, frequency, weights, epochs, *through = sys.argv[1:]
 if through:
-    files._local_folder = lambda *_: None
+    hadoop.local_folder = lambda *_: None
 frequency = frequency if frequency == "epoch" else int(frequency)
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 keras.utils.set_random_seed(1)

@@ -24,7 +24,7 @@ from sparkdl import SparkModel
 from sparkdl.driver import lease
 from sparkdl.driver.lease import SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError
-from sparkdl.spark import files
+from sparkdl.spark import files, folders
 
 HERE = Path(__file__).parent
 PATIENCE = 250  # seconds, for a driver that comes to its end
@@ -47,8 +47,8 @@ def context_of(spark):
 
 def test_hadoops_files_are_written_whole_and_once(spark, tmp_path, through_hadoop):
     """A folder of Hadoop's has files that are created once, rewritten, and removed."""
-    folder = files.open_folder(f"file://{tmp_path}/new/folder", context=context_of(spark))
-    assert isinstance(folder, files.HadoopFolder)
+    folder = folders.open_folder(f"file://{tmp_path}/new/folder", context=context_of(spark))
+    assert isinstance(folder, folders.HadoopFolder)
 
     assert [True, False, True] == [folder.create("a", data) for data in (b"one", b"two", b"one")]
     assert (b"one", None) == (folder.read("a"), folder.read("b"))
@@ -85,7 +85,7 @@ def test_a_lease_through_hadoop_is_refused_lost_and_released(spark, tmp_path, mo
     """
 
     def acquired(clock):
-        folder = files.open_folder(f"file://{tmp_path}", context=context_of(spark))
+        folder = folders.open_folder(f"file://{tmp_path}", context=context_of(spark))
         found = Lease("folder", folder, clock=clock, sleep=clock.sleep)
         found.acquire()
         return found

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from sparkdl.driver import checkpoints, lease
 from sparkdl.driver.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.spark import files
+from sparkdl.spark import folders
 
 # -- on a disk ------------------------------------------------------------------------------------
 
 
 def new(folder, clock=None):
     clock = clock or Clock()
-    return Lease(str(folder), files.open_folder(str(folder), context=None), clock=clock, sleep=clock.sleep)
+    return Lease(str(folder), folders.open_folder(str(folder), context=None), clock=clock, sleep=clock.sleep)
 
 
 def acquired(folder, clock=None):

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from sparkdl.process import interrupts
-from sparkdl.spark import files
+from sparkdl.spark import files, hadoop
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -38,7 +38,9 @@ def test_a_file_of_hadoop_that_has_its_name_is_published(tmp_path, monkeypatch, 
     (tmp_path / "local").write_bytes(b"one")
     system = mock.Mock(**{"exists.return_value": False, "rename.return_value": True})
     system.delete.side_effect = Py4JError("the network is down")
-    monkeypatch.setattr(files, "_path", lambda name, _: mock.Mock(**{"getFileSystem.return_value": system}))
+    monkeypatch.setattr(
+        hadoop, "path_of", lambda name, _: mock.Mock(**{"getFileSystem.return_value": system})
+    )
 
     files.publish(tmp_path / "local", "hdfs://host/folder/target", context=mock.Mock())
 

@@ -1,0 +1,196 @@
+"""Small files of one folder that several drivers read and write, on any file system."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from py4j.protocol import Py4JError
+
+from sparkdl.spark import hadoop
+from sparkdl.spark.files import is_uri, publish_local, remove_temporary
+
+ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, also in a race
+SETTLE_SECONDS = 1.0  # time for the writes of several drivers to take effect, on other file systems
+
+
+class Folder(Protocol):
+    """Small files of one folder, on any file system.
+
+    Attributes:
+        settle_seconds: how long after ``create`` another driver may still replace the file; 0 where files
+            are never replaced.
+    """
+
+    settle_seconds: float
+
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file, whole; return False if there is a file of other content."""
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """Write a file or overwrite it with as many bytes; readers may see it half written."""
+
+    def stamp(self, name: str) -> object:
+        """Return a value that changes with each ``rewrite``; None if there is no such file."""
+
+    def discard(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+
+def open_folder(uri: str, *, context: Any) -> Folder:
+    """Return the folder at a path or URI, which is made if need be.
+
+    A URI that leads to the driver's own disk, such as one of ``file:``, gives a ``LocalFolder``.
+    """
+    if not is_uri(uri):
+        Path(uri).mkdir(parents=True, exist_ok=True)
+        return LocalFolder(Path(uri))
+    with hadoop.file_system(uri, context) as (system, path):
+        system.mkdirs(path)
+        local = hadoop.local_folder(system, path)
+        return HadoopFolder(system, path, context._jvm) if local is None else LocalFolder(local)
+
+
+class LocalFolder:
+    """A folder of a file system that the driver's machine has mounted.
+
+    Args:
+        path: the folder.
+    """
+
+    settle_seconds = 0.0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    def names(self) -> list[str]:
+        """Return the names of the files; opening the folder makes NFS look for new ones."""
+        return os.listdir(self.path)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file, whole; return False if there is a file of other content."""
+        begun = self.path / f".{name}-{secrets.token_hex(8)}"
+        try:
+            begun.write_bytes(data)
+            publish_local(begun, self.path / name)
+        except FileExistsError:
+            return False
+        finally:
+            remove_temporary(begun)
+        return True
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """Overwrite a file in place, which a full disk allows; if that fails, change its time."""
+        path = self.path / name
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            os.pwrite(file, data, 0)
+        except OSError:
+            os.utime(path)
+        finally:
+            os.close(file)
+
+    def stamp(self, name: str) -> object:
+        """Return the content and the time of a file; None if there is none."""
+        try:
+            with (self.path / name).open("rb") as file:
+                return os.fstat(file.fileno()).st_mtime_ns, file.read()
+        except FileNotFoundError:
+            return None
+
+    def discard(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
+
+class HadoopFolder:
+    """A folder of a file system of Hadoop's. It can be used when the SparkContext is stopped.
+
+    Args:
+        system: Hadoop's file system.
+        path: the folder, as Hadoop's Path.
+        jvm: the driver's JVM.
+    """
+
+    def __init__(self, system: Any, path: Any, jvm: Any) -> None:
+        self._system, self._path, self._jvm = system, path, jvm
+        scheme = system.resolvePath(path).toUri().getScheme()
+        self.settle_seconds = 0.0 if scheme in ATOMIC else SETTLE_SECONDS
+
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+        with hadoop.as_os_errors(str(self._path)):
+            return [status.getPath().getName() for status in self._system.listStatus(self._path)]
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        with self._at(name) as path:
+            if not self._system.exists(path):
+                return None
+            stream = self._system.open(path)
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file, whole; return False if there is a file of other content."""
+        with self._at(f".{name}-{secrets.token_hex(8)}") as begun, self._at(name) as path:
+            try:
+                self._write(begun, data)
+                made = not self._system.exists(path) and self._system.rename(begun, path)
+            finally:
+                with suppress(Py4JError):
+                    self._system.delete(begun, False)
+        if not made and (found := self.read(name)) != data:
+            if found is None:
+                raise OSError(f"{path} cannot be written.")
+            return False
+        return True
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """Write a file again."""
+        with self._at(name) as path:
+            self._write(path, data)
+
+    def stamp(self, name: str) -> object:
+        """Return the time and the length of a file; None if there is none."""
+        with self._at(name) as path:
+            if not self._system.exists(path):
+                return None
+            status = self._system.getFileStatus(path)
+            return int(status.getModificationTime()), int(status.getLen())
+
+    def discard(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with self._at(name) as path:
+            self._system.delete(path, False)
+
+    def _write(self, path: Any, data: bytes) -> None:
+        stream = self._system.create(path, True)
+        try:
+            stream.write(bytearray(data))
+        finally:
+            stream.close()
+
+    @contextmanager
+    def _at(self, name: str) -> Iterator[Any]:
+        with hadoop.as_os_errors(f"{self._path}/{name}"):
+            yield self._jvm.org.apache.hadoop.fs.Path(self._path, name)
