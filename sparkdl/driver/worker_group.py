@@ -15,8 +15,9 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerL
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.spark import failures
-from sparkdl.spark.application import NOTICE_SECONDS, SparkApplication
+from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job
+from sparkdl.spark.slots import NOTICE_SECONDS
 from sparkdl.transport import tls
 from sparkdl.transport.exchange import Endpoint
 

@@ -33,15 +33,13 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.utils import is_remote
 
 from sparkdl.data import arrow
-from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
 from sparkdl.spark import files, interpreter, preflight
+from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
 
 logger = logging.getLogger(__name__)
-NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
-LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
 STOP_SECONDS = 10.0  # how long PySpark may take to stop an application
-SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 # By application, the file of each broadcast and the JVM's weak reference to that.
 _files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
@@ -123,7 +121,7 @@ class SparkApplication:
         return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
 
     @property
-    def _gpus(self) -> int:
+    def separate_gpus(self) -> int:
         """How many GPUs of an executor go to tasks one by one; 0: tasks are as the application says."""
         if not self._own_gpus or self.local or self.dynamic or int(pyspark.__version__.split(".")[0]) < 4:
             return 0
@@ -133,10 +131,11 @@ class SparkApplication:
     @property
     def profile(self) -> Any:
         """The ResourceProfile of tasks with a GPU and its part of the cores; None: that of all tasks."""
-        if not self._gpus:
+        if not self.separate_gpus:
             return None
         if self.context not in _profiles:
-            cpus = max(self._executor_cores() // self._gpus, int(self.setting("spark.task.cpus", "1")))
+            cores = Slots(self).executor_cores()
+            cpus = max(cores // self.separate_gpus, int(self.setting("spark.task.cpus", "1")))
             requests = TaskResourceRequests().cpus(cpus).resource("gpu", 1.0)
             _profiles[self.context] = ResourceProfileBuilder().require(requests).build
         return _profiles[self.context]
@@ -160,115 +159,14 @@ class SparkApplication:
         executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
         return sorted({str(executor.host()) for executor in executors})
 
-    def settled_slots(self, wanted: int | None, timeout: float) -> int:
-        """Return the slots there are, once executors that are still starting have registered.
-
-        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
-        for; others have as long as Spark itself would wait for them.
-
-        Args:
-            wanted: how many are needed; more are not waited for.
-            timeout: seconds to wait for the next one.
-        """
-        if self.local:
-            return self.slots()
-        registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
-        young = self._age() < registering
-        asked = self._asked_slots()
-        slots, since, noticed = self.slots(), time.monotonic(), time.monotonic()
-        patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
-        while True:
-            now = time.monotonic()
-            if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
-                return slots
-            coming = not self.dynamic and (not slots or slots < (wanted or 0) <= asked)
-            if now - since > (timeout if coming else min(timeout, patience)):
-                return slots
-            if now - noticed > NOTICE_SECONDS:
-                noticed = now
-                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
-            time.sleep(0.1)
-            interrupts.check()
-            if (found := self.slots()) != slots:
-                slots, since = found, now
-
-    def _age(self) -> float:
+    def age(self) -> float:
         """Return for how many seconds the application has run, also where the clock was set forward."""
         machine = self.context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
         return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
-    def _asked_slots(self) -> int:
-        """Return the slots that the application has asked for; 0 if it takes what there is."""
-        master, cores = self.setting("spark.master"), self._executor_cores()
-        if cluster := re.match(LOCAL_CLUSTER, master):
-            instances = cluster[1]
-        elif master.startswith("spark://"):
-            instances = int(self.setting("spark.cores.max", "0")) // max(1, cores)
-        else:
-            instances = self.setting("spark.executor.instances", "0")
-        return int(instances) * self._per_executor()
-
-    def _executor_cores(self) -> int:
-        """Return the cores of an executor; those of a standalone cluster take all if not told otherwise."""
-        master, cores = self.setting("spark.master"), self.setting("spark.executor.cores")
-        if cluster := re.match(LOCAL_CLUSTER, master):
-            return int(cluster[2])
-        return int(cores or (self.setting("spark.cores.max", "0") if master.startswith("spark://") else 1))
-
-    def _per_executor(self) -> int:
-        """Return how many tasks an executor runs at the same time."""
-        tasks = self._executor_cores() // int(self.setting("spark.task.cpus", "1"))
-        return min(tasks, self._gpus or tasks)
-
-    def _seconds(self, name: str, default: float) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self.setting(name))
-        if not match:
-            return default
-        return float(match[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(match[2] or "s", 1.0)
-
-    def most_slots(self) -> int:
-        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
-        most = self.setting("spark.dynamicAllocation.maxExecutors", "0")
-        cores = int(self.setting("spark.executor.cores", "1"))
-        cpus = int(self.setting("spark.task.cpus", "1"))
-        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
-
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return how many workers to take, and why.
-
-        Args:
-            wanted: how many were asked for.
-            most: how many can have a row in each batch; None if that is not known.
-            timeout: seconds that executors may take to register.
-
-        Raises:
-            ClusterError: more than there are slots.
-        """
-        # Under dynamic allocation executors come when there is work for them, and not before.
-        slots = self.slots() if self.dynamic and wanted else self.settled_slots(wanted, timeout)
-        if self.dynamic:
-            most_slots = self.most_slots()
-            if wanted is not None and most_slots and wanted > most_slots:
-                raise self._too_few(wanted, most_slots)
-            slots = wanted or max(slots, 1)
-        if wanted is not None:
-            if wanted > slots:
-                raise self._too_few(wanted, slots)
-            return wanted, "as asked for"
-        if slots < 1:
-            raise self._too_few(1, slots)
-        if most is not None and most < slots:
-            return most, "one row of each batch per worker"
-        return slots, "one per slot"
-
-    def _too_few(self, wanted: int, slots: int) -> ClusterError:
-        each = "executors x spark.executor.cores / spark.task.cpus"
-        if self._gpus:
-            each = "executors x their GPUs, for each worker has its own without share_gpus=True"
-        return ClusterError(
-            f"num_workers={wanted} needs as many slots; the application has {slots} ({each}). Ask for "
-            f"{max(1, slots)} workers or fewer, or start more executors."
-        )
+        """Return how many workers to take, and why; see ``Slots.num_workers``."""
+        return Slots(self).num_workers(wanted, most, timeout)
 
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
         """Return the address that the endpoint listens on, and the host that executors connect to."""
@@ -429,13 +327,14 @@ class ConnectApplication(SparkApplication):
         parts = self.session.range(1 << 16).select(functions.spark_partition_id().alias("part"))
         cores = int(parts.agg(functions.max("part")).first()[0]) + 1
         slots = cores // int(self.setting("spark.task.cpus", "1"))
-        return min(slots, self._asked_slots() or slots)  # spark.default.parallelism may be anything
+        return min(slots, Slots(self).requested() or slots)  # spark.default.parallelism may be anything
 
     def hosts(self) -> list[str]:
         """Return the host of the server, which is what is known of them."""
         return [f"those of {self.session.client.host}"]
 
-    def _age(self) -> float:
+    def age(self) -> float:
+        """Return infinity: the server has run for as long as nobody knows."""
         return math.inf
 
     def _own_addresses(self) -> tuple[str, str]:

@@ -30,8 +30,9 @@ from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.process import interrupts
 from sparkdl.spark import preflight, task_logs
-from sparkdl.spark.application import NOTICE_SECONDS, SparkApplication, application_of
+from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.failures import explain, lacks_package
+from sparkdl.spark.slots import NOTICE_SECONDS
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
 

@@ -23,7 +23,7 @@ def test_an_application_is_as_old_as_its_jvm_at_most(monkeypatch, jump):
     context = SimpleNamespace(startTime=1000 * (now - 10), _jvm=jvm)
     monkeypatch.setattr(time, "time", lambda: now + jump)
 
-    assert 0 <= SparkApplication._age(SimpleNamespace(context=context)) <= 12
+    assert 0 <= SparkApplication.age(SimpleNamespace(context=context)) <= 12
 
 
 def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):

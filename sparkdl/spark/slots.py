@@ -1,0 +1,158 @@
+"""Slots of a Spark application: how many tasks run at the same time, and how many workers to take."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Protocol
+
+from sparkdl.errors import ClusterError
+from sparkdl.process import interrupts
+
+logger = logging.getLogger(__name__)
+NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
+LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
+SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
+
+
+class Application(Protocol):
+    """The properties of a Spark application that decide about its slots."""
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run in the driver's own JVM."""
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether executors come and go with the work there is."""
+
+    @property
+    def separate_gpus(self) -> int:
+        """How many GPUs of an executor go to tasks one by one; 0: tasks are as the application says."""
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting of the application."""
+
+    def slots(self) -> int:
+        """Return how many tasks can run at the same time on the executors there are."""
+
+    def age(self) -> float:
+        """Return for how many seconds the application has run."""
+
+
+class Slots:
+    """The slots of a Spark application.
+
+    Args:
+        application: the application.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application, self._setting = application, application.setting
+
+    def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
+        """Return how many workers to take, and why.
+
+        Args:
+            wanted: how many were asked for.
+            most: how many can have a row in each batch; None if that is not known.
+            timeout: seconds that executors may take to register.
+
+        Raises:
+            ClusterError: more than there are slots.
+        """
+        # Under dynamic allocation executors come when there is work for them, and not before.
+        dynamic = self._application.dynamic
+        slots = self._application.slots() if dynamic and wanted else self.settled(wanted, timeout)
+        if dynamic:
+            most_slots = self.most()
+            if wanted is not None and most_slots and wanted > most_slots:
+                raise self._too_few(wanted, most_slots)
+            slots = wanted or max(slots, 1)
+        if wanted is not None:
+            if wanted > slots:
+                raise self._too_few(wanted, slots)
+            return wanted, "as asked for"
+        if slots < 1:
+            raise self._too_few(1, slots)
+        if most is not None and most < slots:
+            return most, "one row of each batch per worker"
+        return slots, "one per slot"
+
+    def settled(self, wanted: int | None, timeout: float) -> int:
+        """Return the slots there are, once executors that are still starting have registered.
+
+        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
+        for; others have as long as Spark itself would wait for them.
+
+        Args:
+            wanted: how many are needed; more are not waited for.
+            timeout: seconds to wait for the next one.
+        """
+        if self._application.local:
+            return self._application.slots()
+        registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
+        young = self._application.age() < registering
+        asked = self.requested()
+        slots, since, noticed = self._application.slots(), time.monotonic(), time.monotonic()
+        patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
+        while True:
+            now = time.monotonic()
+            if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
+                return slots
+            coming = not self._application.dynamic and (not slots or slots < (wanted or 0) <= asked)
+            if now - since > (timeout if coming else min(timeout, patience)):
+                return slots
+            if now - noticed > NOTICE_SECONDS:
+                noticed = now
+                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
+            time.sleep(0.1)
+            interrupts.check()
+            if (found := self._application.slots()) != slots:
+                slots, since = found, now
+
+    def most(self) -> int:
+        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
+        most = self._setting("spark.dynamicAllocation.maxExecutors", "0")
+        cores = int(self._setting("spark.executor.cores", "1"))
+        cpus = int(self._setting("spark.task.cpus", "1"))
+        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
+
+    def requested(self) -> int:
+        """Return the slots that the application has asked for; 0 if it takes what there is."""
+        master, cores = self._setting("spark.master"), self.executor_cores()
+        if cluster := re.match(LOCAL_CLUSTER, master):
+            instances = cluster[1]
+        elif master.startswith("spark://"):
+            instances = int(self._setting("spark.cores.max", "0")) // max(1, cores)
+        else:
+            instances = self._setting("spark.executor.instances", "0")
+        return int(instances) * self.per_executor()
+
+    def executor_cores(self) -> int:
+        """Return the cores of an executor; those of a standalone cluster take all if not told otherwise."""
+        master, cores = self._setting("spark.master"), self._setting("spark.executor.cores")
+        if cluster := re.match(LOCAL_CLUSTER, master):
+            return int(cluster[2])
+        return int(cores or (self._setting("spark.cores.max", "0") if master.startswith("spark://") else 1))
+
+    def per_executor(self) -> int:
+        """Return how many tasks an executor runs at the same time."""
+        tasks = self.executor_cores() // int(self._setting("spark.task.cpus", "1"))
+        return min(tasks, self._application.separate_gpus or tasks)
+
+    def _seconds(self, name: str, default: float) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|min)?", self._setting(name))
+        if not match:
+            return default
+        return float(match[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(match[2] or "s", 1.0)
+
+    def _too_few(self, wanted: int, slots: int) -> ClusterError:
+        each = "executors x spark.executor.cores / spark.task.cpus"
+        if self._application.separate_gpus:
+            each = "executors x their GPUs, for each worker has its own without share_gpus=True"
+        return ClusterError(
+            f"num_workers={wanted} needs as many slots; the application has {slots} ({each}). Ask for "
+            f"{max(1, slots)} workers or fewer, or start more executors."
+        )

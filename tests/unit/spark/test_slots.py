@@ -1,0 +1,73 @@
+"""The number of workers follows from the slots of an application, which its settings tell in part."""
+
+import pytest
+
+from sparkdl.errors import ClusterError
+from sparkdl.spark.slots import Slots
+
+
+class Application:
+    """An application with settings and slots that a test names."""
+
+    local, dynamic, separate_gpus = True, False, 0
+
+    def __init__(self, found=2, **settings):
+        self.found, self.settings = found, {f"spark.{name}": value for name, value in settings.items()}
+        self.dynamic = self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    def setting(self, name, default=""):
+        return self.settings.get(name, default)
+
+    def slots(self):
+        return self.found
+
+    def age(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "cores", "tasks", "requested"),
+    [
+        ({"master": "local[4]"}, 0, 1, 1, 0),
+        ({"master": "local-cluster[3, 2, 1024]"}, 0, 2, 2, 6),
+        ({"master": "spark://host:7077", "cores.max": "8", "executor.cores": "2"}, 0, 2, 2, 8),
+        ({"master": "spark://host:7077", "cores.max": "8"}, 0, 8, 8, 8),
+        ({"master": "yarn", "executor.cores": "4", "executor.instances": "3"}, 0, 4, 4, 12),
+        ({"master": "yarn", "executor.cores": "4", "executor.instances": "3", "task.cpus": "2"}, 0, 4, 2, 6),
+        ({"master": "yarn", "executor.cores": "8", "executor.instances": "3"}, 2, 8, 2, 6),
+    ],
+)
+def test_an_application_asks_for_the_slots_that_its_settings_name(settings, gpus, cores, tasks, requested):
+    """Executors of a standalone cluster take all cores if they are not told otherwise."""
+    application = Application(**settings)
+    application.separate_gpus = gpus
+    slots = Slots(application)
+
+    assert (cores, tasks, requested) == (slots.executor_cores(), slots.per_executor(), slots.requested())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "expected"),
+    [
+        (None, None, (2, "one per slot")),
+        (None, 1, (1, "one row of each batch per worker")),
+        (2, 1, (2, "as asked for")),
+    ],
+)
+def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
+    """A number that is asked for wins over the slots, and the slots over nothing."""
+    assert expected == Slots(Application()).num_workers(wanted, most, timeout=0.0)
+
+
+def test_more_workers_than_slots_are_refused():
+    """With dynamic allocation, more than there can ever be."""
+    with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+        Slots(Application()).num_workers(3, None, timeout=0.0)
+    with pytest.raises(ClusterError, match="num_workers=1 needs as many slots; the application has 0"):
+        Slots(Application(found=0)).num_workers(None, None, timeout=0.0)
+    growing = Application(
+        **{"dynamicAllocation.enabled": "true", "dynamicAllocation.maxExecutors": "2", "executor.cores": "2"}
+    )
+    assert (4, "as asked for") == Slots(growing).num_workers(4, None, timeout=0.0)
+    with pytest.raises(ClusterError, match="num_workers=5 needs as many slots; the application has 4"):
+        Slots(growing).num_workers(5, None, timeout=0.0)
