@@ -1,13 +1,15 @@
-"""Columns of a DataFrame by their names, as Spark resolves names: nested fields, backticks, case."""
+"""Columns of a DataFrame: found by name, as Spark resolves names, and read as numbers by their types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 from pyspark import errors
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import DataFrame, functions, types
 
+from sparkdl.data import arrow
 from sparkdl.errors import ConfigError
 
 
@@ -88,3 +90,83 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
         )
     more = "" if "UNRESOLVED_COLUMN" in reason else f" Spark says: {reason}"
     return ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.{more}")
+
+
+def stored(name: str, found: Found) -> Any:
+    """Return a column of vectors, or of arrays, as structs of what vectors store."""
+    if is_vector(found.kind):
+        return functions.unwrap_udt(found.column)
+    from pyspark.ml.functions import array_to_vector
+
+    return functions.unwrap_udt(array_to_vector(numeric(name, found)))
+
+
+def is_vector(kind: Any) -> bool:
+    """Return whether a column of this type holds vectors of Spark ML."""
+    return type(kind).__name__ == "VectorUDT"
+
+
+def depth_of(kind: Any) -> int:
+    """Return how many dimensions the values of a column have: 0 of numbers, 1 of vectors."""
+    depth = int(is_vector(kind))
+    while isinstance(kind, types.ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    return depth
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether a column of this type holds strings or bytes, or arrays of them."""
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, types.StringType | types.BinaryType | types.CharType | types.VarcharType)
+
+
+def numeric(name: str, found: Found) -> Any:
+    """Return a column as numbers or arrays of numbers, vectors as arrays."""
+    column, kind = found
+    if is_vector(kind):
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(column, "float32")
+    element, depth = kind, 0
+    while isinstance(element, types.ArrayType):
+        element, depth = element.elementType, depth + 1
+    if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
+        element, types.DecimalType
+    ):
+        convert = arrow.remedy(f'df["{name}"]', element.simpleString(), depth)
+        raise ConfigError(
+            f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
+            f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "
+            f'decode={{"{name}": function}}, which makes an array of a value.'
+        )
+    return column
+
+
+def numpy_type(kind: Any) -> Any:
+    """Return the NumPy type of the numbers in a column of this type; object, if there are none."""
+    while isinstance(kind, types.ArrayType):
+        kind = kind.elementType
+    names = {
+        "float": np.float32,
+        "double": np.float64,
+        "tinyint": np.int8,
+        "smallint": np.int16,
+        "int": np.int32,
+        "bigint": np.int64,
+        "boolean": np.bool_,
+    }
+    return names.get(kind.simpleString(), np.object_)
+
+
+def require_booleans(name: str, kind: Any) -> None:
+    """Check that a column says yes or no.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    if not isinstance(kind, types.BooleanType):
+        raise ConfigError(
+            f"Expected a column {name!r} of booleans, which say what rows are for validation; it holds "
+            f"{kind.simpleString()}."
+        )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
 from pyspark.sql import DataFrame, functions, types
 
 from sparkdl.core.tree import leaves
@@ -22,7 +21,17 @@ from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind
 from sparkdl.sources.base import NoRowsError, Source, first_value
-from sparkdl.sources.columns import Found, folded, resolve
+from sparkdl.sources.columns import (
+    depth_of,
+    folded,
+    is_text,
+    is_vector,
+    numeric,
+    numpy_type,
+    require_booleans,
+    resolve,
+    stored,
+)
 from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import Stage
@@ -56,6 +65,7 @@ class FrameSource(Source):
         self,
         frame: DataFrame,
         sample: Sample,
+        *,
         indicator: str | None = None,
         decode: Mapping[str, arrow.Decode] | None = None,
         texts: bool = False,
@@ -72,7 +82,7 @@ class FrameSource(Source):
         self.decode = {place: found[1] for place, found in read.items() if found}
         self.decoded = {found[0] for found in read.values() if found}
         if indicator is not None:
-            _require_booleans(indicator, self._found[indicator].kind)
+            require_booleans(indicator, self._found[indicator].kind)
         self._texts = {
             place for place in leaves(sample.form[:1]) if texts and self._holds_texts(self._names[place])
         }
@@ -88,7 +98,7 @@ class FrameSource(Source):
         Raises:
             ConfigError: some do, and others of the same list do not.
         """
-        texts = [name for name in names if _is_text(self._found[name].kind)]
+        texts = [name for name in names if is_text(self._found[name].kind)]
         if texts and len(texts) < len(names):
             raise ConfigError(
                 f"Expected columns that make one array; of {', '.join(names)} only {', '.join(texts)} hold "
@@ -104,7 +114,7 @@ class FrameSource(Source):
         """
         if len(names) == 1:
             return False
-        depths = [_depth(name, self._found[name].kind) for name in names]
+        depths = [depth_of(self._found[name].kind) for name in names]
         if max(depths) > 1 and len(set(depths)) > 1:
             kinds = ", ".join(f"{name} {self._found[name].kind.simpleString()}" for name in names)
             raise ConfigError(f"Expected columns that make one array; got {kinds}. {LISTS}")
@@ -125,14 +135,14 @@ class FrameSource(Source):
                         f'strings, for one df["{name}"].cast("string").'
                     )
                 if not column.texts:
-                    _numeric(name, self._found[name])
+                    numeric(name, self._found[name])
 
     def features(self) -> list[Any]:
         """Return the columns for a function that predicts: vectors as they store their numbers."""
         vectors = [
             place
             for place, names in enumerate(self._names)
-            if place not in self.decode and any(_is_vector(self._found[name].kind) for name in names)
+            if place not in self.decode and any(is_vector(self._found[name].kind) for name in names)
         ]
         return self._select(sparse=vectors)
 
@@ -150,19 +160,19 @@ class FrameSource(Source):
                 continue
             for index, name in enumerate(names):
                 found = self._found[name]
-                if place in self.decode or place in self._texts or (raw and _is_vector(found.kind)):
+                if place in self.decode or place in self._texts or (raw and is_vector(found.kind)):
                     column = found.column
-                elif place in sparse and (_is_vector(found.kind) or len(names) == 1):
-                    column = _stored(name, found)
+                elif place in sparse and (is_vector(found.kind) or len(names) == 1):
+                    column = stored(name, found)
                 else:
-                    column = _numeric(name, found)
+                    column = numeric(name, found)
                 selected.append(column.alias(f"c{place}" if len(names) == 1 else f"c{place}_{index}"))
         return selected
 
     def _array(self, names: Sequence[str]) -> Any:
         """Return several columns of a number each as one of arrays."""
         narrow = all(isinstance(self._found[name].kind, EXACT) for name in names)
-        columns = [_numeric(name, self._found[name]) for name in names]
+        columns = [numeric(name, self._found[name]) for name in names]
         return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
 
     def peek(self) -> Sample:
@@ -198,7 +208,7 @@ class FrameSource(Source):
     def _first(self, place: int, value: Any, field: Any) -> Array:
         name = self.sample.names[place]
         if place not in self.decode:
-            kind = _numpy_type(field.dataType)
+            kind = numpy_type(field.dataType)
             value = value.toArray() if hasattr(value, "toArray") else _as_on_executors(value)
             return first_value(name, value, kind)
         found = arrow.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
@@ -355,72 +365,6 @@ def _as_on_executors(value: Any) -> Any:
     return [_as_on_executors(part) for part in value] if isinstance(value, list) else value
 
 
-def _stored(name: str, found: Found) -> Any:
-    """Return a column of vectors, or of arrays, as structs of what vectors store."""
-    if _is_vector(found.kind):
-        return functions.unwrap_udt(found.column)
-    from pyspark.ml.functions import array_to_vector
-
-    return functions.unwrap_udt(array_to_vector(_numeric(name, found)))
-
-
-def _is_vector(kind: Any) -> bool:
-    """Return whether a column of this type holds vectors of Spark ML."""
-    return type(kind).__name__ == "VectorUDT"
-
-
-def _depth(name: str, kind: Any) -> int:
-    """Return how many dimensions the values of a column have: 0 of numbers, 1 of vectors."""
-    depth = int(_is_vector(kind))
-    while isinstance(kind, types.ArrayType):
-        kind, depth = kind.elementType, depth + 1
-    return depth
-
-
-def _is_text(kind: Any) -> bool:
-    """Return whether a column of this type holds strings or bytes, or arrays of them."""
-    while isinstance(kind, types.ArrayType):
-        kind = kind.elementType
-    return isinstance(kind, types.StringType | types.BinaryType | types.CharType | types.VarcharType)
-
-
-def _numeric(name: str, found: Found) -> Any:
-    """Return a column as numbers or arrays of numbers, vectors as arrays."""
-    column, kind = found
-    if _is_vector(kind):
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(column, "float32")
-    element, depth = kind, 0
-    while isinstance(element, types.ArrayType):
-        element, depth = element.elementType, depth + 1
-    if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
-        element, types.DecimalType
-    ):
-        convert = arrow.remedy(f'df["{name}"]', element.simpleString(), depth)
-        raise ConfigError(
-            f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
-            f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "
-            f'decode={{"{name}": function}}, which makes an array of a value.'
-        )
-    return column
-
-
-def _numpy_type(kind: Any) -> Any:
-    while isinstance(kind, types.ArrayType):
-        kind = kind.elementType
-    names = {
-        "float": np.float32,
-        "double": np.float64,
-        "tinyint": np.int8,
-        "smallint": np.int16,
-        "int": np.int32,
-        "bigint": np.int64,
-        "boolean": np.bool_,
-    }
-    return names.get(kind.simpleString(), np.object_)
-
-
 def require_free(frame: DataFrame, *names: str) -> None:
     """Check that a DataFrame has no columns of names of ours, and that these differ, as Spark compares names.
 
@@ -437,19 +381,6 @@ def require_free(frame: DataFrame, *names: str) -> None:
         if key in ours:
             raise ConfigError(f"Two of our columns would be called {name!r}; give each a name of its own.")
         ours.add(key)
-
-
-def _require_booleans(name: str, kind: Any) -> None:
-    """Check that a column says yes or no.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
-    if not isinstance(kind, types.BooleanType):
-        raise ConfigError(
-            f"Expected a column {name!r} of booleans, which say what rows are for validation; it holds "
-            f"{kind.simpleString()}."
-        )
 
 
 def frame_source(
@@ -483,7 +414,7 @@ def frame_source(
         for value, count in zip(parts, known, strict=False)
     ]
     sample = Sample.of(parts, tuple(lengths))
-    made = functools.partial(FrameSource, frame, sample, indicator, decode, texts)
+    made = functools.partial(FrameSource, frame, sample, indicator=indicator, decode=decode, texts=texts)
     source: FrameSource = jobs.run(made, application_of(frame.sparkSession))
     unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # one that reads features only may be told of labels too
