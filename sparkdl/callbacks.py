@@ -16,7 +16,8 @@ from typing import Any
 
 import keras
 
-from sparkdl.config import Scaling, choose
+from sparkdl.config import Scaling
+from sparkdl.core.validation import choose
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers
 

@@ -21,13 +21,11 @@ from sparkdl.config import (
     Mode,
     Placement,
     WorkerLoss,
-    choose,
     parse_port,
     parse_quorum,
     parse_window,
-    positive_seconds,
-    whole_number,
 )
+from sparkdl.core.validation import choose, positive_seconds, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.config import choose
 from sparkdl.core.reduction import NUMBERS
+from sparkdl.core.validation import choose
 from sparkdl.core.vectors import Array
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update

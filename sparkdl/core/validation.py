@@ -1,0 +1,52 @@
+"""Checks of single arguments. An error names the argument, what it should be, and what came."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from sparkdl.errors import ConfigError
+
+
+def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
+    """Return the choice that ``value`` names.
+
+    Raises:
+        ConfigError: it names none of them.
+    """
+    try:
+        return choices(str(value))
+    except ValueError:
+        names = ", ".join(repr(choice.value) for choice in choices)
+        raise ConfigError(f"{name} should be one of {names}; got {value!r}.") from None
+
+
+def whole_number(name: str, value: object, *, least: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``least``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} should be a whole number of at least {least}; got {value!r}.")
+    return value
+
+
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} should be True or False; got {value!r}.")
+
+
+def positive_seconds(name: str, value: object) -> None:
+    """Refuse what is no positive number of seconds.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")
