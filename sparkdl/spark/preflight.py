@@ -1,7 +1,8 @@
-"""What a task does before anything else: find out whether its machine can take part.
+"""The preflight of a task: find out, before anything else, whether its machine can take part.
 
 ``check`` and ``task_main`` are pickled *by value* (see ``by_value``), because an executor may have no
-sparkdl, or another one; so they are whole in themselves and import what they use inside.
+sparkdl, or another one; so they are whole in themselves and import what they use inside. ``reach`` runs
+after ``check``, where sparkdl is the driver's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,16 +64,11 @@ def remedy(*, local: bool) -> str:
     return HERE.format(python=sys.executable) if local else REMEDY
 
 
-def check(  # noqa: C901 - see above
-    expected: dict[str, Any], endpoint: tuple[Any, ...] | None, *, timeouts: tuple[float, ...] = (10, 60, 60)
-) -> None:
-    """Compare this process with the driver's and reach the driver's endpoint.
+def check(expected: dict[str, Any]) -> None:
+    """Compare this process with the driver's.
 
     Args:
         expected: what ``expectations`` returns.
-        endpoint: the fields of the endpoint, None for a job without one.
-        timeouts: seconds to wait for an answer, one number per attempt. The later ones are longer, for a
-            driver that is paused: its machine still accepts connections.
 
     Raises:
         RuntimeError: something differs; the message begins with the mark of ``expectations``.
@@ -80,7 +78,6 @@ def check(  # noqa: C901 - see above
     import platform
     import socket
     import sys
-    import time
 
     host = socket.gethostname()
 
@@ -116,19 +113,30 @@ def check(  # noqa: C901 - see above
             f"{expected['sparkdl']} from {expected['sparkdl_file']}. Remove it there, or put sparkdl-keras "
             "first on the executors' path with --py-files."
         )
-    if endpoint is None:
-        return
-    address, port, token, _, certificate = endpoint
-    from http.client import HTTPException
 
+
+def reach(
+    expected: dict[str, Any], endpoint: tuple[Any, ...], *, timeouts: tuple[float, ...] = (10, 60, 60)
+) -> None:
+    """Reach the driver's endpoint from a task whose sparkdl is the driver's.
+
+    Args:
+        expected: what ``expectations`` returns.
+        endpoint: the fields of the endpoint.
+        timeouts: seconds to wait for an answer, one number per attempt. The later ones are longer, for a
+            driver that is paused: its machine still accepts connections.
+
+    Raises:
+        RuntimeError: the endpoint does not answer, or is another program; the message begins with the mark
+            of ``expectations``.
+    """
     from sparkdl.transport.tls import TlsError, connection_to
 
-    def accepts() -> bool:
-        try:
-            socket.create_connection((address, port), timeouts[0]).close()
-        except OSError:
-            return False
-        return True
+    host = socket.gethostname()
+    address, port, token, _, certificate = endpoint
+
+    def fail(what: str) -> None:
+        raise RuntimeError(f"{expected['mark']} {what}")
 
     for tries_left, timeout in zip(range(len(timeouts) - 1, -1, -1), timeouts, strict=True):
         connection = connection_to(address, port, certificate, timeout)
@@ -139,7 +147,7 @@ def check(  # noqa: C901 - see above
             if tries_left and isinstance(error, (HTTPException, ConnectionError)):
                 time.sleep(0.5)
                 continue
-            if tries_left and isinstance(error, TimeoutError) and accepts():
+            if tries_left and isinstance(error, TimeoutError) and _accepts(address, port, timeouts[0]):
                 continue
             if isinstance(error, (HTTPException, TlsError)):
                 fail(
@@ -161,12 +169,21 @@ def check(  # noqa: C901 - see above
         fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
 
 
+def _accepts(address: str, port: int, timeout: float) -> bool:
+    """Return whether a machine accepts connections at a port."""
+    try:
+        socket.create_connection((address, port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
 ASK = """
 import json, sys
 print(json.dumps(["%d.%d" % sys.version_info[:2], sys.executable]))
 if sys.argv[1]:
     exec(sys.argv[2])
-    check(json.loads(sys.argv[1]), None)
+    check(json.loads(sys.argv[1]))
 """  # which any Python can read; what it runs only has to be read by the driver's version
 _passed: set[tuple[Any, ...]] = set()
 
@@ -267,16 +284,18 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
 
     context: Any = TaskContext.get()
     serializer: Any = CloudPickleSerializer
-    check(expected, call["endpoint"])
+    check(expected)
+    from sparkdl.spark import preflight
     from sparkdl.worker import devices
 
+    if call["endpoint"] is not None:
+        preflight.reach(expected, call["endpoint"])
     threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
     gpu = context.resources().get("gpu")
     addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
     apart = call["stage"] in ("train", "run")
     with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
-        from sparkdl.spark import preflight
         from sparkdl.worker import tasks
 
         if call["stage"] not in ("deal", "run"):

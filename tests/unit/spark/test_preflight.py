@@ -27,7 +27,7 @@ def endpoint(context=None):
 def check(port, certificate=b"", token="secret", **options):
     """Look at an endpoint, as a task does."""
     expected = preflight.expectations(None, local=True)
-    preflight.by_value(preflight.check)(expected, ("127.0.0.1", port, token, RUN, certificate), **options)
+    preflight.reach(expected, ("127.0.0.1", port, token, RUN, certificate), **options)
 
 
 def test_an_endpoint_is_reached(identity):
@@ -81,7 +81,7 @@ def test_what_is_missing_is_named_with_what_to_do(local, words):
     expected["packages"] = {"no-such-package": "1.0"}
 
     with pytest.raises(RuntimeError, match=f"has no no-such-package; the driver has .* 1.0. .*{words}"):
-        preflight.by_value(preflight.check)(expected, None)
+        preflight.by_value(preflight.check)(expected)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_missing_is_named_with_what_to_do(local, words):
 def test_what_differs_is_named(differs, words):
     """The version here, and that of the driver."""
     with pytest.raises(RuntimeError, match=words):
-        preflight.by_value(preflight.check)(preflight.expectations(None, local=True) | differs, None)
+        preflight.by_value(preflight.check)(preflight.expectations(None, local=True) | differs)
 
 
 def test_nobody_there_is_named():
