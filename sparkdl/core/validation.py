@@ -1,4 +1,4 @@
-"""Checks of single arguments. An error names the argument, what it should be, and what came."""
+"""Checks of single arguments. An error names the argument, the expected value and the given value."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
+    """Check that an argument is True or False.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is neither.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} should be True or False; got {value!r}.")
 
 
 def positive_seconds(name: str, value: object) -> None:
-    """Refuse what is no positive number of seconds.
+    """Check that an argument is a positive number of seconds.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")

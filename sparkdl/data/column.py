@@ -28,7 +28,7 @@ LISTS = (
 
 @dataclass(frozen=True)
 class Column:
-    """What one column of every row has to be.
+    """The name, shape and dtype of one column of every row.
 
     Attributes:
         name: how errors call it.
@@ -59,7 +59,7 @@ class Column:
 
     @property
     def texts(self) -> bool:
-        """Whether the values are strings."""
+        """True if the values are strings."""
         return self.dtype == TEXT
 
     def zeros(self, rows: int = 1) -> Array:
@@ -125,7 +125,7 @@ class Column:
     def _each(
         self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
     ) -> list[Any]:
-        """Return what is taken of each row."""
+        """Return the part that ``take`` takes of each row."""
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]
         except DataError as error:

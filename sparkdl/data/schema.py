@@ -1,4 +1,4 @@
-"""What every row has to be, and how rows make what Keras takes.
+"""The schema that every row has to fit, and how rows make the batches that Keras takes.
 
 The first row settles it, on the driver. A ``Sample`` is that row taken apart into flat values; its
 ``Schema`` has a ``Column`` for each of them, and says how the columns make x, y and sample weights. Every
@@ -25,7 +25,7 @@ PARTS = "x", "y", "sample_weight"
 
 
 class Takes(NamedTuple):
-    """What rows a model takes.
+    """The rows that a model takes.
 
     Attributes:
         labels: whether rows must have labels.
@@ -38,7 +38,7 @@ class Takes(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """What every row has to be: its flat columns, and how they make what Keras takes.
+    """The flat columns that every row has, and how they make the batches that Keras takes.
 
     Attributes:
         columns: those of x, then of y, then of the sample weights.
@@ -51,7 +51,7 @@ class Schema:
 
     @cached_property
     def labelled(self) -> bool:
-        """Whether rows have labels."""
+        """True if rows have labels."""
         return len(self.form) > 1
 
     @cached_property
@@ -160,7 +160,7 @@ class Sample(NamedTuple):
         return self._replace(values=tuple(values), sparse=tuple(sparse))
 
     def of_row(self, arrays: Sequence[Array], row: Sequence[Any]) -> Sample:
-        """Return the sample with the arrays of a row, and what of its values of x is sparse."""
+        """Return the sample with the arrays of a row, and the sizes of its sparse values of x."""
         x = set(leaves(self.form[:1]))
         sparse = [count_sparse(value) if place in x else 0 for place, value in enumerate(row)]
         return self._replace(values=tuple(arrays), sparse=tuple(sparse))
@@ -184,7 +184,7 @@ class Sample(NamedTuple):
         return cls(tuple(form), tuple(labels), tuple(values))
 
     def schema(self, floatx: str) -> Schema:
-        """Return what rows like this one are: floats in Keras's float type, the rest kept.
+        """Return the schema of rows like this one: floats in Keras's float type, the rest kept.
 
         Raises:
             DataError: a value of the row is not made of numbers.

@@ -68,10 +68,10 @@ def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = (
 
 
 def require_honoured(model: keras.Model) -> None:
-    """Check that workers do what the model was compiled to do.
+    """Check that workers can follow the compile arguments of a model.
 
     Raises:
-        ModelError: they cannot; names it.
+        ModelError: they cannot; names the argument.
     """
     require_backend_of_strings(model)
     if keras.backend.backend() == "torch" and model.jit_compile:

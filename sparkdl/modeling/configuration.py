@@ -102,7 +102,7 @@ def deserialize(config: str, objects: Objects) -> keras.Model:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Keep Keras from warning, in a ``with`` block, of what it cannot build: weights are compared later."""
+    """Silence Keras's warnings of layers that it cannot build; weights are compared later."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
         warnings.filterwarnings("ignore", "Model .* had a build config, but the model cannot be built")

@@ -68,7 +68,7 @@ class Difference(NamedTuple):
 
 
 def roots(model: keras.Model) -> dict[str, Any]:
-    """Return what a model is made of, from which the paths of differences begin."""
+    """Return the parts of a model from which the paths of differences begin."""
     found: dict[str, Any] = {
         "layer": model._flatten_layers(),
         "weight": model.weights,
@@ -80,7 +80,7 @@ def roots(model: keras.Model) -> dict[str, Any]:
 
 
 def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
-    """Return in what a model that was made again differs from the live one, but for values of variables."""
+    """Return the differences between a live model and its restored copy, values of variables apart."""
     found: list[Difference] = []
     theirs = roots(again)
     for name, ours in roots(live).items():
@@ -158,7 +158,7 @@ def _attributes_apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen)
 
 
 def _parts(ours: Any, theirs: Any) -> Iterable[tuple[Any, Any, Any]] | None:
-    """Return what two containers hold at the same places; None if they are none, or hold other places."""
+    """Return the pairs at the same places of two containers; None if these are none, or the places differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return (
             [(("item", key), ours[key], theirs[key]) for key in ours]
@@ -287,7 +287,7 @@ def _plain(value: Any) -> Any:
 
 
 def patch(model: keras.Model, found: Sequence[Difference]) -> None:
-    """Give a model what the live one has."""
+    """Set the attributes in which a model differs from the live one."""
     starts = roots(model)
     for path, value in found:
         root, *steps = path

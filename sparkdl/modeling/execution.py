@@ -21,7 +21,9 @@ from sparkdl.process.reasons import reason_of, text_of
 
 
 def compute(model: keras.Model, x: Any) -> Any:
-    """Return what a model predicts for some rows. One that is not built is built for any number of rows.
+    """Return the predictions of a model for some rows.
+
+    A model that is not built is built for any number of rows.
 
     Args:
         model: the model.
@@ -39,7 +41,7 @@ def _any_number_of(part: Any) -> keras.KerasTensor:
 
 
 def probe(model: keras.Model, schema: Schema) -> Any:
-    """Return what the model predicts for a row of zeros, or for as many as its inputs say.
+    """Return the predictions for a row of zeros, or for as many as the inputs say.
 
     Raises:
         DataError: it cannot be computed on such rows.
@@ -54,7 +56,7 @@ def probe(model: keras.Model, schema: Schema) -> Any:
 
 
 def of_no_rows(model: keras.Model, sample: Sample) -> Any:
-    """Return what the model predicts for no rows at all: arrays of length 0.
+    """Return the predictions for no rows at all: arrays of length 0.
 
     Args:
         model: the model.
@@ -105,7 +107,7 @@ def as_tensors(rows: Any) -> Any:
 
 
 def take_step(model: keras.Model, step: str, data: Any) -> Any:
-    """Return what "train_step" or "test_step" of a model returns for some rows, as the step takes them.
+    """Return the result of "train_step" or "test_step" of a model for some rows, as the step takes them.
 
     On JAX the values of variables stay as they were.
     """
@@ -119,7 +121,7 @@ def train_once(model: keras.Model, data: Any) -> None:
 
 
 def _step(model: keras.Model, step: str, data: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Return what a step returns, and on JAX its variables with the values that they are to have."""
+    """Return the result of a step, and on JAX its variables with the values that they are to have."""
     data = as_tensors(data)
     if keras.backend.backend() != "jax":
         return getattr(model, step)(data), []

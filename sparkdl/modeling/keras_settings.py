@@ -29,7 +29,7 @@ _alone = threading.RLock()  # for fits of several threads: Keras's float type an
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one thread at a time make values of a model, or a model of values.
+    """Let one thread at a time serialize or restore a model.
 
     Python's and NumPy's global generators are left as they are: initializers without a seed draw one.
     """

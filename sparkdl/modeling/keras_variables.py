@@ -96,7 +96,7 @@ def adapted(model: keras.Model) -> list[Any]:
 
 
 def decays(model: keras.Model) -> Vector:
-    """Return how much of each moving statistic one training step keeps, as a vector; nan: not known."""
+    """Return the share of each moving statistic that one training step keeps, as a vector; nan: not known."""
     again = _called_again(model)  # such a layer moves more than once in a step
     known = {
         id(variable): layer.momentum
@@ -110,7 +110,7 @@ def decays(model: keras.Model) -> Vector:
 
 
 def _called_again(model: keras.Model) -> set[int]:
-    """Return which layers a model's graphs call more than once, and the layers in those, by id."""
+    """Return the ids of layers that a model's graphs call more than once, and of the layers in those."""
     layers = model._flatten_layers()
     graphs = (getattr(layer, "_functional", None) or layer for layer in layers)
     depths = (depth for graph in graphs for depth in getattr(graph, "_nodes_by_depth", {}).values())
@@ -174,7 +174,7 @@ def reading(variables: Sequence[Any]) -> Iterator[Array]:
 
 
 def digests(variables: Sequence[Any]) -> list[bytes]:
-    """Return what tells the values of Keras variables from others, without keeping them."""
+    """Return digests that tell the values of Keras variables from others."""
     contiguous = (np.ascontiguousarray(array) for array in reading(variables))
     return [hashlib.blake2b(array.view(np.uint8).data).digest() for array in contiguous]
 

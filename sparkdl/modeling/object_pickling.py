@@ -85,7 +85,9 @@ def _shared_part(index: int) -> Any:
 
 
 def reduced(thing: Any, pickler: Any) -> Any:
-    """Return how a Keras object is pickled as it is, or NotImplemented; Keras would pickle its configuration.
+    """Return the reduction of a Keras object as it is, or NotImplemented.
+
+    Keras would pickle its configuration.
 
     Args:
         thing: the object.

@@ -135,7 +135,7 @@ def freeze(
 
 
 def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Objects:
-    """Return what a model that was made again needs to be the live one, and check that it then is.
+    """Return the objects that make a model that was made again the live one, and check that they do.
 
     Raises:
         ModelError: something of it cannot travel, or the model still is another one.
@@ -252,7 +252,7 @@ def _build(model: keras.Model, spec: ModelSpec) -> None:
 
 
 def _settle(model: keras.Model, spec: ModelSpec) -> None:
-    """Build the optimizer for what it moves, and set all values of a model that was made again."""
+    """Build the optimizer for the variables that it moves, and set all values of a restored model."""
     if spec.trains and not model.optimizer.built:
         model.optimizer.build([model.weights[place] for place in spec.moved])
     restore(model, spec)
@@ -270,7 +270,7 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 
 def restore(model: keras.Model, spec: ModelSpec) -> None:
-    """Set weights, optimizer and generators of a model to what its spec holds, and clear its metrics."""
+    """Set weights, optimizer and generators of a model to the values of its spec, and clear its metrics."""
     keras.config.set_epsilon(spec.epsilon)
     model.set_weights(spec.weights)
     for layer in adapted(model):

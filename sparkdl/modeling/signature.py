@@ -30,7 +30,7 @@ def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
 
 
 def takes(model: keras.Model, step: str = "train_step") -> Takes:
-    """Return what rows a model takes in a step, "train_step" or "test_step"."""
+    """Return the kind of rows that a model takes in a step, "train_step" or "test_step"."""
     return Takes(needs_labels(model, step), takes_strings(model))
 
 

@@ -26,7 +26,7 @@ OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configu
 
 
 class Constructed(NamedTuple):
-    """How a layer or model of the user's is made again where Keras's ``from_config`` cannot make it.
+    """A call that makes a user's layer or model again where Keras's ``from_config`` cannot.
 
     Attributes:
         kind: its class.
@@ -46,7 +46,7 @@ class Constructed(NamedTuple):
 
 
 def _constructed(layer: Any) -> Constructed | None:
-    """Return how to construct a layer again, or None if that is not needed or not possible.
+    """Return the call that makes a layer again, or None if that is not needed or not possible.
 
     ``__init__(self)`` takes no configuration, for Keras's own has ``trainable`` and ``dtype`` too.
     """

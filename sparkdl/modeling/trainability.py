@@ -45,7 +45,7 @@ class Trainability:
             ]
 
     def changed(self) -> list[str]:
-        """Return the names of what is trainable now and was not, or the other way round."""
+        """Return the names of layers or variables whose flag has changed."""
         layers = [f'layer "{layer.name}"' for layer, was in self.layers if layer._trainable != was]
         return layers or [f'variable "{one.path}"' for one, was in self.weights if one.trainable != was]
 
@@ -68,7 +68,7 @@ class Trainability:
                 weight.trainable = value
 
     def still(self) -> Trainability:
-        """Return what counts for the next fit: on TensorFlow this, until the model is compiled again."""
+        """Return the flags for the next fit: on TensorFlow these, until the model is compiled again."""
         same = vars(self.model).get("_compile_loss") is self.compiled
         same = same and len(self.weights) == len(self.model.weights)
         return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
@@ -96,7 +96,7 @@ class Trainability:
 
 
 def require_known(model: keras.Model) -> None:
-    """Check that the optimizer can move what is trainable, as Keras does at the first step.
+    """Check that the optimizer can move all trainable variables, as Keras does at the first step.
 
     Raises:
         ModelError: it was built for other variables.

@@ -165,7 +165,7 @@ class SparkApplication:
         return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return how many workers to take, and why; see ``Slots.num_workers``."""
+        """Return the number of workers to take, and the reason; see ``Slots.num_workers``."""
         return Slots(self).num_workers(wanted, most, timeout)
 
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
@@ -334,7 +334,7 @@ class ConnectApplication(SparkApplication):
         return [f"those of {self.session.client.host}"]
 
     def age(self) -> float:
-        """Return infinity: the server has run for as long as nobody knows."""
+        """Return infinity: the client does not know when the server started."""
         return math.inf
 
     def _own_addresses(self) -> tuple[str, str]:

@@ -37,7 +37,7 @@ STALE = "This Python process has Keras on another backend already"
 
 
 def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
-    """Return what an executor has to have in common with this driver.
+    """Return the properties that an executor has to have in common with this driver.
 
     Args:
         backend: the Keras backend; None where Keras is not used.
@@ -238,7 +238,7 @@ def _ask(python: str, environment: dict[str, str], *arguments: str) -> tuple[str
 
 
 class Shared:
-    """What tasks share over Spark Connect, which has no broadcast variables.
+    """A value that tasks share over Spark Connect, which has no broadcast variables.
 
     Args:
         place: the name of a file of the session, or what would be in it.
@@ -249,7 +249,7 @@ class Shared:
 
     @property
     def value(self) -> Any:
-        """What is in it.
+        """The value.
 
         Raises:
             ClusterError: the session's files are not here.
@@ -273,7 +273,7 @@ class Shared:
 
 
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
-    """Run one stage of a job in a Spark task: the preflight, then what ``sparkdl.worker.tasks`` says.
+    """Run one stage of a job in a Spark task: the preflight, then its function in ``sparkdl.worker.tasks``.
 
     Where it raises, Spark ends the Python process; the next task gets another.
     """

@@ -21,24 +21,24 @@ class Application(Protocol):
 
     @property
     def local(self) -> bool:
-        """Whether tasks run in the driver's own JVM."""
+        """True if tasks run in the driver's own JVM."""
 
     @property
     def dynamic(self) -> bool:
-        """Whether executors come and go with the work there is."""
+        """True if executors come and go with the work there is."""
 
     @property
     def separate_gpus(self) -> int:
-        """How many GPUs of an executor go to tasks one by one; 0: tasks are as the application says."""
+        """The GPUs of an executor that go to tasks one by one; 0: tasks are as the application says."""
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application."""
 
     def slots(self) -> int:
-        """Return how many tasks can run at the same time on the executors there are."""
+        """Return the number of tasks that can run at the same time on the executors there are."""
 
     def age(self) -> float:
-        """Return for how many seconds the application has run."""
+        """Return the seconds for which the application has run."""
 
 
 class Slots:
@@ -52,7 +52,7 @@ class Slots:
         self._application, self._setting = application, application.setting
 
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return how many workers to take, and why.
+        """Return the number of workers to take, and the reason.
 
         Args:
             wanted: how many were asked for.
@@ -113,7 +113,7 @@ class Slots:
                 slots, since = found, now
 
     def most(self) -> int:
-        """Return how many tasks could run at the same time if dynamic allocation gave all it may."""
+        """Return the number of tasks that run at the same time if dynamic allocation gives all it may."""
         most = self._setting("spark.dynamicAllocation.maxExecutors", "0")
         cores = int(self._setting("spark.executor.cores", "1"))
         cpus = int(self._setting("spark.task.cpus", "1"))
@@ -138,7 +138,7 @@ class Slots:
         return int(cores or (self._setting("spark.cores.max", "0") if master.startswith("spark://") else 1))
 
     def per_executor(self) -> int:
-        """Return how many tasks an executor runs at the same time."""
+        """Return the number of tasks that an executor runs at the same time."""
         tasks = self.executor_cores() // int(self._setting("spark.task.cpus", "1"))
         return min(tasks, self._application.separate_gpus or tasks)
 

@@ -1,7 +1,7 @@
 """The training loop of a worker, for every mode and frequency.
 
-``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange, and what a window does to
-the replica is a Strategy. Nothing here knows Spark or HTTP.
+``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange, and a Strategy trains the
+replica on a window. Nothing here knows Spark or HTTP.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Loop:
         self._finish(Flag.NONE)
 
     def _judge_exchanges(self, seconds: float) -> None:
-        """Say once if most of an epoch went into exchanges; the driver shows what worker 0 logs."""
+        """Warn once if most of an epoch went into exchanges; the driver shows the log of worker 0."""
         first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1  # others may still start
         if self.worker or self.judged or self.plan.windows == 1 or first:
             return
@@ -252,7 +252,7 @@ class Loop:
         return max(sequence + 1, reply.round)
 
     def _finish(self, flags: Flag) -> None:
-        """Report the end of an epoch, or where a stopped one has got to."""
+        """Report the end of an epoch, or the position in a stopped one."""
         report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
         reply = self.exchange(report)
@@ -262,7 +262,7 @@ class Loop:
         self._settled(reply)
 
     def _standing(self, kind: Kind, **fields: Any) -> Update:
-        """Return an update that says what this worker is: what it was asked for a cut, or for a report."""
+        """Return an update with the state of this worker, for a snapshot or a report."""
         self.stepper.settle()
         update = Update(
             kind=kind,
@@ -292,7 +292,7 @@ class Loop:
         self._obey(reply)
 
     def _obey(self, reply: Reply) -> None:
-        """Do what the control words of a reply say."""
+        """Follow the control words of a reply."""
         self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
         self.speaks = self.speaks or bool(reply.flags & Flag.SPEAK)
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
@@ -349,7 +349,7 @@ class Loop:
         return state + self.stepper.own()
 
     def _restore(self) -> bool:
-        """Go on from the last cut; return whether it was made in the middle of an epoch."""
+        """Resume from the last snapshot; return True if it was made in the middle of an epoch."""
         reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
         layouts = Layouts.of(self.replica.model)
         cut = layouts.optimizer.nbytes
@@ -366,7 +366,7 @@ class Loop:
         return bool(reply.metrics)
 
     def _restore_metrics(self, states: bytes) -> None:
-        """Let the metrics go on from what they were over the rows of this epoch so far."""
+        """Let the metrics go on from their states over the rows of this epoch so far."""
         rows = fixed_batch_size(self.replica.model) or 1
         self.replica.test(self.rows.batch(np.arange(rows)))  # which makes those that are not made yet
         variables = metric_variables(self.replica.model)

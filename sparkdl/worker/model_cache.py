@@ -42,7 +42,7 @@ def take_model(spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | N
 
 
 def _take(spec: ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
-    """Return what is kept for a spec, its values set, or make it; of the others few and small ones stay."""
+    """Return the model that is kept for a spec, or make it, and set its values; evict older ones."""
     key = spec.key, joint
     if key in _kept:
         made, nbytes = _kept.pop(key)
@@ -61,5 +61,5 @@ def _take(spec: ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
 
 
 def clear() -> None:
-    """Keep no model, as is needed where variables lie on the devices of one task."""
+    """Drop all models, as is needed where variables lie on the devices of one task."""
     _kept.clear()

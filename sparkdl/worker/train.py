@@ -27,7 +27,7 @@ from sparkdl.worker.strategies import TrainSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """What the tasks of a run share: values only, so that it can be broadcast.
+    """The values that the tasks of a run share, which can be broadcast.
 
     Attributes:
         spec: the model.
@@ -49,7 +49,7 @@ class TrainJob:
 
 
 class Code(NamedTuple):
-    """What of a run is code: it travels inside Spark's closure.
+    """The code of a run, which travels inside Spark's closure.
 
     Attributes:
         objects: the custom objects of the model.
@@ -65,7 +65,7 @@ class Code(NamedTuple):
 
 
 def train_task(job: TrainJob, task: Task, blocks: Watched, code: Code) -> None:
-    """Train one worker from its blocks; what goes wrong is told to the driver before it is raised."""
+    """Train one worker from its blocks. Errors are reported to the driver before they are raised."""
     with membership(task, job.layout) as (exchange, heartbeat):
         _train(job, task, blocks, code, exchange=exchange, heartbeat=heartbeat)
 
