@@ -13,8 +13,7 @@ import pytest
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
 from sparkdl.rules import choose
-from sparkdl.server import aggregation
-from sparkdl.server import coordinator as store_module
+from sparkdl.server import limits
 from sparkdl.server.aggregation import AggregationSpec, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import RowsHeld, RunSpec
@@ -139,7 +138,7 @@ def together(*calls):
 @contextlib.contextmanager
 def impatient():
     """Let no request wait in a store: it is told to ask again instead."""
-    with mock.patch.object(aggregation, "PATIENCE", 0.0), mock.patch.object(store_module, "PATIENCE", 0.0):
+    with mock.patch.object(limits, "PATIENCE", 0.0):
         yield
 
 

@@ -45,8 +45,8 @@ from sparkdl.errors import (
     WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
+from sparkdl.server import limits
 from sparkdl.server.aggregation import (
-    PATIENCE,
     Aggregation,
     Asynchronous,
     GradientRounds,
@@ -224,7 +224,7 @@ class Coordinator:
                 self._take_up(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
-                lambda: self._moved_on(generation) or self._may_begin(worker), PATIENCE
+                lambda: self._moved_on(generation) or self._may_begin(worker), limits.PATIENCE
             )
             self._member(worker, generation, attempt)
             if not go:
@@ -738,7 +738,7 @@ class Coordinator:
 
         if not open_():
             self._part(update.worker)
-        opened = self.changed.wait_for(open_, PATIENCE)
+        opened = self.changed.wait_for(open_, limits.PATIENCE)
         self._check_member(update.worker, update.generation, update.attempt)
         reply = self._control()
         if not opened:
@@ -806,7 +806,7 @@ class Coordinator:
 
     def _await(self, update: Update, ready: Callable[[], bool]) -> bool:
         """Wait for something that other workers report; return whether it is there."""
-        self.changed.wait_for(lambda: self._moved_on(update.generation) or ready(), PATIENCE)
+        self.changed.wait_for(lambda: self._moved_on(update.generation) or ready(), limits.PATIENCE)
         self._check_member(update.worker, update.generation, update.attempt)
         return ready()
 

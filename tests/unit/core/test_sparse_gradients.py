@@ -21,7 +21,7 @@ from sparkdl.core.sparse_gradients import (
 )
 from sparkdl.core.vectors import Layout
 from sparkdl.errors import WireError
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.aggregation import GradientRounds, Hybrid
 from sparkdl.transport.messages import Flag, Reply
 
@@ -336,7 +336,7 @@ def test_the_gradient_of_a_scaled_loss_may_be_infinite():
 
 def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
     """Mean gradients with slices are kept as others are: as many as fit, and at least four."""
-    monkeypatch.setattr(aggregation, "KEPT_BYTES", 4 * len(WORDS) * 5)
+    monkeypatch.setattr(limits, "KEPT_BYTES", 4 * len(WORDS) * 5)
     rounds = GradientRounds(np.zeros(2, np.float32), vector(), 2, Hybrid(1), TABLES)
     rounds.generation = 1
     before = rounds.depth

@@ -18,7 +18,7 @@ from stores import EMPTY, begun, impatient, push, store_of, together, update_of,
 from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
 from sparkdl.rules import Average, DynSGD, Sum
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.aggregation import (
     AggregationSpec,
     Asynchronous,
@@ -206,7 +206,7 @@ def test_a_round_that_is_not_open_is_refused():
 
 def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
     """What comes before its turn stays in the socket when memory for it is spent; the sum is the same."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 20)  # one update of five elements
+    monkeypatch.setattr(limits, "EARLY_BYTES", 20)  # one update of five elements
     store = begun(store_of(workers=4))
     rounds, read, threads = store.merging, [], []
 
@@ -370,7 +370,7 @@ def test_a_reply_is_a_copy(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 3 * aggregation.STRIPE + 17])
+@pytest.mark.parametrize("size", [1, 3 * limits.STRIPE + 17])
 def test_many_threads_lose_no_addition(kind, size):
     """However updates interleave, the center is their sum."""
     center = kind(np.zeros(size, np.float32), EMPTY, 8, Sum(), EMPTY)
@@ -680,7 +680,7 @@ def test_a_round_is_not_closed_while_nobody_is_in():
 
 def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
     """However large the model: stragglers' bodies are read beside the others', and the time runs."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
     arriving, arrived = threading.Event(), threading.Event()
 
@@ -703,9 +703,9 @@ def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
     """However many workers come at once, the others' stay in their sockets until there is room."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, reading, most = begun(store_of(mode, workers=8, size=1, merge="sum")), [], []
-    first = threading.Barrier(aggregation.LEAST_EARLY)
+    first = threading.Barrier(limits.LEAST_EARLY)
 
     def send(worker):
         def read():
@@ -722,14 +722,14 @@ def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
 
     together(*(lambda k=k: send(k) for k in range(8)))
 
-    assert aggregation.LEAST_EARLY == max(most)
+    assert limits.LEAST_EARLY == max(most)
     assert [8.0] == store.merging.parameters.tolist()
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, mode):
     """Each takes memory until its worker has it; one that fails on the way gives it back, too."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, read = begun(store_of(mode, workers=5, size=1)), []
 
     def send(worker, kind=Kind.DELTA):
@@ -755,7 +755,7 @@ def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, 
 
 def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch):
     """Or that it is over; the server does not stop before."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, refused = begun(store_of("asynchronous", workers=3, size=1)), []
     updates = [update_of(store, worker, [1.0]) for worker in range(3)]
     for update in updates[:2]:
@@ -770,7 +770,7 @@ def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch
     waiting.start()
     waiting.join(0.2)
     store.restart()
-    waiting.join(aggregation.PATIENCE / 2)
+    waiting.join(limits.PATIENCE / 2)
 
     assert [2] == refused
 

@@ -9,7 +9,7 @@ from stores import RUN, give, impatient, together
 
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update, lengths_of
@@ -211,7 +211,7 @@ def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
 def test_early_arrays_beyond_a_budget_stay_unread(gang, monkeypatch):
     """The driver keeps few bodies, however many workers come before their turn."""
     store, workers = gang
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 7)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 7)
     read = []
     updates = [workers[k]._exchange.begin(sent(workers[k], np.full(2, k, "float32"))) for k in range(3)]
 

@@ -42,7 +42,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
-from sparkdl.server import aggregation, state
+from sparkdl.server import limits, state
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.state import RowsHeld
@@ -840,7 +840,7 @@ def test_an_update_whose_rule_fails_is_not_counted():
 
 def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
     """Without one lock the rule sees parts; where a later one fails, the run goes back to its last cut."""
-    monkeypatch.setattr(aggregation, "STRIPE", 2)
+    monkeypatch.setattr(limits, "STRIPE", 2)
     store = begun(store_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
     push(store, 0, [1.0] * 4)
     finish_epoch(store)

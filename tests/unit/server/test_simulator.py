@@ -11,7 +11,7 @@ from stores import begun, push, store_of
 
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update
@@ -329,7 +329,7 @@ def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeo
 @given(paces_, st.integers(1, 8), st.booleans(), st.integers(1, 5))
 def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late, kept):
     """In synchronous/batch a late worker applies every mean that it missed, in order."""
-    with mock.patch.multiple(aggregation, KEPT_BYTES=0, LEAST_KEPT=kept):
+    with mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=kept):
         hybrid = Hybrid(min(quorum, len(paces)), None, merge_late)
         store, trace = simulate("synchronous", paces, hybrid=hybrid)
 
@@ -339,7 +339,7 @@ def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late,
 
 def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
     """Its replica could not be brought up to the others': three rounds in the time of one of its batches."""
-    with mock.patch.multiple(aggregation, KEPT_BYTES=0, LEAST_KEPT=3):
+    with mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=3):
         _, trace = simulate("synchronous", [1.0, 1.0, 100.0], hybrid=Hybrid(2))
 
     assert 7 == trace.sent[2]

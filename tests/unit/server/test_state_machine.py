@@ -29,7 +29,7 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.aggregation import Asynchronous, Hybrid
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.transport.exchange import awaiting
@@ -865,7 +865,7 @@ class GradientsOfSome(InRounds):
 
     def __init__(self):
         super().__init__()
-        self.few = mock.patch.multiple(aggregation, KEPT_BYTES=0, LEAST_KEPT=DEPTH)
+        self.few = mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=DEPTH)
         self.few.__enter__()
 
     def teardown(self):

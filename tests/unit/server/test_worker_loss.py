@@ -23,7 +23,7 @@ from stores import (
 )
 
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.server import aggregation
+from sparkdl.server import limits
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
@@ -208,7 +208,7 @@ def test_what_a_lost_worker_has_in_the_open_round_counts():
 
 def test_a_body_waits_for_no_lost_worker(monkeypatch):
     """Those beyond the budget are read when it is their turn, which the lost one has no more."""
-    monkeypatch.setattr(aggregation, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store = going_on()
     waits = partial(push, store, 2, [3.0]), partial(push, store, 1, [1.0]), partial(lose, store, 0)
     replies = together(*waits)
@@ -229,8 +229,8 @@ def test_a_quorum_that_is_not_there_any_more_is_all_who_are():
 
 def test_replicas_that_are_late_wait_for_no_lost_one(monkeypatch):
     """A round that would let go of a mean that one misses waits; one that is lost takes none up."""
-    monkeypatch.setattr(aggregation, "KEPT_BYTES", 0)
-    monkeypatch.setattr(aggregation, "LEAST_KEPT", 1)
+    monkeypatch.setattr(limits, "KEPT_BYTES", 0)
+    monkeypatch.setattr(limits, "LEAST_KEPT", 1)
     store = going_on(hybrid=Hybrid(1))
     with impatient():
         for worker in (0, 1):

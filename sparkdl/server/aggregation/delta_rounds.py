@@ -1,0 +1,53 @@
+"""Rounds of deltas: a merge rule moves the center, and all workers go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkdl.core.reduction import Reduction
+from sparkdl.core.vectors import Vector, window_share
+from sparkdl.rules import Merge, Rule, apply
+from sparkdl.server.aggregation.rounds import Hybrid, SynchronousRounds
+from sparkdl.transport.messages import Answer, Reply
+
+
+class DeltaRounds(SynchronousRounds):
+    """The center moves by the rule's answer to the reduced delta; every worker goes on from the center."""
+
+    def __init__(
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        rule: Rule,
+        decays: Vector,
+        hybrid: Hybrid | None = None,
+    ) -> None:
+        self.rule, self.decays = rule, decays
+        super().__init__(parameters, statistics, num_workers, hybrid)
+        self.state = rule.init(parameters)
+
+    def bind(self, working: int) -> None:
+        """Take the rule for so many workers."""
+        super().bind(working)
+        self.rule = self.rule.bound(working)
+
+    def _reduction(self) -> Reduction:
+        """Return the rule's way to make one delta of a round's."""
+        return self.rule.reduction()
+
+    def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
+        if len(parameters):
+            merge = Merge(0, 1, center=self.parameters)
+            step, self.state = apply(self.rule, parameters, self.state, merge)
+            self.parameters = self.parameters + step
+        if len(statistics):
+            share = window_share(self.decays, self.steps, 1)
+            self.statistics = self.statistics + share * (statistics - self.statistics)
+        return replace(
+            reply,
+            kind=Answer.CENTER,
+            version=self.version,
+            parameters=self.parameters,
+            statistics=self.statistics,
+        )

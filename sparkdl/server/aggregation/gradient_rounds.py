@@ -1,0 +1,88 @@
+"""Rounds of gradients: each worker applies the mean with its own optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkdl.core.reduction import Reduction
+from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
+from sparkdl.core.vectors import Vector
+from sparkdl.server import limits
+from sparkdl.server.aggregation.rounds import Hybrid, SynchronousRounds
+from sparkdl.transport.messages import Answer, Flag, Reply, Update
+
+
+class GradientRounds(SynchronousRounds):
+    """Every worker gets the mean gradient of a round and applies it with its own optimizer.
+
+    One that is late applies the means of the rounds that it missed, one after the other, so that replicas
+    stay identical. The last ones are kept for that; a round that would let go of one that is still missing
+    at some worker waits.
+
+    Args:
+        parameters: the center variable.
+        statistics: the moving statistics.
+        num_workers: how many workers send updates.
+        hybrid: when a round closes without some of its workers; None: never.
+        tables: the trainable variables, where gradients may have slices.
+    """
+
+    def __init__(
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        hybrid: Hybrid | None = None,
+        tables: Tables = (),
+    ) -> None:
+        self.tables = tables
+        self.words = 0  # of the longest gradient with slices so far
+        super().__init__(parameters, statistics, num_workers, hybrid)
+        self.most = most_words(len(parameters), num_workers) if tables else 0
+        if hybrid is not None:
+            self.depth = self._depth(len(parameters))
+
+    def _depth(self, words: int) -> int:
+        """Return how many mean gradients of this length are kept."""
+        return max(limits.LEAST_KEPT, limits.KEPT_BYTES // (4 * (words + len(self.statistics)) or 1))
+
+    def body_bytes(self) -> int:
+        """Return how many bytes the sections of an update have, by those that came."""
+        return 4 * (self.words + len(self.statistics)) if self.words else super().body_bytes()
+
+    def takes(self, words: int, *, sliced: bool) -> bool:
+        """Return whether a gradient may have so many words."""
+        return 0 < words <= self.most if sliced else super().takes(words, sliced=False)
+
+    def numbers(self, update: Update) -> list[Vector]:
+        """Return all numbers of a gradient, but not those of its slices' rows."""
+        if update.flags & Flag.SLICES:
+            return decode(update.parameters, self.tables).parts
+        return super().numbers(update)
+
+    def _reduction(self) -> Reduction:
+        return SliceMean(self.tables) if self.tables else super()._reduction()
+
+    def _reduce(self, update: Update) -> None:
+        reduction = self.reductions[0]
+        if not (isinstance(reduction, SliceMean) and update.flags & Flag.SLICES):
+            super()._reduce(update)
+            return
+        self.words = max(self.words, len(update.parameters))
+        weight = update.normalizer or update.rows
+        self.slices += reduction.add_encoded(update.parameters, weight)
+
+    def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
+        if len(statistics):
+            self.statistics = statistics
+        if getattr(self.reductions[0], "sliced", False):
+            reply = replace(reply, flags=reply.flags | Flag.SLICES)
+        if self.hybrid is not None:
+            self.depth = min(self.depth, self._depth(len(parameters)))
+        return replace(
+            reply,
+            kind=Answer.MEAN,
+            version=self.version,
+            parameters=parameters,
+            statistics=self.statistics,
+        )

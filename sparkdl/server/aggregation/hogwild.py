@@ -1,0 +1,98 @@
+"""Hogwild: updates are merged element by element, without a lock over the whole center."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from sparkdl.core.vectors import Vector
+from sparkdl.rules import Merge, Rule, apply
+from sparkdl.server import limits
+from sparkdl.server.aggregation.asynchronous import Asynchronous, no_vector
+from sparkdl.server.aggregation.base import Control, Read, check_current, without_body
+from sparkdl.transport.messages import Answer, Flag, Reply, Update
+
+
+class Hogwild(Asynchronous):
+    """Hogwild (Recht et al., 2011): updates are merged at once, element by element.
+
+    There is no lock over the whole center. An addition takes a short lock per stripe, because NumPy's
+    ``+=`` from two threads loses additions; a reader may see one update's first half and another's second.
+    """
+
+    def __init__(
+        self,
+        parameters: Vector,
+        statistics: Vector,
+        num_workers: int,
+        rule: Rule,
+        decays: Vector,
+        bound: int | None = None,
+    ) -> None:
+        super().__init__(parameters, statistics, num_workers, rule, decays, bound=bound)
+        self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), limits.STRIPE)]
+        self.adding = 0  # updates that are counted, and not in the center yet
+        self.settling = 0  # who waits until there are none, and lets no other begin meanwhile
+
+    def push(self, update: Update, read: Read, control: Control) -> Reply:
+        """Merge an update stripe by stripe and answer what the center then looks like."""
+        update = read()
+        with self.changed:
+            self.changed.wait_for(lambda: not self.settling)
+            check_current(self, update)
+            merge, flags = self._meant(update)
+            with self._booking():
+                if not flags:
+                    self._book(update, merge)
+            self.adding += merge is not None
+        if merge is not None:
+            try:
+                with self._booking():
+                    self._add(update, merge)
+            finally:
+                self._added()
+        update = without_body(update)
+        reply = self._words(update, control, counts=merge is not None)
+        if reply.flags & Flag.AGAIN:
+            return reply
+        return replace(
+            reply,
+            kind=Answer.CENTER,
+            flags=reply.flags | flags,
+            version=self.version,
+            parameters=self.parameters.copy(),
+            statistics=self.statistics,
+        )
+
+    def settle(self) -> None:
+        """Wait until additions have ended; none begins before the caller gives back the lock."""
+        with self.changed:
+            self.settling += 1
+            self.changed.wait_for(lambda: not self.adding)
+            self.settling -= 1
+            self.changed.notify_all()
+
+    def _added(self) -> None:
+        with self.changed:
+            self.adding -= 1
+            self.given = no_vector
+            if self.settling:
+                self.changed.notify_all()
+
+    def _add(self, update: Update, merge: Merge) -> None:
+        for index, lock in enumerate(self.stripes):
+            part = slice(index * limits.STRIPE, (index + 1) * limits.STRIPE)
+            step, _ = apply(self.rule, update.parameters[part], None, merge)
+            with lock:
+                self.parameters[part] += step
+
+    def replace(self, parameters: Vector, statistics: Vector) -> None:
+        """Take another center in place, so that additions under way are not lost."""
+        with self.changed:
+            for index, lock in enumerate(self.stripes):
+                part = slice(index * limits.STRIPE, (index + 1) * limits.STRIPE)
+                with lock:
+                    self.parameters[part] = parameters[part]
+            self.given = no_vector
+            self.statistics = statistics
+            self.version += 1

@@ -1,0 +1,278 @@
+"""Synchronous rounds: what all workers send is reduced to one update of the center."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from sparkdl.core.reduction import Mean, Reduction
+from sparkdl.core.vectors import Vector
+from sparkdl.errors import RefusedError
+from sparkdl.server import limits
+from sparkdl.server.aggregation.base import Aggregation, Control, Read, check_current
+from sparkdl.transport.messages import Flag, Reply, Update
+
+
+class Hybrid(NamedTuple):
+    """When a round closes without all of its workers (Chen et al., 2016), and what becomes of late updates.
+
+    Attributes:
+        quorum: so many workers with rows are enough.
+        timeout: so many seconds after the first of them those that are in are enough; None: any time.
+        merge_late: whether a late update is merged into the round that is open when it comes, or dropped.
+    """
+
+    quorum: int
+    timeout: float | None = None
+    merge_late: bool = False
+
+
+class SynchronousRounds(Aggregation):
+    """Synchronous: a round closes when all workers are in that are not absent; sums run in worker order.
+
+    The order makes a run repeat bit for bit. An update that comes before its turn is kept while it fits
+    in a small budget; beyond it, its body stays unread in the socket.
+
+    *Hybrid* rounds close with those that are in at some moment, and add in the order of arrival. A worker
+    that is late is told which round is open, and goes on with that one.
+
+    Attributes:
+        round: the number of the round that is open.
+        whole: whether it waits for all workers, hybrid or not.
+        depth: by how many rounds a worker may be late.
+        awaited: the workers that are not in the open round yet.
+    """
+
+    def __init__(
+        self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None
+    ) -> None:
+        super().__init__(parameters, statistics, num_workers)
+        self.hybrid = hybrid
+        self.clock = time.monotonic
+        self.depth = 0
+        self.whole = False
+        self.begin(0)
+
+    def _reduction(self) -> Reduction:
+        """Return what makes one vector of the parameters of a round."""
+        return Mean()
+
+    def begin(self, sequence: int) -> None:
+        """Forget the open round and wait for the one with this number."""
+        with self.changed:
+            self.round = sequence
+            self.replies: dict[int, Reply] = {}  # those of the last rounds
+            self.taken = dict.fromkeys(range(self.num_workers), sequence - 1)  # each worker's last update
+            self.answered = dict(self.taken)
+            self.reading: set[int] = set()
+            self._open()
+            self.changed.notify_all()
+
+    def _open(self) -> None:
+        self.rows, self.loss, self.weight = 0, 0.0, 0.0
+        self.awaited = set(range(self.num_workers)) - self.absent
+        self.with_rows, self.late, self.deadline = 0, 0, inf
+        self.steps = 0
+        self.early: dict[int, Update] = {}
+        self.here: set[int] = set()
+        self.reductions: tuple[Reduction, Reduction] = self._reduction(), Mean()
+
+    def next_sequence(self, worker: int) -> int:
+        """Return the number after that of the last update taken in of this worker."""
+        return self.taken[worker] + 1
+
+    def counted(self, worker: int, sequence: int) -> bool:
+        """Return whether an update is in the open round, or that round has closed."""
+        with self.changed:
+            return sequence < self.round or self.has_taken(worker, sequence)
+
+    def has_taken(self, worker: int, sequence: int) -> bool:
+        """Return whether an update is in a round, or was dropped as late."""
+        return sequence <= self.taken[worker]
+
+    def lose(self, worker: int) -> None:
+        """Wait for a worker no longer; what it has in the open round counts."""
+        with self.changed, self._booking():
+            self.awaited.discard(worker)
+            self.reading.discard(worker)
+            self._add_early()
+            super().lose(worker)
+
+    def come_back(self, worker: int) -> None:
+        """Wait for a worker in the open round, as if it had been in all before."""
+        with self.changed:
+            super().come_back(worker)
+            self.taken[worker] = self.answered[worker] = self.round - 1
+            self.awaited.add(worker)
+
+    def push(self, update: Update, read: Read, control: Control) -> Reply:
+        """Add an update to its round and answer when the round has closed."""
+        counts = False
+        if self._admit(update):
+            try:
+                counts = self._accept(read(), control)
+            finally:
+                with self.changed:
+                    self.reading.discard(update.worker)
+                    self.changed.notify_all()
+        else:
+            counts = self._accept(read(), control)
+        with self.changed:
+            if not self._closes(update, control):
+                return Reply(flags=Flag.AGAIN)
+            reply = self._answer(update)
+            return reply if counts else replace(reply, flags=reply.flags | Flag.DUPLICATE)
+
+    def _admit(self, update: Update) -> bool:
+        """Wait until the update's body may be read; False if it is counted already, or late."""
+        with self.changed:
+            if update.sequence > self.round:
+                raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
+            if update.rows and update.sequence == self.round and self.hybrid is not None:
+                self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
+            if update.sequence == self.round:
+                self._let_go(update.worker)
+            while update.sequence > self.taken[update.worker]:
+                size = self.body_bytes()
+                kept = size * (len(self.early) + len(self.reading))
+                if self._is_next(update) or kept + size <= limits.EARLY_BYTES:
+                    self.reading.add(update.worker)
+                    return True
+                self.changed.wait(self._until(self.clock() + limits.PATIENCE))
+                check_current(self, update)
+            return False
+
+    def _let_go(self, worker: int) -> None:
+        """Forget the last reply once every worker has come with what it made of it."""
+        self.here.add(worker)
+        if self.hybrid is None and self.all_of(self.here):
+            self.replies.clear()
+
+    def _until(self, patience: float) -> float:
+        """Return the seconds up to the deadline, or to when patience ends, whichever comes first."""
+        now = self.clock()
+        return (self.deadline if now < self.deadline < patience else patience) - now
+
+    def _is_next(self, update: Update) -> bool:
+        """Return whether a body is to be read whatever is kept: one in turn, or beside a few stragglers'."""
+        if self.hybrid is None:
+            return update.worker == min(self.awaited, default=update.worker)
+        spare = min(limits.STRAGGLERS, self.num_workers - self.hybrid.quorum)
+        return not update.rows or len(self.reading) <= spare or self.clock() >= self.deadline
+
+    def _accept(self, update: Update, control: Control) -> bool:
+        """Take in an update unless it was taken in before; return whether it was not."""
+        with self.changed:
+            check_current(self, update)
+            if self.has_taken(update.worker, update.sequence):
+                return False
+            with self._booking():
+                self.taken[update.worker] = update.sequence
+                if update.sequence < self.round:
+                    self._accept_late(update)
+                    return True
+                self.early[update.worker] = update
+                del update  # and with it its body, once that is added
+                self._add_early()
+                if self._may_close():
+                    self._close(control)
+            self.changed.notify_all()
+            return True
+
+    def _add_early(self) -> None:
+        """Add the updates whose turn it is: where sums run in worker order, once those before are in."""
+        while self.early:
+            worker = min(self.early)
+            if self.hybrid is None and worker > min(self.awaited, default=worker):
+                return
+            self._add(self.early.pop(worker))
+            self.awaited.discard(worker)
+
+    def _accept_late(self, update: Update) -> None:
+        if self.hybrid is not None and self.hybrid.merge_late:
+            self._add(update)
+            self.late += bool(update.rows)
+        elif update.rows:
+            self.dropped[update.worker] += 1
+
+    def _add(self, update: Update) -> None:
+        """Add an update to the open round; statistics are a mean by rows, whatever the parameters are."""
+        if not update.rows:
+            return
+        self._reduce(update)
+        self.reductions[1].add(update.statistics, update.rows)
+        self.rows += update.rows
+        self.loss += (update.normalizer or update.rows) * update.loss
+        self.weight += update.normalizer or update.rows
+        self.steps += update.steps
+        self.with_rows += update.sequence == self.round
+
+    def _reduce(self, update: Update) -> None:
+        """Add the parameters of an update to those of the open round."""
+        self.reductions[0].add(update.parameters, update.normalizer or update.rows)
+
+    def _may_close(self) -> bool:
+        if not self.awaited or self.hybrid is None or self.whole:
+            return not self.awaited
+        enough = self.with_rows >= self.hybrid.quorum or (self.with_rows and self.clock() >= self.deadline)
+        return bool(enough) and (not self.depth or self._answered_by_all() >= self.round - self.depth)
+
+    def _answered_by_all(self) -> int:
+        """Return the last round whose reply every worker has that is not absent."""
+        return min(sequence for worker, sequence in self.answered.items() if worker not in self.absent)
+
+    def _close(self, control: Control) -> None:
+        parameters, statistics = (reduction.result() for reduction in self.reductions)
+        self.version += 1
+        self.losses.append(self.loss / (self.weight or 1))
+        reply = self._conclude(parameters, statistics, control(True))
+        self.replies[self.round] = reply
+        self._forget_replies()
+        self.merged_late += self.late
+        self.round += 1
+        reply.round = self.round
+        self._open()
+        self.changed.notify_all()
+
+    def _forget_replies(self) -> None:
+        """Let go of the replies that nobody can still ask for."""
+        through = self.round - self.depth - 1
+        if self.depth:  # which may have become less
+            through = min(through, self._answered_by_all())
+        for sequence in [sequence for sequence in self.replies if sequence <= through]:
+            del self.replies[sequence]
+
+    def _closes(self, update: Update, control: Control) -> bool:
+        """Wait until an update's round has closed, and close it if its time is up; False: not yet."""
+        patience = self.clock() + limits.PATIENCE
+
+        def over() -> bool:
+            return self.round > update.sequence or self.generation != update.generation or self.broken
+
+        while not over():
+            if self._may_close():
+                with self._booking():
+                    self._close(control)
+            elif self.clock() >= patience:
+                return False
+            else:
+                self.changed.wait_for(lambda: over() or self._may_close(), self._until(patience))
+        check_current(self, update)
+        return True
+
+    def _answer(self, update: Update) -> Reply:
+        """Return the reply of a round; a worker that is late learns from it which round is open."""
+        reply = self.replies.get(update.sequence if self.depth or self.hybrid is None else self.round - 1)
+        if reply is None:
+            raise RefusedError(409, f"Round {update.sequence} closed long ago.")
+        self.answered[update.worker] = max(self.answered[update.worker], update.sequence)
+        if self.depth:
+            self.changed.notify_all()
+        return reply if self.round == reply.round else replace(reply, round=self.round)
+
+    @abstractmethod
+    def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
+        """Use the means of a round, empty when no worker had rows, and fill in its reply."""
