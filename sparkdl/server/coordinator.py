@@ -48,10 +48,7 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.server import limits
 from sparkdl.server.aggregation import (
     Aggregation,
-    Asynchronous,
-    GradientRounds,
     Read,
-    SynchronousRounds,
 )
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.state import (
@@ -122,10 +119,8 @@ class Coordinator:
         self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
         self.counters = dict.fromkeys(COUNTED, 0)
-        merged = shape.num_workers > 1 and not isinstance(merging, GradientRounds)
-        together = (
-            shape.num_workers if isinstance(merging, SynchronousRounds) else 1
-        )  # workers that a loss is of
+        merged = shape.num_workers > 1 and not merging.has_replicas
+        together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
         begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
         self.watch = DivergenceDetector(merging.parameters, merged=merged, first=begin)
         self.log: deque[dict[str, Any]] = deque(maxlen=1000)
@@ -135,8 +130,7 @@ class Coordinator:
         parameters, statistics = kept(merging.parameters), merging.statistics
         self.cut = Snapshot(first, parameters, statistics, merging.version, shape.first_step, states, rule)
         self.noted = self.cut  # the newest one, which may not have been committed
-        if isinstance(merging, GradientRounds):
-            merging.parameters = self.cut.parameters  # replicas have their own
+        merging.reach(self.cut.parameters)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
@@ -148,8 +142,9 @@ class Coordinator:
         with self.changed:
             self.held, self.cut, self.noted = held, cut, cut
             self._go_on(cut)
-            if isinstance(self.merging, Asynchronous):
-                self.merging.last, self.said = dict(cut.ledger), dict(cut.states)
+            self.merging.restore_ledger(cut.ledger)
+            if not self.merging.has_rounds:
+                self.said = dict(cut.states)
             self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
             for epoch, book in self.books.items():
                 if len(book.metrics) == self.shape.num_workers:
@@ -180,7 +175,7 @@ class Coordinator:
                 if self.clock() - known.heard < self.shape.silence:
                     return False
                 self.counters["superseded"] += 1
-                self._part(worker)
+                self.merging.leave(worker)
                 self._leave_rounds(worker, known)
             if known is None or known.attempt < attempt:  # else it says so again
                 self.members[worker] = Member(attempt, host, pid, self.clock())
@@ -191,7 +186,7 @@ class Coordinator:
 
     def _leave_rounds(self, worker: int, member: Member) -> None:
         """Lose a worker that begins anew in rounds: its replica is gone. Refuse it if the gang does too."""
-        if not self.agreed or not isinstance(self.merging, SynchronousRounds) or worker in self.absent:
+        if not self.agreed or not self.merging.has_rounds or worker in self.absent:
             return
         self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
         if worker not in self.absent:
@@ -221,7 +216,7 @@ class Coordinator:
             if begins and worker in self.absent:
                 self._readmit(worker)
             if begins and self._next_epoch(worker) < self.shape.epochs:
-                self._take_up(worker)
+                self._enter_training(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
                 lambda: self._moved_on(generation) or self._may_begin(worker), limits.PATIENCE
@@ -265,15 +260,15 @@ class Coordinator:
             self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             self.merging.bind(plan.working)
         self.held, self.agreed = held, True
-        if isinstance(self.merging, SynchronousRounds):
-            self._begin_rounds(self.merging)
+        if self.merging.has_rounds:
+            self._begin_rounds()
 
     def _compare(self, held: tuple[RowsHeld, ...]) -> None:
         """Go on with workers that hold something else than before, where these are the same rows.
 
         In rounds they may be on other workers, and in another order: the epoch under way begins again.
         """
-        rounds = isinstance(self.merging, SynchronousRounds)
+        rounds = self.merging.has_rounds
         alike = [each.rows for each in held] == [each.rows for each in self.held]
         if whole(held) != whole(self.held) or not (alike or rounds):
             self._refuse_rows(_other_rows(self.held, held, resumed=not self.plans))
@@ -309,10 +304,10 @@ class Coordinator:
     def _warn(self, message: str) -> None:
         self._tell(logging.WARNING, f"{message} {REMEDY}")
 
-    def _begin_rounds(self, merging: SynchronousRounds) -> None:
+    def _begin_rounds(self) -> None:
         """Open the first round after the cut."""
-        merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
-        self._expect(merging, None)
+        self.merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
+        self._expect(None)
 
     def admit(self, update: Update, lengths: Sections) -> None:
         """Refuse an update by its header alone, before a byte of its sections is read.
@@ -344,7 +339,6 @@ class Coordinator:
 
     def _admit_move(self, update: Update, lengths: Sections) -> None:
         """Refuse what cannot be merged: once a sequence is counted it is too late."""
-        rounds = isinstance(self.merging, SynchronousRounds)
         if not self.agreed:
             raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
         if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
@@ -353,7 +347,7 @@ class Coordinator:
             if not self.merging.counted(update.worker, update.sequence):
                 raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
             return
-        if not (update.rows or rounds) or update.base_version > self.merging.version:
+        if not (update.rows or self.merging.has_rounds) or update.base_version > self.merging.version:
             raise RefusedError(
                 400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
             )
@@ -369,8 +363,8 @@ class Coordinator:
 
     def exchange(self, update: Update, read: Read) -> Reply:
         """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
-        if center := self._boarding(update):
-            center.board(update)
+        if update.kind in BOARDING:
+            self.merging.board(update)
         self.asking.add(update.worker)
         try:
             return self._answer(update, read)
@@ -384,12 +378,8 @@ class Coordinator:
 
     def sent(self, update: Update) -> None:
         """Learn that the reply to an update has gone, or that nobody is there to take it."""
-        if center := self._boarding(update):
-            center.sent()
-
-    def _boarding(self, update: Update) -> Asynchronous | None:
-        """Return the center in whose memory an exchange takes room, if it does."""
-        return self.merging if isinstance(self.merging, Asynchronous) and update.kind in BOARDING else None
+        if update.kind in BOARDING:
+            self.merging.sent()
 
     def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in (Kind.GRADIENT, Kind.DELTA):
@@ -548,11 +538,11 @@ class Coordinator:
     def _counted(self, update: Update, counts: bool) -> Reply:
         """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
         with self.changed:
-            if counts and isinstance(self.merging, SynchronousRounds):
+            if counts and self.merging.has_rounds:
                 self.ending = self.short >= 0  # all workers are in this round, and learn of it together
                 self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
-                return self._control(self._end_round(self.merging))
+                return self._control(self._end_round())
             elif counts:
                 self.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
@@ -566,11 +556,11 @@ class Coordinator:
         index = update.sequence % self.plans[0].windows
         return sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
 
-    def _end_round(self, merging: SynchronousRounds) -> Flag:
+    def _end_round(self) -> Flag:
         """Return whether the workers are to stand after the round that closes, for a cut."""
-        due = self._is_due(merging.round)
+        due = self._is_due(self.merging.round)
         self.wanted = self.wanted and not due
-        self._expect(merging, EpochReports() if due else None, merging.round + 1)
+        self._expect(EpochReports() if due else None, self.merging.round + 1)
         return Flag.CUT if due else Flag.NONE
 
     def _is_due(self, sequence: int) -> bool:
@@ -579,12 +569,11 @@ class Coordinator:
         place = sequence % windows + 1
         return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
 
-    def _expect(
-        self, merging: SynchronousRounds, standing: EpochReports | None, sequence: int | None = None
-    ) -> None:
+    def _expect(self, standing: EpochReports | None, sequence: int | None = None) -> None:
         """Begin or end a cut; the round before one, and the one after it meanwhile, wait for all workers."""
         self.standing = standing
-        merging.whole = standing is not None or self._is_due(merging.round if sequence is None else sequence)
+        sequence = self.merging.round if sequence is None else sequence
+        self.merging.whole = standing is not None or self._is_due(sequence)
 
     def _control(self, flag: Flag = Flag.NONE) -> Reply:
         return Reply(
@@ -607,19 +596,14 @@ class Coordinator:
             self._check_member(update.worker, update.generation, update.attempt)
             new = self._next_epoch(update.worker) <= update.epoch or self._is_to_speak(update)
             if new and not update.flags & Flag.AWAIT:
-                self._part(update.worker)
+                self.merging.leave(update.worker)
                 self._book_report(update)
             return self._gate(update)
 
-    def _part(self, worker: int) -> None:
-        """Let nobody wait for a worker that waits itself, has ended, or will begin again."""
-        if isinstance(self.merging, Asynchronous):
-            self.merging.leave(worker)
-
-    def _take_up(self, worker: int) -> None:
-        """Count a worker among those that are training, if it has anything to train on."""
+    def _enter_training(self, worker: int) -> None:
+        """Include a worker in the bound of staleness, if it has anything to train on."""
         held = self.members[worker].held
-        if isinstance(self.merging, Asynchronous) and held is not None and held.rows:
+        if held is not None and held.rows:
             self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
@@ -650,7 +634,7 @@ class Coordinator:
         Without rounds one that was absent is in it as it was when it said so last.
         """
         merging = self.merging
-        before = {} if isinstance(merging, SynchronousRounds) else self._states()
+        before = {} if merging.has_rounds else self._states()
         parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
         return Snapshot(
             epoch,
@@ -671,14 +655,10 @@ class Coordinator:
         with self.changed:
             self._check_member(update.worker, update.generation, update.attempt)
             merging, standing = self.merging, self.standing
-            if (
-                standing is not None
-                and isinstance(merging, SynchronousRounds)
-                and update.sequence == merging.round
-            ):
+            if standing is not None and update.sequence == merging.round:
                 standing.take(update)
-                self._end_standing(merging, standing)
-            elif isinstance(merging, Asynchronous) and self._is_new(update):
+                self._end_standing(standing)
+            elif not merging.has_rounds and self._is_new(update):
                 self.said[update.worker] = spooled(update.state)
                 self.unsaid.discard(update.worker)
             return self._control()  # also where it comes again, and the cut is made
@@ -691,11 +671,12 @@ class Coordinator:
             self._next_epoch(worker),
         )
 
-    def _end_standing(self, merging: SynchronousRounds, standing: EpochReports) -> None:
+    def _end_standing(self, standing: EpochReports) -> None:
         """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
+        merging = self.merging
         if not merging.all_of(standing.metrics):
             return
-        self._expect(merging, None)
+        self._expect(None)
         if self._is_mute(standing):
             self.note()
             return
@@ -706,8 +687,7 @@ class Coordinator:
             losses=list(merging.losses),
             before=self.cut.before or self.cut,
         )
-        if isinstance(merging, GradientRounds):
-            merging.parameters = self.cut.parameters  # which the replicas have reached
+        merging.reach(self.cut.parameters)
         self._take_back()
 
     def _validated(self, update: Update, read: Read) -> Reply:
@@ -723,7 +703,7 @@ class Coordinator:
     def _gate(self, update: Update) -> Reply:
         """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
         last = update.epoch + 1 >= self.shape.epochs
-        rounds = isinstance(self.merging, SynchronousRounds)
+        rounds = self.merging.has_rounds
         through = update.epoch + (2 if rounds or last else 1)
 
         def open_() -> bool:
@@ -737,7 +717,7 @@ class Coordinator:
             )
 
         if not open_():
-            self._part(update.worker)
+            self.merging.leave(update.worker)
         opened = self.changed.wait_for(open_, limits.PATIENCE)
         self._check_member(update.worker, update.generation, update.attempt)
         reply = self._control()
@@ -748,7 +728,7 @@ class Coordinator:
         reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
         goes_on = reply.evaluate < 0 and not last and not reply.flags & Flag.STOP
         if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
-            self._take_up(update.worker)
+            self._enter_training(update.worker)
         if goes_on and rounds and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()
             reply = replace(
@@ -989,18 +969,18 @@ class Coordinator:
             self.counters["lost"] += 1
             self._tell(logging.WARNING, f"{words} The run goes on without it.")
             self.members[worker].lost = True
-            self._part(worker)
+            self.merging.leave(worker)
             self.merging.lose(worker)
             self._end_epochs()
-            if self.standing is not None and isinstance(self.merging, SynchronousRounds):
-                self._end_standing(self.merging, self.standing)
+            if self.standing is not None:
+                self._end_standing(self.standing)
         else:
             self.failure = self.failure or WorkerLostError(words)
         self.changed.notify_all()
 
     def _readmit(self, worker: int) -> None:
         """Take an absent worker's new attempt in: in rounds at a cut, which is to be made soon."""
-        if isinstance(self.merging, SynchronousRounds):
+        if self.merging.has_rounds:
             self.note()
         else:
             self._come_back(worker)
@@ -1011,13 +991,10 @@ class Coordinator:
             member = self.members[worker]
             if member.lost or member.held is None or self.cut.epoch >= self.shape.epochs:
                 continue
-            if (
-                isinstance(self.merging, SynchronousRounds)
-                and self.merging.next_sequence(worker) > self.merging.round
-            ):
-                self.note()
-            else:
+            if self.merging.may_come_back(worker):
                 self._come_back(worker)
+            else:
+                self.note()
         self.changed.notify_all()
 
     def _come_back(self, worker: int) -> None:
@@ -1053,10 +1030,9 @@ class Coordinator:
         with self.changed:
             self.cut = self.noted = cut
             self.wanted = False
-            if isinstance(self.merging, SynchronousRounds) and self.plans:
-                self._expect(self.merging, self.standing)
-            if isinstance(self.merging, GradientRounds):
-                self.merging.parameters = cut.parameters  # which the replicas have reached
+            if self.merging.has_rounds and self.plans:
+                self._expect(self.standing)
+            self.merging.reach(cut.parameters)
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
             self.attended = {epoch: kept for epoch, kept in self.attended.items() if epoch >= cut.epoch}
@@ -1086,10 +1062,9 @@ class Coordinator:
         """
         with self.changed:
             merging = self.merging
-            if isinstance(merging, SynchronousRounds):
+            if merging.has_rounds:
                 self.wanted = merging.whole = bool(self.plans)
                 return
-            assert isinstance(merging, Asynchronous)  # noqa: S101 - the other kind
             merging.settle()
             if not ends:
                 self.unsaid = set(range(self.shape.num_workers))
@@ -1102,7 +1077,7 @@ class Coordinator:
                 progress=self.progress,
                 rule=merging.state,
                 losses=list(merging.losses),
-                ledger=dict(merging.last),
+                ledger=merging.ledger(),
                 books={epoch: book.noted() for epoch, book in self.books.items()},
             )
 
@@ -1121,7 +1096,7 @@ class Coordinator:
             if self.short == epoch:
                 return
             self.short = epoch
-            self.ending = not isinstance(self.merging, SynchronousRounds)  # else with the round that is open
+            self.ending = not self.merging.has_rounds  # else with the round that is open
             self.changed.notify_all()
 
     def restart(self) -> int:
@@ -1133,34 +1108,34 @@ class Coordinator:
         with self.changed:
             self.generation += 1
             for worker in tuple(self.members):
-                self._part(worker)
+                self.merging.leave(worker)
             self.members.clear()
             self.still.clear()
             self.agreed = False
             self.shares.clear()
             self.passed.clear()
-            self.ending = self.short >= 0 and not isinstance(self.merging, SynchronousRounds)
+            self.ending = self.short >= 0 and not self.merging.has_rounds
             self.absent.clear()
-            self.watch.restart(rolled_back=isinstance(self.merging, SynchronousRounds))
+            self.watch.restart(rolled_back=self.merging.has_rounds)
             self.merging.generation = self.generation
             self.merging.attempts.clear()
-            if isinstance(self.merging, SynchronousRounds):
-                self._roll_back(self.merging)
+            if self.merging.has_rounds:
+                self._roll_back()
             self.failure = self.failure if self.broken else None
             self.merging.wake()
             self.changed.notify_all()
             return self.generation
 
-    def _roll_back(self, merging: SynchronousRounds) -> None:
+    def _roll_back(self) -> None:
         self.books = {
             epoch: replace(book, validation={}) for epoch, book in self.books.items() if book.cut is not None
         }
         for book in self.books.values():  # at most one: nobody begins the next epoch before its evaluation
             assert book.cut is not None  # noqa: S101 - the others are gone
-            self.cut = replace(book.cut, losses=list(merging.losses))
+            self.cut = replace(book.cut, losses=list(self.merging.losses))
         self._go_on(self.cut)
         if self.plans:
-            self._begin_rounds(merging)
+            self._begin_rounds()
 
     def close(self) -> None:
         """Refuse every request from now on, those that wait included."""
@@ -1178,7 +1153,7 @@ class Coordinator:
         with self.changed:
             if self.watch.useless or self.broken:
                 return self.cut
-            if not isinstance(self.merging, GradientRounds):
+            if not self.merging.has_replicas:
                 parameters, statistics, version = self.merging.snapshot()
                 return replace(
                     self.cut,

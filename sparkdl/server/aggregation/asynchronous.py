@@ -54,7 +54,7 @@ class Asynchronous(Aggregation):
             self.clocks.setdefault(worker, min(self.clocks.values(), default=0))
 
     def leave(self, worker: int) -> None:
-        """Let nobody wait for a worker any more."""
+        """Exclude an idle worker from the bound of staleness."""
         with self.changed:
             self.clocks.pop(worker, None)
             self.changed.notify_all()
@@ -73,8 +73,13 @@ class Asynchronous(Aggregation):
 
     has_taken = counted
 
-    def settle(self) -> None:
-        """Let all that is counted be in the center while the caller, who has the lock, keeps it."""
+    def ledger(self) -> dict[int, int]:
+        """Return the last update counted of each worker."""
+        return dict(self.last)
+
+    def restore_ledger(self, ledger: dict[int, int]) -> None:
+        """Go on after these updates."""
+        self.last = dict(ledger)
 
     def board(self, update: Update) -> None:
         """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
@@ -88,7 +93,7 @@ class Asynchronous(Aggregation):
         return self.flights < max(limits.LEAST_EARLY, limits.EARLY_BYTES // (self.body_bytes() or 1))
 
     def sent(self) -> None:
-        """Give back the room of an exchange whose reply has gone."""
+        """Give back the room of an exchange whose reply was sent."""
         with self.changed:
             self.flights -= 1
             self.changed.notify_all()

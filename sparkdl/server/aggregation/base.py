@@ -19,12 +19,17 @@ Control = Callable[[bool], Reply]  # the control words of this moment; True: the
 
 
 class Aggregation(ABC):
-    """What a center and its way of merging are to the store.
+    """A center, and how updates reach it, as the coordinator sees them.
 
     Attributes:
+        has_rounds: whether an update of the center is made of one of every worker. Then a restart takes back
+            all since the last snapshot, and a snapshot within an epoch is made between two rounds.
+        has_replicas: whether each worker has a copy of the center that it moves itself.
+        round: the number of the open round, where there are rounds.
+        whole: whether the open round waits for all workers, whatever else is enough.
         working: how many of the workers have rows.
         absent: the workers that nobody waits for until they come back.
-        parameters: the center variable; of ``GradientRounds`` what it was at the last cut.
+        parameters: the center variable; where workers have replicas, what it was at the last snapshot.
         statistics: the moving statistics.
         version: how many updates, or rounds, the center has taken.
         state: the rule's state.
@@ -34,8 +39,11 @@ class Aggregation(ABC):
         merged_late: late updates that were; ``late``: those that are to be, if their round closes.
         attempts: the present attempt of each worker, where it is known.
         broken: whether booking an update has failed half-way; nothing is merged then until ``restore``.
-        lock: guards all of it; the store that owns the center waits on it too.
+        lock: guards all of it; the coordinator that owns the center waits on it too.
     """
+
+    has_rounds = has_replicas = False
+    round, whole = 0, False
 
     def __init__(self, parameters: Vector, statistics: Vector, num_workers: int) -> None:
         self.parameters, self.statistics = parameters, statistics
@@ -78,10 +86,42 @@ class Aggregation(ABC):
             self.absent.add(worker)
             self.changed.notify_all()
 
+    def may_come_back(self, worker: int) -> bool:
+        """Return whether a lost worker may come back now, and not only after another snapshot."""
+        return True
+
     def come_back(self, worker: int) -> None:
         """Take a worker in again that was lost, after its last counted update."""
         with self.changed:
             self.absent.discard(worker)
+
+    def begin(self, sequence: int) -> None:
+        """Forget the open round and open the one with this number, if there are rounds."""
+
+    def enter(self, worker: int) -> None:
+        """Include a worker that begins to train in the bound of staleness, if there is one."""
+
+    def leave(self, worker: int) -> None:
+        """Exclude an idle worker from the bound of staleness, if there is one."""
+
+    def board(self, update: Update) -> None:
+        """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
+
+    def sent(self) -> None:
+        """Give back the room of an exchange whose reply was sent."""
+
+    def settle(self) -> None:
+        """Wait until all counted updates are in the center; it stays so while the caller has the lock."""
+
+    def ledger(self) -> dict[int, int]:
+        """Return the last update counted of each worker, where updates are merged one at a time."""
+        return {}
+
+    def restore_ledger(self, ledger: dict[int, int]) -> None:
+        """Go on after these updates, where updates are merged one at a time."""
+
+    def reach(self, parameters: Vector) -> None:
+        """Take the center of a snapshot that all replicas have reached, if workers have replicas."""
 
     def all_of(self, workers: Collection[int]) -> bool:
         """Return whether these are all workers but absent ones."""

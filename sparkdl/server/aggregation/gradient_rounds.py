@@ -27,6 +27,8 @@ class GradientRounds(SynchronousRounds):
         tables: the trainable variables, where gradients may have slices.
     """
 
+    has_replicas = True
+
     def __init__(
         self,
         parameters: Vector,
@@ -71,6 +73,10 @@ class GradientRounds(SynchronousRounds):
         self.words = max(self.words, len(update.parameters))
         weight = update.normalizer or update.rows
         self.slices += reduction.add_encoded(update.parameters, weight)
+
+    def reach(self, parameters: Vector) -> None:
+        """Take the center of a snapshot, which the replicas have reached."""
+        self.parameters = parameters
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
         if len(statistics):

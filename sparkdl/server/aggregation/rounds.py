@@ -46,6 +46,8 @@ class SynchronousRounds(Aggregation):
         awaited: the workers that are not in the open round yet.
     """
 
+    has_rounds = True
+
     def __init__(
         self, parameters: Vector, statistics: Vector, num_workers: int, hybrid: Hybrid | None = None
     ) -> None:
@@ -100,6 +102,10 @@ class SynchronousRounds(Aggregation):
             self.reading.discard(worker)
             self._add_early()
             super().lose(worker)
+
+    def may_come_back(self, worker: int) -> bool:
+        """Return whether the open round has no update of a lost worker yet."""
+        return self.next_sequence(worker) <= self.round
 
     def come_back(self, worker: int) -> None:
         """Wait for a worker in the open round, as if it had been in all before."""

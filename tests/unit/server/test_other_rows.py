@@ -78,7 +78,7 @@ def again(store, after):
     )
     saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
     joint = store.shape.plan.joint
-    mode = "synchronous" if hasattr(store.merging, "round") else "asynchronous"
+    mode = "synchronous" if store.merging.has_rounds else "asynchronous"
     other = store_of(mode, joint=joint, merge=None if joint else "average", **options)
     other.take_up(saved.cut, saved.held)
     return other
