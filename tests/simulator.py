@@ -61,8 +61,8 @@ class World:
 
     def live_in(self, store):
         """Let whoever waits for a store wait in this world."""
-        store.changed, store.merging.changed = Condition(self), Condition(self)
-        store.merging.lock, store.merging.clock = store.changed, lambda: self.now
+        store.state.changed, store.merging.changed = Condition(self), Condition(self)
+        store.merging.lock, store.merging.clock = store.state.changed, lambda: self.now
 
     def wake(self, thread, when):
         """Let a thread go on at this moment, unless it does at an earlier one."""

@@ -145,7 +145,7 @@ def impatient():
 def moved(store):
     """Give a store a clock that is at 0, with every worker just heard; return a function that sets it."""
     now = [0.0]
-    store.clock = lambda: now[0]
+    store.state.clock = lambda: now[0]
     for member in store.members.values():
         member.heard = 0.0
     return lambda seconds: now.__setitem__(0, float(seconds))

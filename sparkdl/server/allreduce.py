@@ -103,7 +103,7 @@ class AllReduceCoordinator(Coordinator):
         if update.kind is Kind.ARRAYS:
             return self.rounds.push(update, lambda: _sound(read()), lambda counts: Reply())
         with self.changed:
-            self._check_open(update.generation)
+            self.state.check_open(update.generation)
             self.returned.add(update.worker)
             self._fail_if_left_alone()
             return Reply()

@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite, nan
 from mmap import mmap
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,6 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import (
     ClusterError,
-    DataError,
     DivergedError,
     RefusedError,
     RuleError,
@@ -45,12 +43,13 @@ from sparkdl.errors import (
     WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server import limits
+from sparkdl.server import limits, row_check
 from sparkdl.server.aggregation import (
     Aggregation,
     Read,
 )
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
+from sparkdl.server.run_state import RunState
 from sparkdl.server.state import (
     CarriedState,
     EpochReports,
@@ -62,19 +61,13 @@ from sparkdl.server.state import (
     check_sections,
     kept,
     spooled,
-    whole,
 )
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
 LONG_STEP = 10  # stall times without a row trained, after which a worker that is alive is named
 TIDY = 10.0  # seconds after which what many small requests have freed is given back
-COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
-REMEDY = (
-    "Spark computed them again, and promises no order after a shuffle: sort the rows by a key "
-    "(df.sortWithinPartitions with preserve_partitions=True), or persist, checkpoint or write them out first."
-)
 
 
 class Coordinator:
@@ -88,14 +81,12 @@ class Coordinator:
 
     def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
         self.shape, self.merging = shape, merging
-        self.changed = threading.Condition(merging.lock)
-        self.clock = time.monotonic
+        self.state = RunState(merging.lock)
         self.looked = inf  # when the driver last looked for silent workers
         self.asking: set[int] = set()  # who waits for an answer of ours
         self.still: dict[int, tuple[tuple[int, int], float]] = {}  # where the others are, and since when
-        self.tidied = self.clock()  # when memory was last given back
-        self.generation = 1
-        merging.generation = 1
+        self.tidied = self.state.clock()  # when memory was last given back
+        merging.generation = self.state.generation
         self.members: dict[int, Member] = {}
         self.books: dict[int, EpochReports] = {}
         self.plans: list[Plan] = []
@@ -106,8 +97,6 @@ class Coordinator:
         self.ending = False  # whether replies tell workers so by now
         self.learning_rate = nan
         self.progress = shape.first_step
-        self.failure: SparkDLError | None = None
-        self.closed = False
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.standing: EpochReports | None = None  # what is known of a cut that is being made
         self.wanted = False  # whether there is to be one as soon as rounds allow
@@ -118,12 +107,10 @@ class Coordinator:
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
-        self.counters = dict.fromkeys(COUNTED, 0)
         merged = shape.num_workers > 1 and not merging.has_replicas
         together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
         begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
         self.watch = DivergenceDetector(merging.parameters, merged=merged, first=begin)
-        self.log: deque[dict[str, Any]] = deque(maxlen=1000)
         first = shape.plan.first_epoch
         states, rule = carried or CarriedState({}, merging.state)
         merging.state = rule
@@ -141,7 +128,7 @@ class Coordinator:
         """
         with self.changed:
             self.held, self.cut, self.noted = held, cut, cut
-            self._go_on(cut)
+            self._restore_center(cut)
             self.merging.restore_ledger(cut.ledger)
             if not self.merging.has_rounds:
                 self.said = dict(cut.states)
@@ -150,9 +137,41 @@ class Coordinator:
                 if len(book.metrics) == self.shape.num_workers:
                     book.cut = self._cut_of(book, epoch + 1)
 
-    def _go_on(self, cut: Snapshot) -> None:
+    def _restore_center(self, cut: Snapshot) -> None:
         self.merging.restore(cut.parameters, cut.statistics, cut.version, cut.rule)
         self.progress, self.merging.losses = cut.progress, list(cut.losses)
+
+    # State that others read.
+
+    @property
+    def changed(self) -> threading.Condition:
+        """The condition that guards the coordinator."""
+        return self.state.changed
+
+    @property
+    def generation(self) -> int:
+        """The number of the present start of the worker group."""
+        return self.state.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.state.closed
+
+    @property
+    def failure(self) -> SparkDLError | None:
+        """The error that ends the present generation."""
+        return self.state.failure
+
+    @property
+    def log(self) -> deque[dict[str, Any]]:
+        """Messages for the driver to log."""
+        return self.state.log
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Events of the run by name."""
+        return self.state.counters
 
     # Requests of workers.
 
@@ -165,20 +184,20 @@ class Coordinator:
             RefusedError: an old generation, or a newer attempt has joined.
         """
         with self.changed:
-            self._check_open(generation)
+            self.state.check_open(generation)
             if not 0 <= worker < self.shape.num_workers:
                 raise RefusedError(400, f"Worker {worker} is none of {self.shape.num_workers}.")
             known = self.members.get(worker)
             if known is not None and known.attempt > attempt:
                 raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
             if known is not None and known.attempt < attempt:
-                if self.clock() - known.heard < self.shape.silence:
+                if self.state.clock() - known.heard < self.shape.silence:
                     return False
-                self.counters["superseded"] += 1
+                self.state.counters["superseded"] += 1
                 self.merging.leave(worker)
                 self._leave_rounds(worker, known)
             if known is None or known.attempt < attempt:  # else it says so again
-                self.members[worker] = Member(attempt, host, pid, self.clock())
+                self.members[worker] = Member(attempt, host, pid, self.state.clock())
                 self.merging.attempts[worker] = attempt
             self._member(worker, generation, attempt)
             self.changed.notify_all()
@@ -212,14 +231,14 @@ class Coordinator:
                 raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.agreed and self._all_ready():
-                self._agree()
+                self._agree_on_rows()
             if begins and worker in self.absent:
                 self._readmit(worker)
             if begins and self._next_epoch(worker) < self.shape.epochs:
                 self._enter_training(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
-                lambda: self._moved_on(generation) or self._may_begin(worker), limits.PATIENCE
+                lambda: self.state.is_over(generation) or self._may_begin(worker), limits.PATIENCE
             )
             self._member(worker, generation, attempt)
             if not go:
@@ -243,18 +262,15 @@ class Coordinator:
             epoch += 1
         return epoch
 
-    def _agree(self) -> None:
+    def _agree_on_rows(self) -> None:
         """Settle what the workers hold, and how they share it, before the first of them begins."""
         held = tuple(self.members[k].held or RowsHeld(0) for k in range(self.shape.num_workers))
         if self.held and self.held != held:
-            self._compare(held)
+            self._compare_rows(held)
         rows = tuple(each.rows for each in held)
         if not any(rows):
-            validation = sum(member.validation_rows for member in self.members.values())
-            self._refuse_rows(
-                f"There are no rows to train on: the workers have none, and {validation} for validation. "
-                "Hold out fewer rows."
-            )
+            held_out = sum(member.validation_rows for member in self.members.values())
+            self.state.refuse_rows(row_check.no_rows(held_out))
         if not self.plans or self.plans[0].rows != rows:
             plan = replace(self.shape.plan, rows=rows)
             self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
@@ -263,46 +279,27 @@ class Coordinator:
         if self.merging.has_rounds:
             self._begin_rounds()
 
-    def _compare(self, held: tuple[RowsHeld, ...]) -> None:
+    def _compare_rows(self, held: tuple[RowsHeld, ...]) -> None:
         """Go on with workers that hold something else than before, where these are the same rows.
 
         In rounds they may be on other workers, and in another order: the epoch under way begins again.
         """
         rounds = self.merging.has_rounds
-        alike = [each.rows for each in held] == [each.rows for each in self.held]
-        if whole(held) != whole(self.held) or not (alike or rounds):
-            self._refuse_rows(_other_rows(self.held, held, resumed=not self.plans))
+        if not row_check.may_go_on(self.held, held, anywhere=rounds):
+            self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=not self.plans))
         if self.cut.before is not None:
             self.cut = self.noted = self.cut.before
-            self._go_on(self.cut)
-        says = "The workers hold the same rows as before, and not in the same order; "
-        says += f"the run goes on from {self.cut}." if rounds else "each worker goes on at the place it had."
-        if any(member.validation_rows for member in self.members.values()):
-            says += " With validation_split other rows may be held out."
-        self._warn(says)
+            self._restore_center(self.cut)
+        held_out = any(member.validation_rows for member in self.members.values())
+        self.state.warn(row_check.other_order(str(self.cut), anywhere=rounds, validation=held_out))
 
     def _compare_one(self, worker: int, held: RowsHeld) -> None:
         """Go on with a worker that comes back while others train, and may have taken rows of theirs."""
         if held.rows != self.held[worker].rows:
-            self._refuse_count(worker, held.rows, self.held[worker].rows)
+            self.state.refuse_rows(row_check.other_count(worker, held.rows, self.held[worker].rows))
         if held != self.held[worker] and not self.warned:
             self.warned = True
-            self._warn(f"Worker {worker} came back with other rows, or in another order, and goes on.")
-
-    def _refuse_count(self, worker: int, rows: int, before: int) -> NoReturn:
-        self._refuse_rows(
-            f"Worker {worker} came back with {rows} rows instead of {before}: its partition is not the same "
-            f"when computed again. {REMEDY}"
-        )
-
-    def _refuse_rows(self, says: str) -> NoReturn:
-        """End the run, whose rows are not those that it began with."""
-        self.failure = self.failure or DataError(says)
-        self.changed.notify_all()
-        raise RefusedError(422, says)
-
-    def _warn(self, message: str) -> None:
-        self._tell(logging.WARNING, f"{message} {REMEDY}")
+            self.state.warn(row_check.one_in_other_order(worker))
 
     def _begin_rounds(self) -> None:
         """Open the first round after the cut."""
@@ -319,7 +316,7 @@ class Coordinator:
             self._admit(update, lengths)
         except RefusedError:
             with self.changed:
-                self.counters["refused"] += 1
+                self.state.counters["refused"] += 1
             raise
 
     def _admit(self, update: Update, lengths: Sections) -> None:
@@ -412,10 +409,10 @@ class Coordinator:
         """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
         with self.changed:
             member = self._member(worker, generation, attempt)
-            self.counters["retries"] += max(0, retries - member.retries)
+            self.state.counters["retries"] += max(0, retries - member.retries)
             member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
             self._note_position(worker, (epoch, rows))
-            self.log.extend(log)
+            self.state.log.extend(log)
             return {"stop": self.stopping}
 
     def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
@@ -435,7 +432,7 @@ class Coordinator:
         if worker in self.asking or not self.agreed:
             self.still.pop(worker, None)
         elif worker not in self.still or self.still[worker][0] != position:
-            self.still[worker] = position, self.clock()
+            self.still[worker] = position, self.state.clock()
 
     def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
         """Note what went wrong in a task, unless the run goes on without it.
@@ -450,12 +447,12 @@ class Coordinator:
             RefusedError: the attempt was lost, or another one is at work.
         """
         with self.changed:
-            self._check_open(generation)
+            self.state.check_open(generation)
             known = self.members.get(worker) if attempt >= 0 else None
             if known is not None and known.attempt == attempt:
                 self._check_member(worker, generation, attempt)
             elif known is not None and (
-                known.attempt > attempt or self.clock() - known.heard < self.shape.silence
+                known.attempt > attempt or self.state.clock() - known.heard < self.shape.silence
             ):
                 raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
             self.fail(generation, error)
@@ -467,15 +464,11 @@ class Coordinator:
             "the memory and the open files of the process that it is in."
         )
         failure.cause = error
-        self.fail(self.generation, failure)
+        self.fail(self.state.generation, failure)
 
     def fail(self, generation: int, error: SparkDLError) -> None:
         """Note why the run cannot go on; the driver raises it, or starts the gang anew for a lost worker."""
-        with self.changed:
-            lost = isinstance(self.failure, WorkerLostError) and not isinstance(error, WorkerLostError)
-            if generation == self.generation and (self.failure is None or lost):
-                self.failure = error
-                self.changed.notify_all()
+        self.state.fail(generation, error)
 
     # The parts of exchange.
 
@@ -491,7 +484,7 @@ class Coordinator:
             if self.watch.has_refused(update):
                 reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
-                self.counters["duplicates"] += 1
+                self.state.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
             if update.worker == self._deputy():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
@@ -522,14 +515,13 @@ class Coordinator:
                 strikes = self.watch.take(update, sound=sound)
             except DivergedError as error:
                 strikes = 0
-                self.fail(self.generation, error)
+                self.fail(self.state.generation, error)
             if sound:
                 return update
-            self.counters["not_finite"] += 1
+            self.state.counters["not_finite"] += 1
             self.merging.losses.append(nan)
             if strikes == 1:
-                self._tell(
-                    logging.WARNING,
+                self.state.warn(
                     f"Worker {update.worker} sent an update with NaN or Inf in it in epoch "
                     f"{update.epoch + 1}, which was not merged; it goes on from the center.",
                 )
@@ -540,11 +532,11 @@ class Coordinator:
         with self.changed:
             if counts and self.merging.has_rounds:
                 self.ending = self.short >= 0  # all workers are in this round, and learn of it together
-                self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
+                self.state.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
                 return self._control(self._end_round())
             elif counts:
-                self.counters["exchanges"] += 1
+                self.state.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
                 if any(not self.merging.version % every for every in self.shape.cuts):
                     self.note()
@@ -626,7 +618,7 @@ class Coordinator:
             try:
                 self.watch.end_epoch(epoch, cut.parameters, losses, book.first_losses.values())
             except DivergedError as error:
-                self.fail(self.generation, error)
+                self.fail(self.state.generation, error)
 
     def _cut_of(self, book: EpochReports, epoch: int) -> Snapshot:
         """Return where the run is, of which every worker has said what there is to say.
@@ -708,7 +700,7 @@ class Coordinator:
 
         def open_() -> bool:
             return (
-                self._moved_on(update.generation)
+                self.state.is_over(update.generation)
                 or self._to_evaluate(update.worker) >= 0
                 or self._is_to_speak(update)
                 or update.worker in self.absent
@@ -758,7 +750,7 @@ class Coordinator:
             before = self.shares.get(update.worker)
             if not update.flags & Flag.AWAIT and before != update.rows:
                 if before is not None and len(self.shares) == self.shape.num_workers:
-                    self._refuse_count(update.worker, update.rows, before)
+                    self.state.refuse_rows(row_check.other_count(update.worker, update.rows, before))
                 self.shares[update.worker] = update.rows
                 self.changed.notify_all()
             known = self._await(update, lambda: len(self.shares) == self.shape.num_workers)
@@ -786,13 +778,13 @@ class Coordinator:
 
     def _await(self, update: Update, ready: Callable[[], bool]) -> bool:
         """Wait for something that other workers report; return whether it is there."""
-        self.changed.wait_for(lambda: self._moved_on(update.generation) or ready(), limits.PATIENCE)
+        self.changed.wait_for(lambda: self.state.is_over(update.generation) or ready(), limits.PATIENCE)
         self._check_member(update.worker, update.generation, update.attempt)
         return ready()
 
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self._check_open(update.generation)
+            self.state.check_open(update.generation)
             book = self.books.get(update.epoch)
             cut = book.cut if book is not None and book.cut is not None else self.cut
             weights = self.attended.get(update.epoch)
@@ -809,7 +801,7 @@ class Coordinator:
 
     def _center(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self._check_open(update.generation)
+            self.state.check_open(update.generation)
             if update.base_version == self.merging.version:
                 return replace(self._control(), version=update.base_version)
             parameters, statistics, version = self.merging.snapshot()
@@ -823,7 +815,7 @@ class Coordinator:
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self._check_open(update.generation)
+            self.state.check_open(update.generation)
             state = self._state_of(update.worker)
             if self.shape.plan.joint and len(state) <= self.shape.generators:
                 state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
@@ -875,14 +867,14 @@ class Coordinator:
             self.changed.wait_for(
                 lambda: (
                     self._complete(epoch)
-                    or self.failure is not None
-                    or self.closed
+                    or self.state.failure is not None
+                    or self.state.closed
                     or self.unattended(epoch) is not None
                     or (self.plans and self.released <= epoch)
                 ),
                 timeout,
             )
-            if not self._complete(epoch) or isinstance(self.failure, DivergedError) or self.broken:
+            if not self._complete(epoch) or isinstance(self.state.failure, DivergedError) or self.broken:
                 return None
             book = self.books[epoch]
             assert book.cut is not None  # noqa: S101 - _complete says so
@@ -919,14 +911,14 @@ class Coordinator:
 
     def _note_silence(self) -> None:
         """Lose a worker that has said nothing for too long, where the driver was there to hear."""
-        now = self.clock()
+        now = self.state.clock()
         absent = max(0.0, now - self.looked)
         self.looked = now
         for worker, member in self.members.items():
             if absent > ABSENCE:
                 member.heard = min(now, member.heard + absent)
             quiet = now - member.heard
-            if quiet > self.shape.stall and not member.lost and self.failure is None:
+            if quiet > self.shape.stall and not member.lost and self.state.failure is None:
                 self._lose(
                     worker,
                     f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
@@ -944,8 +936,7 @@ class Coordinator:
             lives = now - member.heard < ABSENCE
             if lives and now - since > LONG_STEP * self.shape.stall:
                 self.still[worker] = (epoch, rows), inf
-                self._tell(
-                    logging.WARNING,
+                self.state.warn(
                     f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
                     f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long "
                     "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
@@ -966,8 +957,8 @@ class Coordinator:
         """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in self.absent]
         if self.shape.goes_on and self.agreed and any(self.plans[0].rows[k] for k in left):
-            self.counters["lost"] += 1
-            self._tell(logging.WARNING, f"{words} The run goes on without it.")
+            self.state.counters["lost"] += 1
+            self.state.warn(f"{words} The run goes on without it.")
             self.members[worker].lost = True
             self.merging.leave(worker)
             self.merging.lose(worker)
@@ -975,7 +966,7 @@ class Coordinator:
             if self.standing is not None:
                 self._end_standing(self.standing)
         else:
-            self.failure = self.failure or WorkerLostError(words)
+            self.state.failure = self.state.failure or WorkerLostError(words)
         self.changed.notify_all()
 
     def _readmit(self, worker: int) -> None:
@@ -999,8 +990,8 @@ class Coordinator:
 
     def _come_back(self, worker: int) -> None:
         self.merging.come_back(worker)
-        self.counters["returned"] += 1
-        self._tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
+        self.state.counters["returned"] += 1
+        self.state.tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
 
     def _deputy(self) -> int | None:
         """Return the worker that says what all replicas have instead of worker 0, which is absent."""
@@ -1022,9 +1013,6 @@ class Coordinator:
             and (self.merging.all_of(book.metrics) and update.worker == self._deputy())
         )
 
-    def _tell(self, level: int, message: str) -> None:
-        self.log.append({"name": "store", "level": level, "message": message})
-
     def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
@@ -1041,8 +1029,8 @@ class Coordinator:
 
     def _tidy(self) -> None:
         """Give back what requests have freed: of many threads' the C library keeps ever more."""
-        if self.clock() - self.tidied > TIDY:
-            self.tidied = self.clock()
+        if self.state.clock() - self.tidied > TIDY:
+            self.tidied = self.state.clock()
             trim(inf)
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
@@ -1106,7 +1094,7 @@ class Coordinator:
         have reported stays trained, and its evaluation begins anew.
         """
         with self.changed:
-            self.generation += 1
+            self.state.generation += 1
             for worker in tuple(self.members):
                 self.merging.leave(worker)
             self.members.clear()
@@ -1117,14 +1105,14 @@ class Coordinator:
             self.ending = self.short >= 0 and not self.merging.has_rounds
             self.absent.clear()
             self.watch.restart(rolled_back=self.merging.has_rounds)
-            self.merging.generation = self.generation
+            self.merging.generation = self.state.generation
             self.merging.attempts.clear()
             if self.merging.has_rounds:
                 self._roll_back()
-            self.failure = self.failure if self.broken else None
+            self.state.failure = self.state.failure if self.broken else None
             self.merging.wake()
             self.changed.notify_all()
-            return self.generation
+            return self.state.generation
 
     def _roll_back(self) -> None:
         self.books = {
@@ -1133,14 +1121,14 @@ class Coordinator:
         for book in self.books.values():  # at most one: nobody begins the next epoch before its evaluation
             assert book.cut is not None  # noqa: S101 - the others are gone
             self.cut = replace(book.cut, losses=list(self.merging.losses))
-        self._go_on(self.cut)
+        self._restore_center(self.cut)
         if self.plans:
             self._begin_rounds()
 
     def close(self) -> None:
         """Refuse every request from now on, those that wait included."""
         with self.changed:
-            self.closed = True
+            self.state.closed = True
             self.merging.generation = -1
             self.changed.notify_all()
         self.merging.wake()
@@ -1194,7 +1182,7 @@ class Coordinator:
                 "late_merged": self.merging.merged_late,
                 "dropped": dict(dropped),
                 "slices": self.merging.slices,
-                **self.counters,
+                **self.state.counters,
             }
 
     def missing(self) -> list[int]:
@@ -1206,14 +1194,14 @@ class Coordinator:
 
     def _member(self, worker: int, generation: int, attempt: int) -> Member:
         member = self._check_member(worker, generation, attempt)
-        member.heard = self.clock()
+        member.heard = self.state.clock()
         return member
 
     def _check_member(self, worker: int, generation: int, attempt: int) -> Member:
-        self._check_open(generation)
+        self.state.check_open(generation)
         member = self.members.get(worker)
         if member is None:
-            raise RefusedError(409, f"Worker {worker} has not joined generation {self.generation}.")
+            raise RefusedError(409, f"Worker {worker} has not joined generation {self.state.generation}.")
         if member.attempt != attempt:
             raise RefusedError(
                 409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
@@ -1221,15 +1209,6 @@ class Coordinator:
         if member.lost:
             raise RefusedError(409, f"Attempt {attempt} of worker {worker} was lost; another may come back.")
         return member
-
-    def _check_open(self, generation: int) -> None:
-        if self.closed:
-            raise RefusedError(410, "The run is over.")
-        if generation != self.generation:
-            raise RefusedError(409, f"Generation {generation} is over; the run is at {self.generation}.")
-
-    def _moved_on(self, generation: int) -> bool:
-        return self.closed or generation != self.generation
 
     def _all_ready(self) -> bool:
         ready = {worker for worker, member in self.members.items() if member.held is not None}
@@ -1250,14 +1229,3 @@ class Coordinator:
         if book is None or book.cut is None or not self.plans:  # a run that was taken up has books before
             return False
         return epoch not in self.shape.evaluated or self.merging.all_of(book.validation)
-
-
-def _other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: bool) -> str:
-    """Return what is wrong with the rows of workers, and what to do."""
-    rows = [tuple(each.rows for each in held) for held in (now, before)]
-    whose = "the checkpoint" if resumed else "the gang before"
-    says = f"The workers hold {rows[0]} training rows; those of {whose} held {rows[1]}"
-    if rows[0] == rows[1]:
-        says += ", and the values in the rows, or in those for validation, are others"
-    start = " Resume with the same data, or start anew with another folder and without resume."
-    return f"{says}. {REMEDY}{start if resumed else ''}"

@@ -47,7 +47,7 @@ class HostedRun:
         terms = replace(self.terms, rule=rule or self.terms.rule)
         merging = make_aggregation(terms, self.parameters, self.statistics, self.decays)
         store = Coordinator(self.shape, merging)
-        store.generation = merging.generation = generation
+        store.state.generation = merging.generation = generation
         return store
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from mmap import ACCESS_READ, mmap
@@ -13,7 +13,7 @@ import numpy as np
 
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
-from sparkdl.data.fingerprint import NOTHING, Fingerprint, total
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError
 from sparkdl.transport.messages import Flag, Kind, Running, Sections, Update
 
@@ -80,11 +80,6 @@ class RowsHeld(NamedTuple):
 
     rows: int
     fingerprint: Fingerprint = NOTHING
-
-
-def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
-    """Return what a gang holds, whoever has which row: how many training rows, and what tells them all."""
-    return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
 
 @dataclass

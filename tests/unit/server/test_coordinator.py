@@ -618,8 +618,8 @@ pairs = [(np.ones(10_000, np.float32), np.ones(1_000, np.float32)) for _ in rang
 begin, used = resident(), [small for _, small in pairs]
 del pairs
 store.commit(store.cut)  # in the first seconds of a run
-kept, after = begin - resident(), store.clock() + 11
-store.clock = lambda: after
+kept, after = begin - resident(), store.state.clock() + 11
+store.state.clock = lambda: after
 store.commit(store.cut)
 print(kept, begin - resident())
 """
@@ -829,7 +829,7 @@ def test_an_update_whose_rule_fails_is_not_counted():
     with pytest.raises(RuleError, match="too much"):
         push(store, 0, [2.0], sequence=1)
     failure = store.failure
-    store.failure = None
+    store.state.failure = None
     store.note()
 
     assert isinstance(failure, RuleError)

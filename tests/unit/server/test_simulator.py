@@ -62,7 +62,7 @@ class Simulation:
         self.epochs, self.joint = store.shape.epochs, store.shape.plan.joint
         self.kind = Kind.GRADIENT if self.joint else Kind.DELTA
         self.world.live_in(store)
-        store.clock = lambda: self.world.now
+        store.state.clock = lambda: self.world.now
 
     def run(self):
         """Let it happen."""

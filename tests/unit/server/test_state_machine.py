@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
             goes_on=self.goes_on_without,
             **self.terms,
         )
-        self.store.clock = self.store.merging.clock = lambda: self.now
+        self.store.state.clock = self.store.merging.clock = lambda: self.now
         self.generation, self.version = 1, 0
 
     def join_all(self):
@@ -988,9 +988,9 @@ class LosesTheRounds(Coordinator):
 class TrustsTheOrder(Coordinator):
     """A store that goes on in the middle of an epoch whatever order its rows have now."""
 
-    def _compare(self, held):
+    def _compare_rows(self, held):
         self.cut = replace(self.cut, before=None)
-        super()._compare(held)
+        super()._compare_rows(held)
 
 
 class NotesWhatIsToCome(Coordinator):

@@ -41,7 +41,7 @@ def going_on(mode="synchronous", **options):
 
 def lose(store, *workers):
     """Let all workers but these be heard after a long silence, and the driver look."""
-    now = store.clock() + STALL + 1
+    now = store.state.clock() + STALL + 1
     store.at(now)
     store.looked = now
     for worker, member in store.members.items():

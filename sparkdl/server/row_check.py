@@ -1,0 +1,83 @@
+"""Whether workers hold the rows that a run began with. All functions are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkdl.data.fingerprint import total
+from sparkdl.server.state import RowsHeld
+
+REMEDY = (
+    "Spark computed them again, and promises no order after a shuffle: sort the rows by a key "
+    "(df.sortWithinPartitions with preserve_partitions=True), or persist, checkpoint or write them out first."
+)
+
+
+def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
+    """Return what a worker group holds in any order: the number of training rows and their fingerprint."""
+    return sum(each.rows for each in held), total(each.fingerprint for each in held).free
+
+
+def may_go_on(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, anywhere: bool) -> bool:
+    """Return whether a run may go on with the rows that its workers hold now.
+
+    Args:
+        before: the rows that each worker held.
+        now: the rows that each worker holds.
+        anywhere: whether rows may have moved to another worker, as in synchronous rounds.
+    """
+    alike = [each.rows for each in now] == [each.rows for each in before]
+    return whole(now) == whole(before) and (alike or anywhere)
+
+
+def no_rows(validation_rows: int) -> str:
+    """Return the error of a run without training rows."""
+    return (
+        f"There are no rows to train on: the workers have none, and {validation_rows} for validation. "
+        "Hold out fewer rows."
+    )
+
+
+def other_count(worker: int, rows: int, before: int) -> str:
+    """Return the error of a worker that came back with another number of rows."""
+    return (
+        f"Worker {worker} came back with {rows} rows instead of {before}: its partition is not the same "
+        f"when computed again. {REMEDY}"
+    )
+
+
+def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
+    """Return the warning of a run that goes on with the same rows in another order.
+
+    Args:
+        snapshot: the snapshot that the run is restored from.
+        anywhere: see ``may_go_on``.
+        validation: whether rows are held out for validation.
+    """
+    message = "The workers hold the same rows as before, and not in the same order; "
+    message += f"the run goes on from {snapshot}." if anywhere else "each worker goes on at the place it had."
+    if validation:
+        message += " With validation_split other rows may be held out."
+    return f"{message} {REMEDY}"
+
+
+def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: bool) -> str:
+    """Return the error of a run whose workers hold other rows than before.
+
+    Args:
+        before: the rows that each worker held.
+        now: the rows that each worker holds.
+        resumed: whether the run goes on from a checkpoint.
+    """
+    rows = [tuple(each.rows for each in held) for held in (now, before)]
+    whose = "the checkpoint" if resumed else "the gang before"
+    says = f"The workers hold {rows[0]} training rows; those of {whose} held {rows[1]}"
+    if rows[0] == rows[1]:
+        says += ", and the values in the rows, or in those for validation, are others"
+    start = " Resume with the same data, or start anew with another folder and without resume."
+    return f"{says}. {REMEDY}{start if resumed else ''}"
+
+
+def one_in_other_order(worker: int) -> str:
+    """Return the warning of a run that a worker came back to with other rows, or in another order."""
+    return f"Worker {worker} came back with other rows, or in another order, and goes on. {REMEDY}"
