@@ -43,7 +43,7 @@ from sparkdl.errors import (
     WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server import limits, row_check
+from sparkdl.server import admission, limits, row_check
 from sparkdl.server.aggregation import (
     Aggregation,
     Read,
@@ -58,7 +58,6 @@ from sparkdl.server.state import (
     RowsHeld,
     RunSpec,
     Snapshot,
-    check_sections,
     kept,
     spooled,
 )
@@ -320,43 +319,14 @@ class Coordinator:
             raise
 
     def _admit(self, update: Update, lengths: Sections) -> None:
-        if update.run != self.shape.run:
-            raise RefusedError(409, "The update is of another run.")
+        admission.check_run(update, self.shape.run)
         with self.changed:
             self._member(update.worker, update.generation, update.attempt)
-        if update.layout != self.shape.layout or update.offset:
-            raise RefusedError(422, "The update is of a model with another layout of variables.")
-        sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
-        parameters = lengths.parameters if sliced else len(self.merging.parameters)
-        check_sections(update, lengths, self.shape, parameters, len(self.merging.statistics))
-        if update.kind is Kind.REPORT and update.epoch >= self.shape.epochs:
-            raise RefusedError(400, f"Epoch {update.epoch + 1} is none of the run's {self.shape.epochs}.")
-        if update.kind in (Kind.GRADIENT, Kind.DELTA):
-            self._admit_move(update, lengths)
-
-    def _admit_move(self, update: Update, lengths: Sections) -> None:
-        """Refuse what cannot be merged: once a sequence is counted it is too late."""
-        if not self.agreed:
-            raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
-        if (update.kind is Kind.GRADIENT) is not self.shape.plan.joint:
-            raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
-        if update.flags & Flag.AWAIT:
-            if not self.merging.counted(update.worker, update.sequence):
-                raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
-            return
-        if not (update.rows or self.merging.has_rounds) or update.base_version > self.merging.version:
-            raise RefusedError(
-                400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
-            )
-        if not (isfinite(update.normalizer) and update.normalizer >= 0):
-            raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
-        fits = not (lengths.parameters or lengths.statistics)
-        if update.rows:
-            sliced = bool(update.flags & Flag.SLICES and self.shape.plan.joint)
-            fits = self.merging.takes(lengths.parameters, sliced=sliced)
-            fits = fits and lengths.statistics == len(self.merging.statistics)
-        if not fits:
-            raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
+        admission.check_model(update, lengths, self.shape, self.merging)
+        if update.kind in admission.MERGED:
+            if not self.agreed:
+                raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
+            admission.check_mergeable(update, lengths, self.shape, self.merging)
 
     def exchange(self, update: Update, read: Read) -> Reply:
         """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
@@ -379,7 +349,7 @@ class Coordinator:
             self.merging.sent()
 
     def _answer(self, update: Update, read: Read) -> Reply:
-        if update.kind in (Kind.GRADIENT, Kind.DELTA):
+        if update.kind in admission.MERGED:
             return self._push(update, read)
         answer: dict[Kind, Callable[[Update, Read], Reply]] = {
             Kind.REPORT: self._report,

@@ -14,19 +14,9 @@ import numpy as np
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.errors import RefusedError
-from sparkdl.transport.messages import Flag, Kind, Running, Sections, Update
+from sparkdl.transport.messages import Running, Update
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
-SECTIONS = {
-    Kind.GRADIENT: ("parameters", "statistics"),
-    Kind.DELTA: ("parameters", "statistics"),
-    Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
-    Kind.CUT: ("parameters", "statistics", "metrics", "state"),
-    Kind.VALIDATION: ("metrics",),
-    Kind.GIVE: ("state",),
-}
-ROWS_BYTES = 1 << 30  # the largest message of rows that is taken
 
 
 @dataclass(frozen=True)
@@ -237,27 +227,6 @@ class EpochReports:
             self.states[update.worker] = state
         if weights is not None:
             self.weights = weights, update.statistics
-
-
-def check_sections(
-    update: Update, lengths: Sections, shape: RunSpec, parameters: int, statistics: int
-) -> None:
-    """Check that an update has no sections but those of its kind, each of its length, or none of it.
-
-    Raises:
-        RefusedError: it has others.
-    """
-    if update.kind is Kind.GIVE and lengths.state <= ROWS_BYTES:
-        lengths = lengths._replace(state=0)
-    expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
-    for name, length, values in (
-        ("parameters", lengths.parameters, (parameters,)),
-        ("statistics", lengths.statistics, (statistics,)),
-        ("metrics", lengths.metrics, (shape.metrics,)),
-        ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
-    ):
-        if length and (length not in values or name not in expected):
-            raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
 
 
 def spooled(state: bytes) -> bytes | mmap:

@@ -1,0 +1,90 @@
+"""Checks of an update's header, before a byte of its sections is read. No function changes anything."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from sparkdl.errors import RefusedError
+from sparkdl.server.aggregation import Aggregation
+from sparkdl.server.state import RunSpec
+from sparkdl.transport.messages import Flag, Kind, Sections, Update
+
+MERGED = Kind.GRADIENT, Kind.DELTA
+# The sections that an update of each kind may have.
+SECTIONS = {
+    Kind.GRADIENT: ("parameters", "statistics"),
+    Kind.DELTA: ("parameters", "statistics"),
+    Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
+    Kind.CUT: ("parameters", "statistics", "metrics", "state"),
+    Kind.VALIDATION: ("metrics",),
+    Kind.GIVE: ("state",),
+}
+# The longest message of rows, in bytes.
+ROWS_BYTES = 1 << 30
+
+
+def check_run(update: Update, run: bytes) -> None:
+    """Check that an update is of this run.
+
+    Raises:
+        RefusedError: it is of another one.
+    """
+    if update.run != run:
+        raise RefusedError(409, "The update is of another run.")
+
+
+def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
+    """Check that an update is of a model with this layout, and of an epoch of the run.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    if update.layout != shape.layout or update.offset:
+        raise RefusedError(422, "The update is of a model with another layout of variables.")
+    _check_sections(update, lengths, shape, aggregation)
+    if update.kind is Kind.REPORT and update.epoch >= shape.epochs:
+        raise RefusedError(400, f"Epoch {update.epoch + 1} is none of the run's {shape.epochs}.")
+
+
+def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
+    """Check that an update has no sections but those of its kind, each of its length, or none of it."""
+    if update.kind is Kind.GIVE and lengths.state <= ROWS_BYTES:
+        lengths = lengths._replace(state=0)
+    sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
+    parameters = lengths.parameters if sliced else len(aggregation.parameters)
+    expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
+    for name, length, values in (
+        ("parameters", lengths.parameters, (parameters,)),
+        ("statistics", lengths.statistics, (len(aggregation.statistics),)),
+        ("metrics", lengths.metrics, (shape.metrics,)),
+        ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
+    ):
+        if length and (length not in values or name not in expected):
+            raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
+
+
+def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
+    """Check that an update can be merged: once its sequence is counted it is too late.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    if (update.kind is Kind.GRADIENT) is not shape.plan.joint:
+        raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
+    if update.flags & Flag.AWAIT:
+        if not aggregation.counted(update.worker, update.sequence):
+            raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
+        return
+    if not (update.rows or aggregation.has_rounds) or update.base_version > aggregation.version:
+        raise RefusedError(
+            400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
+        )
+    if not (isfinite(update.normalizer) and update.normalizer >= 0):
+        raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
+    fits = not (lengths.parameters or lengths.statistics)
+    if update.rows:
+        sliced = bool(update.flags & Flag.SLICES and shape.plan.joint)
+        fits = aggregation.takes(lengths.parameters, sliced=sliced)
+        fits = fits and lengths.statistics == len(aggregation.statistics)
+    if not fits:
+        raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
