@@ -35,7 +35,7 @@ SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}
 
 def store_of(size: int) -> Coordinator:
     """Return a store of so many parameters for one asynchronous worker."""
-    shape = RunSpec(RUN, LAYOUT, 1, Plan((), 0, 1, 1, False, False, 0), 1, frozenset(), 0, 0, 0)
+    shape = RunSpec(run=RUN, layout=LAYOUT, num_workers=1, plan=Plan((), 0, 1, 1, False, False, 0), epochs=1)
     start = np.zeros(size, np.float32), np.zeros(0, np.float32)
     store = Coordinator(shape, make_aggregation(AggregationSpec("asynchronous", False, 1, Sum()), *start))
     store.release(0, float("nan"))

@@ -173,7 +173,9 @@ def sample() -> tuple[float, ...]:
 def store_of(workers: int) -> Coordinator:
     """Return the store of a run without end."""
     plan = Plan((), 0, ROWS, 1, False, False, 0)
-    shape = RunSpec(RUN, LAYOUT, workers, plan, epochs=1 << 31, silence=SILENCE, stall=STALL)
+    shape = RunSpec(
+        run=RUN, layout=LAYOUT, num_workers=workers, plan=plan, epochs=1 << 31, silence=SILENCE, stall=STALL
+    )
     rule = choose("sum", mode="asynchronous", window=1).rule
     terms = AggregationSpec("asynchronous", False, workers, rule, None, None)
     center, statistics = np.zeros(SIZE, np.float32), np.zeros(0, np.float32)

@@ -19,7 +19,7 @@ from sparkdl.errors import RefusedError, WorkerError
 from sparkdl.server.aggregation import Read, SynchronousRounds
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import RunSpec
-from sparkdl.transport.messages import NO_ID, Flag, Kind, Reply, Sections, Update
+from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 
 class AllReduceRounds(SynchronousRounds):
@@ -63,16 +63,16 @@ class AllReduceCoordinator(Coordinator):
     def __init__(self, run: bytes, num_workers: int) -> None:
         plan = Plan((), 0, 1, 1, True, False, 0)
         self.rounds = AllReduceRounds(num_workers)
-        super().__init__(RunSpec(run, NO_ID, num_workers, plan, epochs=1), self.rounds)
+        super().__init__(RunSpec(run=run, num_workers=num_workers, plan=plan, epochs=1), self.rounds)
         self.asked = dict.fromkeys(range(num_workers), -1)  # each worker's last round
         self.returned: set[int] = set()
         self.release(0, nan)
 
-    def _admit(self, update: Update, lengths: Sections) -> None:
+    def _check_header(self, update: Update, lengths: Sections) -> None:
         if update.run != self.shape.run:
             raise RefusedError(409, "The update is of another run.")
         with self.changed:
-            self._member(update.worker, update.generation, update.attempt)
+            self.membership.hear(update.worker, update.generation, update.attempt)
             if not self.plans:
                 raise RefusedError(409, "The gang is not ready, and has nothing to add yet.")
             if update.kind is Kind.REPORT and not lengths.nbytes:

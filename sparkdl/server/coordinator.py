@@ -20,8 +20,6 @@ merged one at a time, and in rounds at the next cut.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite, nan
@@ -34,34 +32,29 @@ from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import (
-    ClusterError,
     DivergedError,
     RefusedError,
     RuleError,
-    SparkDLError,
-    WireError,
     WorkerLostError,
 )
-from sparkdl.process.reasons import reason_of
 from sparkdl.server import admission, limits, row_check
 from sparkdl.server.aggregation import (
     Aggregation,
     Read,
 )
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
-from sparkdl.server.run_state import RunState
+from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.state import (
     CarriedState,
     EpochReports,
     EpochResult,
-    Member,
     RowsHeld,
     RunSpec,
     Snapshot,
     kept,
     spooled,
 )
-from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Sections, Update
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
 
 BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
 LONG_STEP = 10  # stall times without a row trained, after which a worker that is alive is named
@@ -69,7 +62,7 @@ TIDY = 10.0  # seconds after which what many small requests have freed is given 
 ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 
 
-class Coordinator:
+class Coordinator(GroupCoordinator):
     """Versioned parameters, a way of merging, and the book of a run.
 
     Args:
@@ -78,15 +71,11 @@ class Coordinator:
         carried: what the run goes on from, if it goes on from an earlier one.
     """
 
+    shape: RunSpec
+
     def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
-        self.shape, self.merging = shape, merging
-        self.state = RunState(merging.lock)
-        self.looked = inf  # when the driver last looked for silent workers
-        self.asking: set[int] = set()  # who waits for an answer of ours
-        self.still: dict[int, tuple[tuple[int, int], float]] = {}  # where the others are, and since when
+        super().__init__(shape, merging)
         self.tidied = self.state.clock()  # when memory was last given back
-        merging.generation = self.state.generation
-        self.members: dict[int, Member] = {}
         self.books: dict[int, EpochReports] = {}
         self.plans: list[Plan] = []
         self.released = 0  # epochs before this one may be trained
@@ -104,7 +93,6 @@ class Coordinator:
         self.shares: dict[int, int] = {}  # rows that each worker was dealt, before some are passed on
         self.passed: dict[tuple[int, int], bytes | mmap] = {}  # the rows that one worker passed to another
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
-        self.agreed = False  # whether it is known of the present generation what its workers hold
         self.warned = False
         merged = shape.num_workers > 1 and not merging.has_replicas
         together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
@@ -140,75 +128,7 @@ class Coordinator:
         self.merging.restore(cut.parameters, cut.statistics, cut.version, cut.rule)
         self.progress, self.merging.losses = cut.progress, list(cut.losses)
 
-    # State that others read.
-
-    @property
-    def changed(self) -> threading.Condition:
-        """The condition that guards the coordinator."""
-        return self.state.changed
-
-    @property
-    def generation(self) -> int:
-        """The number of the present start of the worker group."""
-        return self.state.generation
-
-    @property
-    def closed(self) -> bool:
-        """Whether the run is over."""
-        return self.state.closed
-
-    @property
-    def failure(self) -> SparkDLError | None:
-        """The error that ends the present generation."""
-        return self.state.failure
-
-    @property
-    def log(self) -> deque[dict[str, Any]]:
-        """Messages for the driver to log."""
-        return self.state.log
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Events of the run by name."""
-        return self.state.counters
-
     # Requests of workers.
-
-    def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
-        """Take a worker's attempt into the gang; False while an older one is at work, which it may replace.
-
-        Spark starts a second attempt beside one that is slow (speculation), or after one that failed.
-
-        Raises:
-            RefusedError: an old generation, or a newer attempt has joined.
-        """
-        with self.changed:
-            self.state.check_open(generation)
-            if not 0 <= worker < self.shape.num_workers:
-                raise RefusedError(400, f"Worker {worker} is none of {self.shape.num_workers}.")
-            known = self.members.get(worker)
-            if known is not None and known.attempt > attempt:
-                raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
-            if known is not None and known.attempt < attempt:
-                if self.state.clock() - known.heard < self.shape.silence:
-                    return False
-                self.state.counters["superseded"] += 1
-                self.merging.leave(worker)
-                self._leave_rounds(worker, known)
-            if known is None or known.attempt < attempt:  # else it says so again
-                self.members[worker] = Member(attempt, host, pid, self.state.clock())
-                self.merging.attempts[worker] = attempt
-            self._member(worker, generation, attempt)
-            self.changed.notify_all()
-            return True
-
-    def _leave_rounds(self, worker: int, member: Member) -> None:
-        """Lose a worker that begins anew in rounds: its replica is gone. Refuse it if the gang does too."""
-        if not self.agreed or not self.merging.has_rounds or worker in self.absent:
-            return
-        self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
-        if worker not in self.absent:
-            raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
 
     def ready(
         self,
@@ -222,14 +142,14 @@ class Coordinator:
     ) -> dict[str, Any] | None:
         """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
         with self.changed:
-            member, held = self._member(worker, generation, attempt), RowsHeld(rows, fingerprint)
+            member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
-            if begins and self.agreed:
+            if begins and self.membership.agreed:
                 self._compare_one(worker, held)
             elif not begins and member.held != held:
                 raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
-            if not self.agreed and self._all_ready():
+            if not self.membership.agreed and self._all_ready():
                 self._agree_on_rows()
             if begins and worker in self.absent:
                 self._readmit(worker)
@@ -239,7 +159,7 @@ class Coordinator:
             go = self.changed.wait_for(
                 lambda: self.state.is_over(generation) or self._may_begin(worker), limits.PATIENCE
             )
-            self._member(worker, generation, attempt)
+            self.membership.hear(worker, generation, attempt)
             if not go:
                 return None
             sequence, epoch = self.merging.next_sequence(worker), self._next_epoch(worker)
@@ -274,7 +194,7 @@ class Coordinator:
             plan = replace(self.shape.plan, rows=rows)
             self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
             self.merging.bind(plan.working)
-        self.held, self.agreed = held, True
+        self.held, self.membership.agreed = held, True
         if self.merging.has_rounds:
             self._begin_rounds()
 
@@ -305,48 +225,15 @@ class Coordinator:
         self.merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
         self._expect(None)
 
-    def admit(self, update: Update, lengths: Sections) -> None:
-        """Refuse an update by its header alone, before a byte of its sections is read.
-
-        Raises:
-            RefusedError: another run, generation, attempt or layout, or sections of a wrong length.
-        """
-        try:
-            self._admit(update, lengths)
-        except RefusedError:
-            with self.changed:
-                self.state.counters["refused"] += 1
-            raise
-
-    def _admit(self, update: Update, lengths: Sections) -> None:
+    def _check_header(self, update: Update, lengths: Sections) -> None:
         admission.check_run(update, self.shape.run)
         with self.changed:
-            self._member(update.worker, update.generation, update.attempt)
+            self.membership.hear(update.worker, update.generation, update.attempt)
         admission.check_model(update, lengths, self.shape, self.merging)
         if update.kind in admission.MERGED:
-            if not self.agreed:
+            if not self.membership.agreed:
                 raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
             admission.check_mergeable(update, lengths, self.shape, self.merging)
-
-    def exchange(self, update: Update, read: Read) -> Reply:
-        """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
-        if update.kind in BOARDING:
-            self.merging.board(update)
-        self.asking.add(update.worker)
-        try:
-            return self._answer(update, read)
-        except BaseException as error:
-            self.sent(update)
-            if not isinstance(error, RefusedError | WireError | ConnectionError | TimeoutError):
-                self.break_down(error)
-            raise
-        finally:
-            self.asking.discard(update.worker)
-
-    def sent(self, update: Update) -> None:
-        """Learn that the reply to an update has gone, or that nobody is there to take it."""
-        if update.kind in BOARDING:
-            self.merging.sent()
 
     def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in admission.MERGED:
@@ -366,79 +253,8 @@ class Coordinator:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
         return answer[update.kind](update, read)
 
-    def heartbeat(
-        self,
-        worker: int,
-        generation: int,
-        attempt: int,
-        epoch: int,
-        rows: int,
-        retries: int,
-        log: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
-        with self.changed:
-            member = self._member(worker, generation, attempt)
-            self.state.counters["retries"] += max(0, retries - member.retries)
-            member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
-            self._note_position(worker, (epoch, rows))
-            self.state.log.extend(log)
-            return {"stop": self.stopping}
-
-    def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
-        """Note a worker's metric states in the middle of an epoch.
-
-        Raises:
-            RefusedError: it is no member, or the states are of another model.
-        """
-        with self.changed:
-            member = self._member(worker, generation, attempt)
-            if len(running.metrics) not in (0, self.shape.metrics):
-                raise RefusedError(413, f"{len(running.metrics)} metrics in a heartbeat of this model.")
-            before = [each for each in member.running if each.epoch == running.epoch - 1]
-            member.running = [*before, running]
-
-    def _note_position(self, worker: int, position: tuple[int, int]) -> None:
-        if worker in self.asking or not self.agreed:
-            self.still.pop(worker, None)
-        elif worker not in self.still or self.still[worker][0] != position:
-            self.still[worker] = position, self.state.clock()
-
-    def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
-        """Note what went wrong in a task, unless the run goes on without it.
-
-        Args:
-            worker: its worker, or the partition that it deals.
-            generation: which start of the gang it belongs to.
-            attempt: the worker's attempt; -1: the task deals rows, and is no worker's.
-            error: what went wrong.
-
-        Raises:
-            RefusedError: the attempt was lost, or another one is at work.
-        """
-        with self.changed:
-            self.state.check_open(generation)
-            known = self.members.get(worker) if attempt >= 0 else None
-            if known is not None and known.attempt == attempt:
-                self._check_member(worker, generation, attempt)
-            elif known is not None and (
-                known.attempt > attempt or self.state.clock() - known.heard < self.shape.silence
-            ):
-                raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
-            self.fail(generation, error)
-
-    def break_down(self, error: BaseException) -> None:
-        """Fail the run for what the endpoint itself raised: what it was booking may be booked in part."""
-        failure = ClusterError(
-            f"The parameter endpoint failed: {reason_of(error)}. The run cannot go on; look at the disk, "
-            "the memory and the open files of the process that it is in."
-        )
-        failure.cause = error
-        self.fail(self.state.generation, failure)
-
-    def fail(self, generation: int, error: SparkDLError) -> None:
-        """Note why the run cannot go on; the driver raises it, or starts the gang anew for a lost worker."""
-        self.state.fail(generation, error)
+    def _is_stopping(self) -> bool:
+        return self.stopping
 
     # The parts of exchange.
 
@@ -454,7 +270,7 @@ class Coordinator:
             if self.watch.has_refused(update):
                 reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
-                self.state.counters["duplicates"] += 1
+                self.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
             if update.worker == self._deputy():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
@@ -478,17 +294,17 @@ class Coordinator:
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
         sound = self.shape.scaled or finite
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             if self.merging.has_taken(update.worker, update.sequence):
                 return update  # it came twice at once
             try:
                 strikes = self.watch.take(update, sound=sound)
             except DivergedError as error:
                 strikes = 0
-                self.fail(self.state.generation, error)
+                self.fail(self.generation, error)
             if sound:
                 return update
-            self.state.counters["not_finite"] += 1
+            self.counters["not_finite"] += 1
             self.merging.losses.append(nan)
             if strikes == 1:
                 self.state.warn(
@@ -502,11 +318,11 @@ class Coordinator:
         with self.changed:
             if counts and self.merging.has_rounds:
                 self.ending = self.short >= 0  # all workers are in this round, and learn of it together
-                self.state.counters["exchanges"] += self.shape.num_workers - len(self.absent)
+                self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
                 self.progress += self._round_progress(update)
                 return self._control(self._end_round())
             elif counts:
-                self.state.counters["exchanges"] += 1
+                self.counters["exchanges"] += 1
                 self.progress += update.steps * self.plans[update.worker].progress_per_step
                 if any(not self.merging.version % every for every in self.shape.cuts):
                     self.note()
@@ -555,7 +371,7 @@ class Coordinator:
     def _report(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             new = self._next_epoch(update.worker) <= update.epoch or self._is_to_speak(update)
             if new and not update.flags & Flag.AWAIT:
                 self.merging.leave(update.worker)
@@ -588,7 +404,7 @@ class Coordinator:
             try:
                 self.watch.end_epoch(epoch, cut.parameters, losses, book.first_losses.values())
             except DivergedError as error:
-                self.fail(self.state.generation, error)
+                self.fail(self.generation, error)
 
     def _cut_of(self, book: EpochReports, epoch: int) -> Snapshot:
         """Return where the run is, of which every worker has said what there is to say.
@@ -615,7 +431,7 @@ class Coordinator:
         """
         update = read()
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             merging, standing = self.merging, self.standing
             if standing is not None and update.sequence == merging.round:
                 standing.take(update)
@@ -655,7 +471,7 @@ class Coordinator:
     def _validated(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             book = self.books.get(update.epoch)
             if book is not None and not update.flags & Flag.AWAIT:
                 book.validation[update.worker] = update.metrics
@@ -681,7 +497,7 @@ class Coordinator:
         if not open_():
             self.merging.leave(update.worker)
         opened = self.changed.wait_for(open_, limits.PATIENCE)
-        self._check_member(update.worker, update.generation, update.attempt)
+        self.membership.check(update.worker, update.generation, update.attempt)
         reply = self._control()
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
@@ -716,7 +532,7 @@ class Coordinator:
     def _share(self, update: Update, read: Read) -> Reply:
         """Answer with the number of training rows of every worker, once all have reported theirs."""
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)
             if not update.flags & Flag.AWAIT and before != update.rows:
                 if before is not None and len(self.shares) == self.shape.num_workers:
@@ -733,7 +549,7 @@ class Coordinator:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
         rows = spooled(read().state)
         with self.changed:
-            self._check_member(update.worker, update.generation, update.attempt)
+            self.membership.check(update.worker, update.generation, update.attempt)
             self.passed[update.worker, update.sequence] = rows
             self.changed.notify_all()
             return self._control()
@@ -749,7 +565,7 @@ class Coordinator:
     def _await(self, update: Update, ready: Callable[[], bool]) -> bool:
         """Wait for something that other workers report; return whether it is there."""
         self.changed.wait_for(lambda: self.state.is_over(update.generation) or ready(), limits.PATIENCE)
-        self._check_member(update.worker, update.generation, update.attempt)
+        self.membership.check(update.worker, update.generation, update.attempt)
         return ready()
 
     def _pull(self, update: Update, read: Read) -> Reply:
@@ -837,14 +653,14 @@ class Coordinator:
             self.changed.wait_for(
                 lambda: (
                     self._complete(epoch)
-                    or self.state.failure is not None
-                    or self.state.closed
+                    or self.failure is not None
+                    or self.closed
                     or self.unattended(epoch) is not None
                     or (self.plans and self.released <= epoch)
                 ),
                 timeout,
             )
-            if not self._complete(epoch) or isinstance(self.state.failure, DivergedError) or self.broken:
+            if not self._complete(epoch) or isinstance(self.failure, DivergedError) or self.broken:
                 return None
             book = self.books[epoch]
             assert book.cut is not None  # noqa: S101 - _complete says so
@@ -880,54 +696,17 @@ class Coordinator:
             self.changed.notify_all()
 
     def _note_silence(self) -> None:
-        """Lose a worker that has said nothing for too long, where the driver was there to hear."""
-        now = self.state.clock()
-        absent = max(0.0, now - self.looked)
-        self.looked = now
-        for worker, member in self.members.items():
-            if absent > ABSENCE:
-                member.heard = min(now, member.heard + absent)
-            quiet = now - member.heard
-            if quiet > self.shape.stall and not member.lost and self.state.failure is None:
-                self._lose(
-                    worker,
-                    f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
-                    f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is gone "
-                    f"or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be silent.",
-                )
-        self._note_long_steps(now, forget=absent > ABSENCE)
-
-    def _note_long_steps(self, now: float, *, forget: bool) -> None:
-        """Say once of a worker that it is alive and gets nowhere; it may be right to, and goes on."""
-        if forget:
-            self.still.clear()
-        for worker, ((epoch, rows), since) in self.still.items():
-            member = self.members[worker]
-            lives = now - member.heard < ABSENCE
-            if lives and now - since > LONG_STEP * self.shape.stall:
-                self.still[worker] = (epoch, rows), inf
-                self.state.warn(
-                    f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
-                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long "
-                    "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
-                    f"one with py-spy dump --pid {member.pid}, and cancel the fit.",
-                )
-
-    @property
-    def broken(self) -> bool:
-        """Whether a merge failed half-way, so that neither the center nor the ledger can be used."""
-        return self.merging.broken
-
-    @property
-    def absent(self) -> set[int]:
-        """The workers that the run goes on without."""
-        return self.merging.absent
+        """Lose the workers that were silent for too long, and warn of those that get nowhere."""
+        for worker, reason in self.membership.silent_workers():
+            if self.failure is None:
+                self._lose(worker, reason)
+        self.membership.warn_of_long_steps()
 
     def _lose(self, worker: int, words: str) -> None:
         """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in self.absent]
-        if self.shape.goes_on and self.agreed and any(self.plans[0].rows[k] for k in left):
-            self.state.counters["lost"] += 1
+        if self.shape.goes_on and self.membership.agreed and any(self.plans[0].rows[k] for k in left):
+            self.counters["lost"] += 1
             self.state.warn(f"{words} The run goes on without it.")
             self.members[worker].lost = True
             self.merging.leave(worker)
@@ -936,7 +715,7 @@ class Coordinator:
             if self.standing is not None:
                 self._end_standing(self.standing)
         else:
-            self.state.failure = self.state.failure or WorkerLostError(words)
+            self.state.failure = self.failure or WorkerLostError(words)
         self.changed.notify_all()
 
     def _readmit(self, worker: int) -> None:
@@ -960,7 +739,7 @@ class Coordinator:
 
     def _come_back(self, worker: int) -> None:
         self.merging.come_back(worker)
-        self.state.counters["returned"] += 1
+        self.counters["returned"] += 1
         self.state.tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
 
     def _deputy(self) -> int | None:
@@ -1057,32 +836,14 @@ class Coordinator:
             self.ending = not self.merging.has_rounds  # else with the round that is open
             self.changed.notify_all()
 
-    def restart(self) -> int:
-        """Fence off the present generation and return the number of the next one.
-
-        In synchronous modes everything is rolled back to the last cut, the ledger included; an epoch that all
-        have reported stays trained, and its evaluation begins anew.
-        """
-        with self.changed:
-            self.state.generation += 1
-            for worker in tuple(self.members):
-                self.merging.leave(worker)
-            self.members.clear()
-            self.still.clear()
-            self.agreed = False
-            self.shares.clear()
-            self.passed.clear()
-            self.ending = self.short >= 0 and not self.merging.has_rounds
-            self.absent.clear()
-            self.watch.restart(rolled_back=self.merging.has_rounds)
-            self.merging.generation = self.state.generation
-            self.merging.attempts.clear()
-            if self.merging.has_rounds:
-                self._roll_back()
-            self.state.failure = self.state.failure if self.broken else None
-            self.merging.wake()
-            self.changed.notify_all()
-            return self.state.generation
+    def _restart(self) -> None:
+        """Restore the newest snapshot in rounds; an epoch that all have reported stays trained."""
+        self.shares.clear()
+        self.passed.clear()
+        self.ending = self.short >= 0 and not self.merging.has_rounds
+        self.watch.restart(rolled_back=self.merging.has_rounds)
+        if self.merging.has_rounds:
+            self._roll_back()
 
     def _roll_back(self) -> None:
         self.books = {
@@ -1094,14 +855,6 @@ class Coordinator:
         self._restore_center(self.cut)
         if self.plans:
             self._begin_rounds()
-
-    def close(self) -> None:
-        """Refuse every request from now on, those that wait included."""
-        with self.changed:
-            self.state.closed = True
-            self.merging.generation = -1
-            self.changed.notify_all()
-        self.merging.wake()
 
     def stopped_cut(self) -> Snapshot:
         """Return where a run that is ending early has got to: the last complete merge it knows of.
@@ -1142,54 +895,17 @@ class Coordinator:
         with self.changed:
             return not self.shape.plan.joint or self._spoken() is not None
 
-    def summary(self) -> dict[str, Any]:
-        """Return counts of the run; of updates that were dropped, by worker too."""
-        with self.changed:
-            dropped = self.merging.dropped
-            return {
-                "version": self.merging.version,
-                "late_dropped": dropped.total() + self.merging.late,
-                "late_merged": self.merging.merged_late,
-                "dropped": dict(dropped),
-                "slices": self.merging.slices,
-                **self.state.counters,
-            }
-
-    def missing(self) -> list[int]:
-        """Return the workers that have not joined."""
-        with self.changed:
-            return [k for k in range(self.shape.num_workers) if k not in self.members]
-
     # What both sides ask.
 
-    def _member(self, worker: int, generation: int, attempt: int) -> Member:
-        member = self._check_member(worker, generation, attempt)
-        member.heard = self.state.clock()
-        return member
-
-    def _check_member(self, worker: int, generation: int, attempt: int) -> Member:
-        self.state.check_open(generation)
-        member = self.members.get(worker)
-        if member is None:
-            raise RefusedError(409, f"Worker {worker} has not joined generation {self.state.generation}.")
-        if member.attempt != attempt:
-            raise RefusedError(
-                409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
-            )
-        if member.lost:
-            raise RefusedError(409, f"Attempt {attempt} of worker {worker} was lost; another may come back.")
-        return member
-
     def _all_ready(self) -> bool:
-        ready = {worker for worker, member in self.members.items() if member.held is not None}
-        return self.merging.all_of(ready)
+        return self.merging.all_of(self.membership.ready_workers())
 
     def _may_begin(self, worker: int) -> bool:
         """Return whether a worker may begin: all are ready, or it was taken in again, or it is to end."""
         if worker in self.absent:
             return self.stopping
         may = self._may_train(self.cut.epoch) or self._to_evaluate(worker) >= 0
-        return self.agreed and self._all_ready() and may
+        return self.membership.agreed and self._all_ready() and may
 
     def _may_train(self, epoch: int) -> bool:
         return self.released > epoch or self.stopping

@@ -61,7 +61,7 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
 from sparkdl.transport.messages import Reply, Running, Sections, Update
@@ -105,7 +105,7 @@ class Traffic:
             }
 
 
-def make_app(store: Coordinator, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
+def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
     """Return the Flask app over a store."""
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # it would answer with a page that leads elsewhere
@@ -294,7 +294,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
     )
 
 
-def _exchange(store: Coordinator, traffic: Traffic) -> Any:
+def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
     first = next(replies, None)  # a refusal of the first update is the status of the answer
     if first is None:
@@ -303,7 +303,7 @@ def _exchange(store: Coordinator, traffic: Traffic) -> Any:
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
-def _replies(store: Coordinator, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
+def _replies(store: GroupCoordinator, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
     """Yield the reply to each update of a stream, as buffers, before the next update is read.
 
     Who sends a list of them empties it, so that nothing keeps a reply until the next one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.transport.exchange import Exchange, awaiting
 from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
@@ -19,7 +19,7 @@ class LocalExchange(Exchange):
         attempt: a number that is larger for a later attempt of the same worker.
     """
 
-    def __init__(self, store: Coordinator, worker: int, attempt: int = 0) -> None:
+    def __init__(self, store: GroupCoordinator, worker: int, attempt: int = 0) -> None:
         self.store, self.worker, self.attempt = store, worker, attempt
         self.generation = store.generation
         store.join(worker, self.generation, attempt, "localhost", 0)
@@ -29,8 +29,9 @@ class LocalExchange(Exchange):
     ) -> dict[str, Any]:
         """Say what this worker holds; return where to begin, once the whole gang is ready."""
         identity, begin = (self.worker, self.generation, self.attempt), None
+        holds = {"rows": rows, "validation_rows": validation_rows, "notes": notes, "fingerprint": fingerprint}
         while begin is None:
-            begin = self.store.ready(*identity, rows, validation_rows, notes, fingerprint)
+            begin = self.store.ready(*identity, **holds)  # type: ignore[arg-type]
         return begin
 
     def begin(self, update: Update) -> Update:

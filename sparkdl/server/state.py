@@ -14,53 +14,62 @@ import numpy as np
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
-from sparkdl.transport.messages import Running, Update
+from sparkdl.transport.messages import NO_ID, Running, Update
 
 IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
 
 
-@dataclass(frozen=True)
-class RunSpec:
-    """What the store has to know of a run.
+@dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """What a coordinator has to know of a worker group.
 
     Attributes:
-        run: sixteen random bytes that name it.
+        run: sixteen random bytes that name the run.
+        num_workers: how many workers the group has.
         layout: the digest of the trainable variables' layout.
-        num_workers: how many workers the gang has.
+        metrics: bytes of one worker's metric states.
+        silence: seconds without a word after which an attempt gives way to a newer one.
+        stall: seconds without a word after which a worker is lost.
+    """
+
+    run: bytes
+    num_workers: int
+    layout: bytes = NO_ID
+    metrics: int = 0
+    silence: float = 0.0
+    stall: float = inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(GroupSpec):
+    """What a coordinator has to know of a training run.
+
+    Attributes:
         plan: a plan whose row counts are not known yet.
         epochs: the epoch at which training ends.
         evaluated: the epochs that end with an evaluation of the validation rows.
         attended: whether an evaluation waits for the driver, whose callbacks decide which weights it is of.
-        metrics: bytes of one worker's metric states.
         optimizer: bytes of the optimizer's variables.
         generators: bytes of the random generators' states.
         own: bytes of the weights that are a worker's own, by an elastic rule.
         first_step: the optimizer's iterations before the run.
         scaled: whether gradients of a scaled loss are exchanged.
         factor: by what the learning rate is multiplied when so many epochs are done; None: never.
-        silence: seconds without a word after which an attempt gives way to a newer one.
-        stall: seconds without a word after which a worker is lost.
         goes_on: whether the run goes on without a worker that is lost, as long as others have rows.
         cuts: there is a cut after so many rounds of an epoch, or updates where there are no rounds, and
             again after as many; none of these: at its end only.
     """
 
-    run: bytes
-    layout: bytes
-    num_workers: int
     plan: Plan
     epochs: int
     evaluated: frozenset[int] = frozenset()
     attended: bool = False
-    metrics: int = 0
     optimizer: int = 0
     generators: int = 0
     own: int = 0
     first_step: float = 0.0
     scaled: bool = False
     factor: Callable[[float], float] | None = None
-    silence: float = 0.0
-    stall: float = inf
     goes_on: bool = False
     cuts: tuple[int, ...] = ()
 

@@ -179,7 +179,7 @@ def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
     """It may be right to take so long, and goes on; who gets on, or waits for us, is not meant."""
     store = begun(store_of("asynchronous", workers=3, stall=10.0))
     at = moved(store)
-    store.asking.add(2)
+    store.membership.asking.add(2)
     for second in range(1, 400):
         at(second)
         for worker, rows in ((0, 12 if second < 200 else 16), (1, second), (2, 8)):
@@ -198,9 +198,9 @@ def test_who_waits_for_an_answer_gets_on():
     asked = []
     update = update_of(store, 0, [1.0])
     with impatient():
-        store.exchange(update, lambda: asked.append(set(store.asking)) or update)
+        store.exchange(update, lambda: asked.append(set(store.membership.asking)) or update)
 
-    assert ([{0}], set()) == (asked, store.asking)
+    assert ([{0}], set()) == (asked, store.membership.asking)
 
 
 def test_a_driver_that_was_away_calls_nobody_silent():

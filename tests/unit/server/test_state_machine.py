@@ -181,7 +181,7 @@ class Machine(RuleBasedStateMachine):
     def pass_time(self, seconds):
         """Nobody says anything for a while, and the driver is there to hear it."""
         self.now += seconds
-        self.store.looked = self.now
+        self.store.membership.looked = self.now
 
     @settled
     @rule(worker=workers_, seconds=st.sampled_from([0.0, SILENCE]))

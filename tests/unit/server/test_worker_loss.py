@@ -43,7 +43,7 @@ def lose(store, *workers):
     """Let all workers but these be heard after a long silence, and the driver look."""
     now = store.state.clock() + STALL + 1
     store.at(now)
-    store.looked = now
+    store.membership.looked = now
     for worker, member in store.members.items():
         if worker not in workers and not member.lost:
             store.heartbeat(worker, store.generation, member.attempt, 0, 0, 0, [])

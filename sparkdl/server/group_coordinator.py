@@ -1,0 +1,280 @@
+"""Coordination of a worker group, whatever its workers do: who takes part, what failed, what is exchanged."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any
+
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
+from sparkdl.errors import ClusterError, RefusedError, SparkDLError, WireError
+from sparkdl.process.reasons import reason_of
+from sparkdl.server.aggregation import Aggregation, Read
+from sparkdl.server.membership import Membership
+from sparkdl.server.run_state import RunState
+from sparkdl.server.state import GroupSpec, Member
+from sparkdl.transport.messages import Kind, Reply, Running, Sections, Update
+
+# Updates that come again and again, and whose replies are of one worker.
+BOARDING = Kind.DELTA, Kind.CENTER
+
+
+class GroupCoordinator(ABC):
+    """Answers requests that the workers of every run make, from many threads. It knows no HTTP.
+
+    Args:
+        shape: what is to be known of the worker group.
+        merging: how updates of workers are merged.
+
+    Attributes:
+        state: what the parts of the coordinator share.
+        membership: the part that knows the workers.
+    """
+
+    def __init__(self, shape: GroupSpec, merging: Aggregation) -> None:
+        self.shape, self.merging = shape, merging
+        self.state = RunState(merging.lock)
+        self.membership = Membership(self.state, shape)
+        merging.generation = self.state.generation
+
+    @property
+    def changed(self) -> threading.Condition:
+        """The condition that guards the coordinator."""
+        return self.state.changed
+
+    @property
+    def generation(self) -> int:
+        """The number of the present start of the worker group."""
+        return self.state.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.state.closed
+
+    @property
+    def failure(self) -> SparkDLError | None:
+        """The error that ends the present generation."""
+        return self.state.failure
+
+    @property
+    def log(self) -> deque[dict[str, Any]]:
+        """Messages of workers and of the endpoint for the driver to log."""
+        return self.state.log
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Events of the run by name."""
+        return self.state.counters
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """The present attempt of each worker."""
+        return self.membership.members
+
+    @property
+    def absent(self) -> set[int]:
+        """The workers that the run goes on without."""
+        return self.merging.absent
+
+    @property
+    def broken(self) -> bool:
+        """Whether a merge failed half-way, so that neither the center nor the ledger can be used."""
+        return self.merging.broken
+
+    def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
+        """Take a worker's attempt into the group; False while an older one is at work, which it may replace.
+
+        Spark starts a second attempt beside one that is slow (speculation), or after one that failed.
+
+        Raises:
+            RefusedError: an old generation, or a newer attempt has joined.
+        """
+        with self.changed:
+            older = self.membership.older_attempt(worker, generation, attempt)
+            if older is not None:
+                if self.membership.is_at_work(older):
+                    return False
+                self.state.counters["superseded"] += 1
+                self.merging.leave(worker)
+                self._lose_replica(worker, older)
+            self.membership.add(worker, attempt, host, pid)
+            self.merging.attempts[worker] = attempt
+            self.membership.hear(worker, generation, attempt)
+            self.changed.notify_all()
+            return True
+
+    def _lose_replica(self, worker: int, member: Member) -> None:
+        """Lose a worker that is started again in rounds: its replica is gone. Refuse it if the run is too."""
+        if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
+            return
+        self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
+        if worker not in self.absent:
+            raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
+
+    @abstractmethod
+    def _lose(self, worker: int, reason: str) -> None:
+        """Go on without a worker, or fail the run."""
+
+    @abstractmethod
+    def ready(
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        rows: int,
+        validation_rows: int,
+        notes: dict[str, Any],
+        fingerprint: Fingerprint = NOTHING,
+    ) -> dict[str, Any] | None:
+        """Record what a worker holds; return where it begins once all are ready, None to ask again."""
+
+    def heartbeat(
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        epoch: int,
+        rows: int,
+        retries: int,
+        log: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
+        with self.changed:
+            self.membership.hear(worker, generation, attempt)
+            self.membership.note_progress(worker, epoch=epoch, rows=rows, retries=retries)
+            self.log.extend(log)
+            return {"stop": self._is_stopping()}
+
+    def _is_stopping(self) -> bool:
+        """Return whether workers are to end."""
+        return False
+
+    def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
+        """Note a worker's metric states in the middle of an epoch.
+
+        Raises:
+            RefusedError: it is no member, or the states are of another model.
+        """
+        with self.changed:
+            member = self.membership.hear(worker, generation, attempt)
+            if len(running.metrics) not in (0, self.shape.metrics):
+                raise RefusedError(413, f"{len(running.metrics)} metrics in a heartbeat of this model.")
+            self.membership.note_running(member, running)
+
+    def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
+        """Note what went wrong in a task, unless the run goes on without it.
+
+        Args:
+            worker: its worker, or the partition that it deals.
+            generation: which start of the worker group it belongs to.
+            attempt: the worker's attempt; -1: the task deals rows, and is no worker's.
+            error: what went wrong.
+
+        Raises:
+            RefusedError: the attempt was lost, or another one is at work.
+        """
+        with self.changed:
+            self.membership.check_failed(worker, generation, attempt)
+            self.fail(generation, error)
+
+    def break_down(self, error: BaseException) -> None:
+        """Fail the run for what the endpoint itself raised: what it was booking may be booked in part."""
+        failure = ClusterError(
+            f"The parameter endpoint failed: {reason_of(error)}. The run cannot go on; look at the disk, "
+            "the memory and the open files of the process that it is in."
+        )
+        failure.cause = error
+        self.fail(self.generation, failure)
+
+    def fail(self, generation: int, error: SparkDLError) -> None:
+        """Record why a generation cannot go on; the driver raises it, or restarts the worker group."""
+        self.state.fail(generation, error)
+
+    def admit(self, update: Update, lengths: Sections) -> None:
+        """Refuse an update by its header alone, before a byte of its sections is read.
+
+        Raises:
+            RefusedError: another run, generation, attempt or layout, or sections of a wrong length.
+        """
+        try:
+            self._check_header(update, lengths)
+        except RefusedError:
+            with self.changed:
+                self.state.counters["refused"] += 1
+            raise
+
+    @abstractmethod
+    def _check_header(self, update: Update, lengths: Sections) -> None:
+        """Check an update's header."""
+
+    def exchange(self, update: Update, read: Read) -> Reply:
+        """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
+        if update.kind in BOARDING:
+            self.merging.board(update)
+        self.membership.asking.add(update.worker)
+        try:
+            return self._answer(update, read)
+        except BaseException as error:
+            self.sent(update)
+            if not isinstance(error, RefusedError | WireError | ConnectionError | TimeoutError):
+                self.break_down(error)
+            raise
+        finally:
+            self.membership.asking.discard(update.worker)
+
+    @abstractmethod
+    def _answer(self, update: Update, read: Read) -> Reply:
+        """Return the reply to an update that was admitted."""
+
+    def sent(self, update: Update) -> None:
+        """Learn that the reply to an update was sent, or that nobody is there to take it."""
+        if update.kind in BOARDING:
+            self.merging.sent()
+
+    def restart(self) -> int:
+        """Fence off the present generation and return the number of the next one."""
+        with self.changed:
+            self.state.generation += 1
+            for worker in tuple(self.members):
+                self.merging.leave(worker)
+            self.membership.clear()
+            self.absent.clear()
+            self.merging.generation = self.generation
+            self.merging.attempts.clear()
+            self._restart()
+            self.state.failure = self.failure if self.broken else None
+            self.merging.wake()
+            self.changed.notify_all()
+            return self.generation
+
+    @abstractmethod
+    def _restart(self) -> None:
+        """Restore what a new generation begins with."""
+
+    def close(self) -> None:
+        """Refuse every request from now on, those that wait included."""
+        with self.changed:
+            self.state.closed = True
+            self.merging.generation = -1
+            self.changed.notify_all()
+        self.merging.wake()
+
+    def missing(self) -> list[int]:
+        """Return the workers that have not joined."""
+        with self.changed:
+            return self.membership.missing()
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts of the run; of updates that were dropped, by worker too."""
+        with self.changed:
+            dropped = self.merging.dropped
+            return {
+                "version": self.merging.version,
+                "late_dropped": dropped.total() + self.merging.late,
+                "late_merged": self.merging.merged_late,
+                "dropped": dict(dropped),
+                "slices": self.merging.slices,
+                **self.counters,
+            }

@@ -1,0 +1,176 @@
+"""Membership: which attempt of each worker takes part in a run, and when it was heard last."""
+
+from __future__ import annotations
+
+from math import inf
+
+from sparkdl.errors import RefusedError
+from sparkdl.server.run_state import RunState
+from sparkdl.server.state import GroupSpec, Member
+from sparkdl.transport.messages import Running
+
+# Stall times without a row trained, after which a worker that is alive is named.
+LONG_STEP = 10
+# Seconds after which a driver that has not looked was away itself, and heard nobody.
+ABSENCE = 5.0
+
+
+class Membership:
+    """The workers of the present generation.
+
+    Args:
+        state: the state of the run.
+        shape: what is to be known of the worker group.
+
+    Attributes:
+        members: the present attempt of each worker.
+        agreed: whether all workers have reported what they hold.
+        asking: the workers that wait for an answer of the endpoint.
+        looked: when the driver looked for silent workers last.
+    """
+
+    def __init__(self, state: RunState, shape: GroupSpec) -> None:
+        self.state, self.shape = state, shape
+        self.members: dict[int, Member] = {}
+        self.agreed = False
+        self.asking: set[int] = set()
+        self.looked = inf
+        # The epoch and the rows that each worker has reached while nobody answers it, and since when.
+        self._positions: dict[int, tuple[tuple[int, int], float]] = {}
+
+    def older_attempt(self, worker: int, generation: int, attempt: int) -> Member | None:
+        """Return the attempt that a newer one is to replace, if there is one.
+
+        Raises:
+            RefusedError: an old generation, an unknown worker, or a newer attempt has joined.
+        """
+        self.state.check_open(generation)
+        if not 0 <= worker < self.shape.num_workers:
+            raise RefusedError(400, f"Worker {worker} is none of {self.shape.num_workers}.")
+        known = self.members.get(worker)
+        if known is not None and known.attempt > attempt:
+            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
+        return known if known is not None and known.attempt < attempt else None
+
+    def is_at_work(self, member: Member) -> bool:
+        """Return whether an attempt was heard lately, so that none takes its place."""
+        return self.state.clock() - member.heard < self.shape.silence
+
+    def add(self, worker: int, attempt: int, host: str, pid: int) -> None:
+        """Add an attempt in place of older ones, unless it has joined before."""
+        known = self.members.get(worker)
+        if known is None or known.attempt < attempt:
+            self.members[worker] = Member(attempt, host, pid, self.state.clock())
+
+    def hear(self, worker: int, generation: int, attempt: int) -> Member:
+        """Return an attempt, which was heard just now.
+
+        Raises:
+            RefusedError: see ``check``.
+        """
+        member = self.check(worker, generation, attempt)
+        member.heard = self.state.clock()
+        return member
+
+    def check(self, worker: int, generation: int, attempt: int) -> Member:
+        """Return an attempt.
+
+        Raises:
+            RefusedError: it is of an old generation, was superseded or lost, or has not joined.
+        """
+        self.state.check_open(generation)
+        member = self.members.get(worker)
+        if member is None:
+            raise RefusedError(409, f"Worker {worker} has not joined generation {self.state.generation}.")
+        if member.attempt != attempt:
+            raise RefusedError(
+                409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
+            )
+        if member.lost:
+            raise RefusedError(409, f"Attempt {attempt} of worker {worker} was lost; another may come back.")
+        return member
+
+    def check_failed(self, worker: int, generation: int, attempt: int) -> None:
+        """Check that an attempt may fail the run; -1 is a task that deals rows, and is no worker's.
+
+        Raises:
+            RefusedError: the attempt was lost, or another one is at work.
+        """
+        self.state.check_open(generation)
+        known = self.members.get(worker) if attempt >= 0 else None
+        if known is None:
+            return
+        if known.attempt == attempt:
+            self.check(worker, generation, attempt)
+        elif known.attempt > attempt or self.is_at_work(known):
+            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
+
+    def note_progress(self, worker: int, *, epoch: int, rows: int, retries: int) -> None:
+        """Note how far a worker is in its epoch, and how many requests it has sent again."""
+        member = self.members[worker]
+        self.state.counters["retries"] += max(0, retries - member.retries)
+        member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
+        if worker in self.asking or not self.agreed:
+            self._positions.pop(worker, None)
+        elif worker not in self._positions or self._positions[worker][0] != (epoch, rows):
+            self._positions[worker] = (epoch, rows), self.state.clock()
+
+    def note_running(self, member: Member, running: Running) -> None:
+        """Keep a worker's metric states of the epoch under way, and those of the epoch before."""
+        before = [each for each in member.running if each.epoch == running.epoch - 1]
+        member.running = [*before, running]
+
+    def silent_workers(self) -> list[tuple[int, str]]:
+        """Return the workers that were silent for too long, and why each is lost.
+
+        The time in which the driver did not look does not count.
+        """
+        now = self.state.clock()
+        away = max(0.0, now - self.looked)
+        self.looked = now
+        silent = []
+        for worker, member in self.members.items():
+            if away > ABSENCE:
+                member.heard = min(now, member.heard + away)
+            quiet = now - member.heard
+            if quiet > self.shape.stall and not member.lost:
+                silent.append(
+                    (
+                        worker,
+                        f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
+                        f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is "
+                        f"gone or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be "
+                        "silent.",
+                    )
+                )
+        if away > ABSENCE:
+            self._positions.clear()
+        return silent
+
+    def warn_of_long_steps(self) -> None:
+        """Warn once of each worker that is alive and trains no row; it may be right to, and goes on."""
+        now = self.looked
+        for worker, ((epoch, rows), since) in self._positions.items():
+            member = self.members[worker]
+            if now - member.heard < ABSENCE and now - since > LONG_STEP * self.shape.stall:
+                self._positions[worker] = (epoch, rows), inf
+                self.state.warn(
+                    f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
+                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long "
+                    "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
+                    f"one with py-spy dump --pid {member.pid}, and cancel the fit."
+                )
+
+    def ready_workers(self) -> set[int]:
+        """Return the workers that have reported what they hold."""
+        return {worker for worker, member in self.members.items() if member.held is not None}
+
+    def missing(self) -> list[int]:
+        """Return the workers that have not joined."""
+        return [k for k in range(self.shape.num_workers) if k not in self.members]
+
+    def clear(self) -> None:
+        """Forget all workers of the generation that ends."""
+        self.members.clear()
+        self._positions.clear()
+        self.agreed = False
