@@ -26,8 +26,6 @@ from math import inf, isfinite, nan
 from mmap import mmap
 from typing import Any
 
-import numpy as np
-
 from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
@@ -44,6 +42,7 @@ from sparkdl.server.aggregation import (
 )
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.rebalance import Rebalance
 from sparkdl.server.state import (
     CarriedState,
     EpochReports,
@@ -56,10 +55,7 @@ from sparkdl.server.state import (
 )
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
 
-BOARDING = Kind.DELTA, Kind.CENTER  # updates that come again and again, and whose replies are of one worker
-LONG_STEP = 10  # stall times without a row trained, after which a worker that is alive is named
 TIDY = 10.0  # seconds after which what many small requests have freed is given back
-ABSENCE = 5.0  # seconds: a driver that has not looked for longer was away itself, and heard nobody
 
 
 class Coordinator(GroupCoordinator):
@@ -90,8 +86,7 @@ class Coordinator(GroupCoordinator):
         self.wanted = False  # whether there is to be one as soon as rounds allow
         self.unsaid: set[int] = set()  # without rounds, who has still to say what it is since it was noted
         self.said: dict[int, bytes | mmap] = {}  # and what those said that have ended no epoch since
-        self.shares: dict[int, int] = {}  # rows that each worker was dealt, before some are passed on
-        self.passed: dict[tuple[int, int], bytes | mmap] = {}  # the rows that one worker passed to another
+        self.rebalance = Rebalance(self.state, self.membership)
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.warned = False
         merged = shape.num_workers > 1 and not merging.has_replicas
@@ -532,41 +527,25 @@ class Coordinator(GroupCoordinator):
     def _share(self, update: Update, read: Read) -> Reply:
         """Answer with the number of training rows of every worker, once all have reported theirs."""
         with self.changed:
-            self.membership.check(update.worker, update.generation, update.attempt)
-            before = self.shares.get(update.worker)
-            if not update.flags & Flag.AWAIT and before != update.rows:
-                if before is not None and len(self.shares) == self.shape.num_workers:
-                    self.state.refuse_rows(row_check.other_count(update.worker, update.rows, before))
-                self.shares[update.worker] = update.rows
-                self.changed.notify_all()
-            known = self._await(update, lambda: len(self.shares) == self.shape.num_workers)
-            shares = np.array([rows for _, rows in sorted(self.shares.items())], "<u8")
-            return replace(self._control(), state=shares.tobytes()) if known else Reply(flags=Flag.AGAIN)
+            return self._reply_with(self.rebalance.share(update))
 
     def _give(self, update: Update, read: Read) -> Reply:
-        """Keep the rows that a worker passes on, also for a taker that starts again."""
-        if update.sequence >= self.shape.num_workers:
-            raise RefusedError(400, f"Unknown worker {update.sequence}.")
-        rows = spooled(read().state)
-        with self.changed:
-            self.membership.check(update.worker, update.generation, update.attempt)
-            self.passed[update.worker, update.sequence] = rows
-            self.changed.notify_all()
-            return self._control()
+        """Keep the rows that a worker gives to another one."""
+        self.rebalance.check_taker(update)
+        self.rebalance.give(read())
+        return self._reply_with(b"")
 
     def _take(self, update: Update, read: Read) -> Reply:
-        """Answer with the rows that another worker passes on, once they are there."""
-        move = update.sequence, update.worker
+        """Answer with the rows that another worker gives to this one, once they are there."""
         with self.changed:
-            if not self._await(update, lambda: move in self.passed):
-                return Reply(flags=Flag.AGAIN)
-            return replace(self._control(), state=bytes(self.passed[move]))
+            return self._reply_with(self.rebalance.take(update))
 
-    def _await(self, update: Update, ready: Callable[[], bool]) -> bool:
-        """Wait for something that other workers report; return whether it is there."""
-        self.changed.wait_for(lambda: self.state.is_over(update.generation) or ready(), limits.PATIENCE)
-        self.membership.check(update.worker, update.generation, update.attempt)
-        return ready()
+    def _reply_with(self, state: bytes | None) -> Reply:
+        """Return a reply with some bytes; None: the worker is to ask again."""
+        if state is None:
+            return Reply(flags=Flag.AGAIN)
+        with self.changed:
+            return replace(self._control(), state=state)
 
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
@@ -838,8 +817,7 @@ class Coordinator(GroupCoordinator):
 
     def _restart(self) -> None:
         """Restore the newest snapshot in rounds; an epoch that all have reported stays trained."""
-        self.shares.clear()
-        self.passed.clear()
+        self.rebalance.clear()
         self.ending = self.short >= 0 and not self.merging.has_rounds
         self.watch.restart(rolled_back=self.merging.has_rounds)
         if self.merging.has_rounds:

@@ -901,13 +901,13 @@ def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, com
         store.join(0, 1, 2, "host", 2)
     else:
         store.restart()
-    before, shares = state_of(store), dict(store.shares)
+    before, shares = state_of(store), dict(store.rebalance.shares)
 
     with impatient():
         assert 409 == status_of(lambda: store.exchange(update, lambda: update))
 
     assert before == state_of(store)
-    assert (shares, {}) == (store.shares, store.passed)
+    assert (shares, {}) == (store.rebalance.shares, store.rebalance.given)
 
 
 def test_an_epoch_is_not_released_at_an_older_rate():

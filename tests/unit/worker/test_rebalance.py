@@ -209,4 +209,4 @@ def test_rows_for_an_unknown_worker_and_sections_out_of_place_are_refused(kind, 
     store = joined()
 
     assert status_of(lambda: told(store, 0, kind, **fields)) == status
-    assert not store.passed
+    assert not store.rebalance.given
