@@ -23,7 +23,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite, nan
-from mmap import mmap
 from typing import Any
 
 from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
@@ -43,6 +42,8 @@ from sparkdl.server.aggregation import (
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
+from sparkdl.server.schedule import Schedule
+from sparkdl.server.snapshots import snapshots_of
 from sparkdl.server.state import (
     CarriedState,
     EpochReports,
@@ -50,7 +51,6 @@ from sparkdl.server.state import (
     RowsHeld,
     RunSpec,
     Snapshot,
-    kept,
     spooled,
 )
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
@@ -73,19 +73,10 @@ class Coordinator(GroupCoordinator):
         super().__init__(shape, merging)
         self.tidied = self.state.clock()  # when memory was last given back
         self.books: dict[int, EpochReports] = {}
-        self.plans: list[Plan] = []
-        self.released = 0  # epochs before this one may be trained
         self.attended: dict[int, tuple[Vector, Vector] | None] = {}  # weights to evaluate; None: the cut's
-        self.stopping = False
-        self.short = -1  # the epoch that ends before its last batch, and training with it
-        self.ending = False  # whether replies tell workers so by now
-        self.learning_rate = nan
-        self.progress = shape.first_step
         self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
-        self.standing: EpochReports | None = None  # what is known of a cut that is being made
-        self.wanted = False  # whether there is to be one as soon as rounds allow
-        self.unsaid: set[int] = set()  # without rounds, who has still to say what it is since it was noted
-        self.said: dict[int, bytes | mmap] = {}  # and what those said that have ended no epoch since
+        self.schedule = Schedule(shape)
+        self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
         self.rebalance = Rebalance(self.state, self.membership)
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.warned = False
@@ -93,13 +84,6 @@ class Coordinator(GroupCoordinator):
         together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
         begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
         self.watch = DivergenceDetector(merging.parameters, merged=merged, first=begin)
-        first = shape.plan.first_epoch
-        states, rule = carried or CarriedState({}, merging.state)
-        merging.state = rule
-        parameters, statistics = kept(merging.parameters), merging.statistics
-        self.cut = Snapshot(first, parameters, statistics, merging.version, shape.first_step, states, rule)
-        self.noted = self.cut  # the newest one, which may not have been committed
-        merging.reach(self.cut.parameters)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
@@ -109,19 +93,42 @@ class Coordinator(GroupCoordinator):
             held: what each worker of that run held.
         """
         with self.changed:
-            self.held, self.cut, self.noted = held, cut, cut
-            self._restore_center(cut)
-            self.merging.restore_ledger(cut.ledger)
-            if not self.merging.has_rounds:
-                self.said = dict(cut.states)
+            self.held = held
+            self.snapshots.resume(cut)
             self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
             for epoch, book in self.books.items():
                 if len(book.metrics) == self.shape.num_workers:
-                    book.cut = self._cut_of(book, epoch + 1)
+                    book.cut = self.snapshots.of_reports(epoch + 1, book, self.books)
 
-    def _restore_center(self, cut: Snapshot) -> None:
-        self.merging.restore(cut.parameters, cut.statistics, cut.version, cut.rule)
-        self.progress, self.merging.losses = cut.progress, list(cut.losses)
+    @property
+    def cut(self) -> Snapshot:
+        """The snapshot that the run is restored from."""
+        return self.snapshots.committed
+
+    @property
+    def noted(self) -> Snapshot:
+        """The newest snapshot, which may not be committed."""
+        return self.snapshots.newest
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of each worker, once all have reported how many rows they hold."""
+        return self.schedule.plans
+
+    @property
+    def progress(self) -> float:
+        """How many steps have been counted, with those before the run."""
+        return self.schedule.progress
+
+    @property
+    def released(self) -> int:
+        """The first epoch that may not begin yet."""
+        return self.schedule.released
+
+    @property
+    def stopping(self) -> bool:
+        """Whether replies tell the workers to end."""
+        return self.schedule.stopping
 
     # Requests of workers.
 
@@ -164,7 +171,7 @@ class Coordinator(GroupCoordinator):
                 "epoch": epoch,
                 "sequence": sequence,
                 "restore": bool(sequence or self.cut.states) or epoch > self.shape.plan.first_epoch,
-                "learning_rate": rate if isfinite(rate := self._rate()) else None,
+                "learning_rate": rate if isfinite(rate := self.schedule.rate()) else None,
                 "progress": self.progress,
                 "stop": self.stopping,
             }
@@ -185,13 +192,10 @@ class Coordinator(GroupCoordinator):
         if not any(rows):
             held_out = sum(member.validation_rows for member in self.members.values())
             self.state.refuse_rows(row_check.no_rows(held_out))
-        if not self.plans or self.plans[0].rows != rows:
-            plan = replace(self.shape.plan, rows=rows)
-            self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
-            self.merging.bind(plan.working)
+        if self.schedule.plan_for(rows):
+            self.merging.bind(self.plans[0].working)
         self.held, self.membership.agreed = held, True
-        if self.merging.has_rounds:
-            self._begin_rounds()
+        self.snapshots.begin()
 
     def _compare_rows(self, held: tuple[RowsHeld, ...]) -> None:
         """Go on with workers that hold something else than before, where these are the same rows.
@@ -201,9 +205,7 @@ class Coordinator(GroupCoordinator):
         rounds = self.merging.has_rounds
         if not row_check.may_go_on(self.held, held, anywhere=rounds):
             self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=not self.plans))
-        if self.cut.before is not None:
-            self.cut = self.noted = self.cut.before
-            self._restore_center(self.cut)
+        self.snapshots.restore_epoch()
         held_out = any(member.validation_rows for member in self.members.values())
         self.state.warn(row_check.other_order(str(self.cut), anywhere=rounds, validation=held_out))
 
@@ -214,11 +216,6 @@ class Coordinator(GroupCoordinator):
         if held != self.held[worker] and not self.warned:
             self.warned = True
             self.state.warn(row_check.one_in_other_order(worker))
-
-    def _begin_rounds(self) -> None:
-        """Open the first round after the cut."""
-        self.merging.begin(self.plans[0].sequence(self.cut.epoch) + self.cut.place)
-        self._expect(None)
 
     def _check_header(self, update: Update, lengths: Sections) -> None:
         admission.check_run(update, self.shape.run)
@@ -239,7 +236,7 @@ class Coordinator(GroupCoordinator):
             Kind.PULL: self._pull,
             Kind.RESTORE: self._restore,
             Kind.CENTER: self._center,
-            Kind.CUT: self._stand,
+            Kind.CUT: self._take_state,
             Kind.SHARE: self._share,
             Kind.GIVE: self._give,
             Kind.TAKE: self._take,
@@ -256,7 +253,7 @@ class Coordinator(GroupCoordinator):
     def _push(self, update: Update, read: Read) -> Reply:
         try:
             reply = self.merging.push(
-                update, lambda: self._sound(read()), lambda counts: self._counted(update, counts)
+                update, lambda: self._screen(read()), lambda counts: self._count(update, counts)
             )
         except RuleError as error:
             self.fail(update.generation, error)
@@ -267,17 +264,13 @@ class Coordinator(GroupCoordinator):
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
             evaluate = self._to_evaluate(update.worker)
-            if update.worker == self._deputy():
+            if update.worker == self.snapshots.substitute():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
-            if self._is_asked(update) and not reply.flags & Flag.AGAIN:
+            if self.snapshots.is_awaited(update) and not reply.flags & Flag.AGAIN:
                 reply = replace(reply, flags=reply.flags | Flag.CUT)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
-    def _is_asked(self, update: Update) -> bool:
-        """Return whether a worker is to say what it is now; at an epoch's end it does in any case."""
-        return update.worker in self.unsaid and bool((update.sequence + 1) % self.plans[0].windows)
-
-    def _sound(self, update: Update) -> Update:
+    def _screen(self, update: Update) -> Update:
         """Take out of an update what cannot be merged: it counts, and says nothing.
 
         A gradient of a scaled loss may well be Inf: all replicas see it in their mean, and skip the step.
@@ -308,60 +301,21 @@ class Coordinator(GroupCoordinator):
                 )
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
-    def _counted(self, update: Update, counts: bool) -> Reply:
-        """Book an update (the last one of its round, in rounds) if it counts; return the control words."""
+    def _count(self, update: Update, counts: bool) -> Reply:
+        """Count an update (the last one of its round, in rounds) if it counts; return the control words."""
+        schedule = self.schedule
         with self.changed:
-            if counts and self.merging.has_rounds:
-                self.ending = self.short >= 0  # all workers are in this round, and learn of it together
-                self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
-                self.progress += self._round_progress(update)
-                return self._control(self._end_round())
-            elif counts:
+            if not counts:
+                return schedule.reply()
+            if not self.merging.has_rounds:
                 self.counters["exchanges"] += 1
-                self.progress += update.steps * self.plans[update.worker].progress_per_step
-                if any(not self.merging.version % every for every in self.shape.cuts):
-                    self.note()
-            return self._control()
-
-    def _round_progress(self, update: Update) -> float:
-        if self.shape.plan.joint:
-            return 1.0
-        index = update.sequence % self.plans[0].windows
-        return sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
-
-    def _end_round(self) -> Flag:
-        """Return whether the workers are to stand after the round that closes, for a cut."""
-        due = self._is_due(self.merging.round)
-        self.wanted = self.wanted and not due
-        self._expect(EpochReports() if due else None, self.merging.round + 1)
-        return Flag.CUT if due else Flag.NONE
-
-    def _is_due(self, sequence: int) -> bool:
-        """Return whether there is a cut after a round; at an epoch's end there is one in any case."""
-        windows = self.plans[0].windows
-        place = sequence % windows + 1
-        return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
-
-    def _expect(self, standing: EpochReports | None, sequence: int | None = None) -> None:
-        """Begin or end a cut; the round before one, and the one after it meanwhile, wait for all workers."""
-        self.standing = standing
-        sequence = self.merging.round if sequence is None else sequence
-        self.merging.whole = standing is not None or self._is_due(sequence)
-
-    def _control(self, flag: Flag = Flag.NONE) -> Reply:
-        return Reply(
-            flags=flag | Flag.STOP if self.stopping or self.ending else flag,
-            learning_rate=self._rate(),
-            progress=self.progress,
-        )
-
-    def _rate(self) -> float:
-        """Return the learning rate of the next update, or of the mean gradient that goes with the reply."""
-        if self.shape.factor is None or not self.plans:
-            return self.learning_rate
-        plan = self.plans[0]
-        done = max(0.0, self.progress - self.shape.first_step - plan.joint)
-        return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
+                schedule.count_update(update)
+                self.snapshots.end_update(self.books)
+                return schedule.reply()
+            schedule.ending = schedule.short >= 0  # all workers are in this round, and learn of it together
+            self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
+            schedule.count_round(update)
+            return schedule.reply(self.snapshots.end_round())
 
     def _report(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
@@ -371,7 +325,7 @@ class Coordinator(GroupCoordinator):
             if new and not update.flags & Flag.AWAIT:
                 self.merging.leave(update.worker)
                 self._book_report(update)
-            return self._gate(update)
+            return self._wait_at_epoch_end(update)
 
     def _enter_training(self, worker: int) -> None:
         """Include a worker in the bound of staleness, if it has anything to train on."""
@@ -380,88 +334,44 @@ class Coordinator(GroupCoordinator):
             self.merging.enter(worker)
 
     def _book_report(self, update: Update) -> None:
-        if update.flags & Flag.STOP and update.epoch != self.short:
+        if update.flags & Flag.STOP and update.epoch != self.schedule.short:
             self.partial[update.worker] = update
             self.changed.notify_all()
             return
         self.books.setdefault(update.epoch, EpochReports()).take(update)
-        self.said.pop(update.worker, None)
+        self.snapshots.forget_state(update.worker)
         self._end_epochs()
         self.changed.notify_all()
 
     def _end_epochs(self) -> None:
         """Make the cut of each epoch that has been reported by all who are there."""
         for epoch, book in sorted(self.books.items()):
-            if book.cut is not None or not self.merging.all_of(book.metrics) or self._is_mute(book):
+            if (
+                book.cut is not None
+                or not self.merging.all_of(book.metrics)
+                or self.snapshots.lacks_weights(book)
+            ):
                 continue
-            book.cut = cut = self._cut_of(book, epoch + 1)
+            book.cut = cut = self.snapshots.of_reports(epoch + 1, book, self.books)
             losses = self.merging.losses
             try:
                 self.watch.end_epoch(epoch, cut.parameters, losses, book.first_losses.values())
             except DivergedError as error:
                 self.fail(self.generation, error)
 
-    def _cut_of(self, book: EpochReports, epoch: int) -> Snapshot:
-        """Return where the run is, of which every worker has said what there is to say.
-
-        Without rounds one that was absent is in it as it was when it said so last.
-        """
-        merging = self.merging
-        before = {} if merging.has_rounds else self._states()
-        parameters, statistics = book.weights or (kept(merging.parameters), merging.statistics)
-        return Snapshot(
-            epoch,
-            parameters,
-            statistics,
-            merging.version,
-            self.progress,
-            before | book.states,
-            merging.state,
-        )
-
-    def _stand(self, update: Update, read: Read) -> Reply:
-        """Take what a worker is in the middle of an epoch; in rounds that of all workers is a cut.
-
-        No worker sends an update before it has said that, so that no round closes meanwhile.
-        """
+    def _take_state(self, update: Update, read: Read) -> Reply:
+        """Take the state of a worker within an epoch, for a snapshot."""
         update = read()
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            merging, standing = self.merging, self.standing
-            if standing is not None and update.sequence == merging.round:
-                standing.take(update)
-                self._end_standing(standing)
-            elif not merging.has_rounds and self._is_new(update):
-                self.said[update.worker] = spooled(update.state)
-                self.unsaid.discard(update.worker)
-            return self._control()  # also where it comes again, and the cut is made
+            if self.snapshots.take_state(update, current=self._is_current(update)):
+                self._readmit_waiting()
+            return self.schedule.reply()  # also where it comes again, and the snapshot is made
 
-    def _is_new(self, update: Update) -> bool:
-        """Return whether a worker has not gone on since it has said this."""
-        worker = update.worker
-        return (update.sequence, update.epoch) == (
-            self.merging.next_sequence(worker),
-            self._next_epoch(worker),
-        )
-
-    def _end_standing(self, standing: EpochReports) -> None:
-        """Make a cut once all who are there have said what they are; ask for another if it has no weights."""
-        merging = self.merging
-        if not merging.all_of(standing.metrics):
-            return
-        self._expect(None)
-        if self._is_mute(standing):
-            self.note()
-            return
-        self.cut = self.noted = replace(
-            self._cut_of(standing, self.cut.epoch),
-            place=merging.round % self.plans[0].windows,
-            metrics=standing.metrics,
-            losses=list(merging.losses),
-            before=self.cut.before or self.cut,
-        )
-        merging.reach(self.cut.parameters)
-        self._take_back()
+    def _is_current(self, update: Update) -> bool:
+        """Return whether a worker has not gone on since it has sent this."""
+        sequence, epoch = self.merging.next_sequence(update.worker), self._next_epoch(update.worker)
+        return (update.sequence, update.epoch) == (sequence, epoch)
 
     def _validated(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
@@ -471,9 +381,9 @@ class Coordinator(GroupCoordinator):
             if book is not None and not update.flags & Flag.AWAIT:
                 book.validation[update.worker] = update.metrics
                 self.changed.notify_all()
-            return self._gate(update)
+            return self._wait_at_epoch_end(update)
 
-    def _gate(self, update: Update) -> Reply:
+    def _wait_at_epoch_end(self, update: Update) -> Reply:
         """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
         last = update.epoch + 1 >= self.shape.epochs
         rounds = self.merging.has_rounds
@@ -486,14 +396,14 @@ class Coordinator(GroupCoordinator):
                 or self._is_to_speak(update)
                 or update.worker in self.absent
                 or self.stopping
-                or (self._is_short_over() if self.ending else self.released >= through)
+                or (self._is_short_over() if self.schedule.ending else self.released >= through)
             )
 
         if not open_():
             self.merging.leave(update.worker)
         opened = self.changed.wait_for(open_, limits.PATIENCE)
         self.membership.check(update.worker, update.generation, update.attempt)
-        reply = self._control()
+        reply = self.schedule.reply()
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         if self._is_to_speak(update):
@@ -511,8 +421,9 @@ class Coordinator(GroupCoordinator):
 
     def _is_short_over(self) -> bool:
         """Return whether nobody has to wait any more for the epoch that ends early, or for its evaluation."""
-        book = self.books.get(self.short)
-        return book is not None and book.cut is not None and self.unattended(self.short) is None
+        short = self.schedule.short
+        book = self.books.get(short)
+        return book is not None and book.cut is not None and self.unattended(short) is None
 
     def _to_evaluate(self, worker: int) -> int:
         """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
@@ -545,7 +456,7 @@ class Coordinator(GroupCoordinator):
         if state is None:
             return Reply(flags=Flag.AGAIN)
         with self.changed:
-            return replace(self._control(), state=state)
+            return replace(self.schedule.reply(), state=state)
 
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
@@ -554,10 +465,10 @@ class Coordinator(GroupCoordinator):
             cut = book.cut if book is not None and book.cut is not None else self.cut
             weights = self.attended.get(update.epoch)
             if weights is None and cut.version == update.base_version:
-                return replace(self._control(), version=cut.version)
+                return replace(self.schedule.reply(), version=cut.version)
             parameters, statistics = weights or (cut.parameters, cut.statistics)
             return replace(
-                self._control(),
+                self.schedule.reply(),
                 kind=Answer.CENTER,
                 version=cut.version,
                 parameters=parameters,
@@ -568,10 +479,10 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.state.check_open(update.generation)
             if update.base_version == self.merging.version:
-                return replace(self._control(), version=update.base_version)
+                return replace(self.schedule.reply(), version=update.base_version)
             parameters, statistics, version = self.merging.snapshot()
             return replace(
-                self._control(),
+                self.schedule.reply(),
                 kind=Answer.CENTER,
                 version=version,
                 parameters=parameters,
@@ -581,12 +492,12 @@ class Coordinator(GroupCoordinator):
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            state = self._state_of(update.worker)
+            state = bytes(self.snapshots.states(self.books).get(update.worker, b""))
             if self.shape.plan.joint and len(state) <= self.shape.generators:
                 state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
             parameters, statistics, version = self.merging.snapshot()
             return replace(
-                self._control(),
+                self.schedule.reply(),
                 kind=Answer.CENTER,
                 version=version,
                 parameters=parameters,
@@ -594,16 +505,6 @@ class Coordinator(GroupCoordinator):
                 state=state,
                 metrics=self.cut.metrics.get(update.worker, b""),
             )
-
-    def _state_of(self, worker: int) -> bytes:
-        return bytes(self._states().get(worker, b""))
-
-    def _states(self) -> dict[int, bytes | mmap]:
-        """Return what each worker said of itself last."""
-        states = dict(self.cut.states)
-        for _, book in sorted(self.books.items()):
-            states |= book.states
-        return states | self.said
 
     # Requests of the driver.
 
@@ -613,11 +514,8 @@ class Coordinator(GroupCoordinator):
         Nothing happens where a later epoch was released already.
         """
         with self.changed:
-            if epoch + 1 < self.released:
-                return
-            self.released = epoch + 1
-            self.learning_rate = learning_rate
-            self.changed.notify_all()
+            if self.schedule.release(epoch, learning_rate):
+                self.changed.notify_all()
 
     def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
         """Wait until every worker has reported an epoch, and evaluated it where that is asked.
@@ -691,8 +589,8 @@ class Coordinator(GroupCoordinator):
             self.merging.leave(worker)
             self.merging.lose(worker)
             self._end_epochs()
-            if self.standing is not None:
-                self._end_standing(self.standing)
+            if self.snapshots.finish():
+                self._readmit_waiting()
         else:
             self.state.failure = self.failure or WorkerLostError(words)
         self.changed.notify_all()
@@ -702,34 +600,24 @@ class Coordinator(GroupCoordinator):
         if self.merging.has_rounds:
             self.note()
         else:
-            self._come_back(worker)
+            self._return_worker(worker)
 
-    def _take_back(self) -> None:
+    def _readmit_waiting(self) -> None:
         """Take in the absent workers that wait for a cut, but for one whose update is in the open round."""
         for worker in sorted(self.absent):
             member = self.members[worker]
             if member.lost or member.held is None or self.cut.epoch >= self.shape.epochs:
                 continue
             if self.merging.may_come_back(worker):
-                self._come_back(worker)
+                self._return_worker(worker)
             else:
                 self.note()
         self.changed.notify_all()
 
-    def _come_back(self, worker: int) -> None:
+    def _return_worker(self, worker: int) -> None:
         self.merging.come_back(worker)
         self.counters["returned"] += 1
         self.state.tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
-
-    def _deputy(self) -> int | None:
-        """Return the worker that says what all replicas have instead of worker 0, which is absent."""
-        if not self.shape.plan.joint or 0 not in self.absent:
-            return None
-        return min(k for k in range(self.shape.num_workers) if k not in self.absent)
-
-    def _is_mute(self, book: EpochReports) -> bool:
-        """Return whether worker 0 was lost before it had said what all replicas have."""
-        return self._deputy() is not None and book.weights is None
 
     def _is_to_speak(self, update: Update) -> bool:
         """Return whether a worker has to say, besides its report, what all replicas have."""
@@ -737,22 +625,18 @@ class Coordinator(GroupCoordinator):
         return (
             book is not None
             and book.cut is None
-            and self._is_mute(book)
-            and (self.merging.all_of(book.metrics) and update.worker == self._deputy())
+            and self.snapshots.lacks_weights(book)
+            and (self.merging.all_of(book.metrics) and update.worker == self.snapshots.substitute())
         )
 
     def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
-            self.cut = self.noted = cut
-            self.wanted = False
-            if self.merging.has_rounds and self.plans:
-                self._expect(self.standing)
-            self.merging.reach(cut.parameters)
+            self.snapshots.commit(cut)
             for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
                 del self.books[epoch]
             self.attended = {epoch: kept for epoch, kept in self.attended.items() if epoch >= cut.epoch}
-            self._take_back()
+            self._readmit_waiting()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -764,11 +648,7 @@ class Coordinator(GroupCoordinator):
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take the weights that a callback set on the driver as the new center."""
         with self.changed:
-            self.merging.replace(parameters, statistics)
-            self.cut = replace(
-                self.cut, parameters=parameters, statistics=statistics, version=self.merging.version
-            )
-            self.noted = self.cut
+            self.snapshots.replace(parameters, statistics)
 
     def note(self, *, ends: bool = False) -> None:
         """Let ``noted`` be what there is at this moment, or as soon as rounds allow.
@@ -777,30 +657,12 @@ class Coordinator(GroupCoordinator):
         one, unless an epoch ``ends``, where all have just done that.
         """
         with self.changed:
-            merging = self.merging
-            if merging.has_rounds:
-                self.wanted = merging.whole = bool(self.plans)
-                return
-            merging.settle()
-            if not ends:
-                self.unsaid = set(range(self.shape.num_workers))
-            self.noted = replace(
-                self.cut,
-                states=self._states(),
-                parameters=kept(merging.parameters),
-                statistics=merging.statistics,
-                version=merging.version,
-                progress=self.progress,
-                rule=merging.state,
-                losses=list(merging.losses),
-                ledger=merging.ledger(),
-                books={epoch: book.noted() for epoch, book in self.books.items()},
-            )
+            self.snapshots.request(self.books, ends=ends)
 
     def stop(self) -> None:
         """Tell every worker, with its next reply, that training ends."""
         with self.changed:
-            self.stopping = True
+            self.schedule.stopping = True
             self.changed.notify_all()
 
     def cut_short(self, epoch: int) -> None:
@@ -809,16 +671,16 @@ class Coordinator(GroupCoordinator):
         The epoch is reported and evaluated as one with all of its batches is.
         """
         with self.changed:
-            if self.short == epoch:
+            if self.schedule.short == epoch:
                 return
-            self.short = epoch
-            self.ending = not self.merging.has_rounds  # else with the round that is open
+            self.schedule.short = epoch
+            self.schedule.ending = not self.merging.has_rounds  # else with the round that is open
             self.changed.notify_all()
 
     def _restart(self) -> None:
         """Restore the newest snapshot in rounds; an epoch that all have reported stays trained."""
         self.rebalance.clear()
-        self.ending = self.short >= 0 and not self.merging.has_rounds
+        self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
         self.watch.restart(rolled_back=self.merging.has_rounds)
         if self.merging.has_rounds:
             self._roll_back()
@@ -827,12 +689,12 @@ class Coordinator(GroupCoordinator):
         self.books = {
             epoch: replace(book, validation={}) for epoch, book in self.books.items() if book.cut is not None
         }
-        for book in self.books.values():  # at most one: nobody begins the next epoch before its evaluation
-            assert book.cut is not None  # noqa: S101 - the others are gone
-            self.cut = replace(book.cut, losses=list(self.merging.losses))
-        self._restore_center(self.cut)
+        ended = [book.cut for book in self.books.values() if book.cut is not None]
+        # There is one at most: nobody begins the next epoch before its evaluation.
+        snapshot = replace(ended[-1], losses=list(self.merging.losses)) if ended else self.cut
+        self.snapshots.restore(snapshot)
         if self.plans:
-            self._begin_rounds()
+            self.snapshots.begin()
 
     def stopped_cut(self) -> Snapshot:
         """Return where a run that is ending early has got to: the last complete merge it knows of.
@@ -843,15 +705,8 @@ class Coordinator(GroupCoordinator):
             if self.watch.useless or self.broken:
                 return self.cut
             if not self.merging.has_replicas:
-                parameters, statistics, version = self.merging.snapshot()
-                return replace(
-                    self.cut,
-                    parameters=parameters,
-                    statistics=statistics,
-                    version=version,
-                    rule=self.merging.state,
-                )
-            report = self._spoken()
+                return self.snapshots.present()
+            report = self._reported_weights()
             if report is None:
                 complete = [book.cut for book in self.books.values() if book.cut is not None]
                 return max([self.cut, *complete], key=lambda cut: cut.epoch)
@@ -863,7 +718,7 @@ class Coordinator(GroupCoordinator):
                 progress=self.progress,
             )
 
-    def _spoken(self) -> Update | None:
+    def _reported_weights(self) -> Update | None:
         """Return what a replica said that was stopped in an epoch, with its weights."""
         return next((report for report in self.partial.values() if len(report.parameters)), None)
 
@@ -871,7 +726,7 @@ class Coordinator(GroupCoordinator):
     def reported(self) -> bool:
         """Whether a run that was stopped has said where it has got to, which a replica has to."""
         with self.changed:
-            return not self.shape.plan.joint or self._spoken() is not None
+            return not self.shape.plan.joint or self._reported_weights() is not None
 
     # What both sides ask.
 
@@ -886,7 +741,7 @@ class Coordinator(GroupCoordinator):
         return self.membership.agreed and self._all_ready() and may
 
     def _may_train(self, epoch: int) -> bool:
-        return self.released > epoch or self.stopping
+        return self.schedule.may_train(epoch)
 
     def _complete(self, epoch: int) -> bool:
         book = self.books.get(epoch)

@@ -916,7 +916,7 @@ def test_an_epoch_is_not_released_at_an_older_rate():
     store.release(1, 0.1)
     store.release(0, 0.5)
 
-    assert (2, 0.1) == (store.released, store.learning_rate)
+    assert (2, 0.1) == (store.released, store.schedule.learning_rate)
 
 
 def test_the_first_failure_of_a_generation_counts():
@@ -1047,7 +1047,7 @@ def test_a_run_that_was_taken_up_wants_the_same_rows():
 def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     """Center, ledger, what workers have reported and their newest states are those of the cut."""
     first = begun(store_of(mode, workers=2, size=1, generators=1))
-    first.cut = replace(first.cut, states={0: b"o", 1: b"p"})
+    first.snapshots.committed = replace(first.cut, states={0: b"o", 1: b"p"})
     push(first, 0, [2.0])
     with impatient():
         give(first, report_of(first, 0, state=b"n"))

@@ -32,6 +32,7 @@ from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server import limits
 from sparkdl.server.aggregation import Asynchronous, Hybrid
 from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.snapshots import RoundSnapshots, Snapshots, UpdateSnapshots
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
@@ -416,9 +417,9 @@ class OneByOne(Machine):
     def stand_again(self, worker):
         """What a worker said comes again, when it has gone on too: its newest state stays what it is."""
         if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.told:
-            unsaid = worker in self.store.unsaid
+            unsaid = worker in self.store.snapshots.awaited
             self.give(stood)
-            assert unsaid or worker not in self.store.unsaid
+            assert unsaid or worker not in self.store.snapshots.awaited
 
     def noted_now(self):
         """Note that there is a cut of this moment, after which every worker is to say what it is."""
@@ -989,48 +990,58 @@ class TrustsTheOrder(Coordinator):
     """A store that goes on in the middle of an epoch whatever order its rows have now."""
 
     def _compare_rows(self, held):
-        self.cut = replace(self.cut, before=None)
+        self.snapshots.committed = replace(self.cut, before=None)
         super()._compare_rows(held)
 
 
-class NotesWhatIsToCome(Coordinator):
-    """A store whose cut goes on to take in what workers report."""
+class NotesWhatIsToCome(UpdateSnapshots):
+    """Snapshots that go on to take in what workers report."""
 
-    def note(self, **ends):
-        super().note(**ends)
-        if isinstance(self.merging, Asynchronous):
-            self.noted = replace(self.noted, books=self.books)
+    def request(self, reports, *, ends=False):
+        super().request(reports, ends=ends)
+        self.newest = replace(self.newest, books=reports)
 
 
-class ForgetsWhatWasSaid(Coordinator):
-    """A store whose cut has of each worker what it was at an epoch's end."""
+class ForgetsWhatWasSaid(UpdateSnapshots):
+    """Snapshots that have of each worker what it was at an epoch's end."""
 
-    def note(self, **ends):
-        super().note(**ends)
-        self.noted = replace(self.noted, states=self.cut.states)
+    def request(self, reports, *, ends=False):
+        super().request(reports, ends=ends)
+        self.newest = replace(self.newest, states=self.committed.states)
 
 
 class BelievesWhatIsOld(Coordinator):
     """A store that takes what a worker was for what it is, if that comes again."""
 
-    def _is_new(self, update):
+    def _is_current(self, update):
         return True
 
 
 class TakesBackTooEarly(Coordinator):
     """A store that takes back, at a cut, a worker whose update is in the round after it."""
 
-    def _take_back(self):
+    def _readmit_waiting(self):
         for worker in sorted(self.absent):
             if not self.members[worker].lost and self.members[worker].held is not None:
-                self._come_back(worker)
+                self._return_worker(worker)
 
 
-class WaitsForNobodyToSpeak(Coordinator):
-    """A store that makes cuts whether or not a replica has said what all have."""
+class WaitsForNobodyToSpeak(RoundSnapshots):
+    """Snapshots that are made whether or not a replica has said what all have."""
 
-    def _is_mute(self, book):
+    def lacks_weights(self, report):
         return False
+
+
+def with_snapshots(kind):
+    """Return a coordinator whose snapshots are of this kind."""
+
+    class Mistaken(Coordinator):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.snapshots.__class__ = kind
+
+    return Mistaken
 
 
 @pytest.mark.parametrize(
@@ -1057,7 +1068,8 @@ class WaitsForNobodyToSpeak(Coordinator):
 )
 def test_a_mistake_is_found(machine, mistake):
     """The laws are such that a store which does not keep them is seen to."""
-    mistaken = type(mistake.__name__, (machine,), {"kind": mistake})
+    kind = with_snapshots(mistake) if issubclass(mistake, Snapshots) else mistake
+    mistaken = type(mistake.__name__, (machine,), {"kind": kind})
     found = settings(
         max_examples=1000,
         stateful_step_count=50,

@@ -493,7 +493,7 @@ def test_a_cut_without_the_weights_of_replicas_is_none():
     for worker in (1, 2):
         give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4))
     lose(store, 0)
-    assert (0, None, True) == (store.cut.place, store.standing, store.wanted)
+    assert (0, None, True) == (store.cut.place, store.snapshots.gathering, store.snapshots.wanted)
     replies = together(*(lambda k=k: push(store, k, [1.0], sequence=1) for k in (1, 2)))
 
     assert [Flag.CUT | Flag.SPEAK, Flag.CUT] == [reply.flags for reply in replies]

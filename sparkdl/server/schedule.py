@@ -1,0 +1,84 @@
+"""Schedule: how far the workers may train, how far they are, and at which learning rate they go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+
+from sparkdl.data.batch_plan import Plan
+from sparkdl.server.state import RunSpec
+from sparkdl.transport.messages import Flag, Reply, Update
+
+
+class Schedule:
+    """What the driver lets the workers do. The lock of the coordinator guards it.
+
+    Args:
+        shape: what is to be known of the run.
+
+    Attributes:
+        plans: the plan of each worker, once all have reported how many rows they hold.
+        progress: how many steps have been counted, with those before the run.
+        released: the first epoch that may not begin yet.
+        learning_rate: the rate of the epochs that may begin; nan: the optimizer's own.
+        stopping: whether replies tell the workers to end.
+        short: the epoch that ends before its last batch, and training with it; -1: none.
+        ending: whether replies tell the workers that it does.
+    """
+
+    def __init__(self, shape: RunSpec) -> None:
+        self.shape = shape
+        self.plans: list[Plan] = []
+        self.progress = shape.first_step
+        self.released = 0
+        self.learning_rate = nan
+        self.stopping = False
+        self.short = -1
+        self.ending = False
+
+    def plan_for(self, rows: tuple[int, ...]) -> bool:
+        """Make the plans for workers with so many rows; return whether they are other ones than before."""
+        if self.plans and self.plans[0].rows == rows:
+            return False
+        plan = replace(self.shape.plan, rows=rows)
+        self.plans = [replace(plan, worker=k) for k in range(self.shape.num_workers)]
+        return True
+
+    def release(self, epoch: int, learning_rate: float) -> bool:
+        """Let the workers train up to and with an epoch; return False if a later one was released before."""
+        if epoch + 1 < self.released:
+            return False
+        self.released, self.learning_rate = epoch + 1, learning_rate
+        return True
+
+    def may_train(self, epoch: int) -> bool:
+        """Return whether the workers may train an epoch, or are to come and end."""
+        return self.released > epoch or self.stopping
+
+    def count_round(self, update: Update) -> None:
+        """Count the steps of a round that closes with this update."""
+        if self.shape.plan.joint:
+            self.progress += 1.0
+            return
+        index = update.sequence % self.plans[0].windows
+        self.progress += sum(len(plan.window_batches(index)) * plan.progress_per_step for plan in self.plans)
+
+    def count_update(self, update: Update) -> None:
+        """Count the steps of an update that is merged on its own."""
+        self.progress += update.steps * self.plans[update.worker].progress_per_step
+
+    def rate(self) -> float:
+        """Return the learning rate of the next update, or of the mean gradient that goes with the reply."""
+        if self.shape.factor is None or not self.plans:
+            return self.learning_rate
+        plan = self.plans[0]
+        done = max(0.0, self.progress - self.shape.first_step - plan.joint)
+        return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
+
+    def reply(self, flag: Flag = Flag.NONE) -> Reply:
+        """Return the control words of this moment."""
+        return Reply(
+            flags=flag | Flag.STOP if self.stopping or self.ending else flag,
+            learning_rate=self.rate(),
+            progress=self.progress,
+        )

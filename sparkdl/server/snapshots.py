@@ -1,0 +1,329 @@
+"""Snapshots: the points from which a run is restored, and how each is made of what all workers report.
+
+Where updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker
+has reported its state; a restart takes back what came after it. Where updates are merged one at a time, it
+is made at any moment, with each worker as it was when it reported last; nothing that was merged is taken
+back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from mmap import mmap
+
+from sparkdl.core.vectors import Vector
+from sparkdl.server.aggregation import Aggregation
+from sparkdl.server.schedule import Schedule
+from sparkdl.server.state import CarriedState, EpochReports, RunSpec, Snapshot, kept, spooled
+from sparkdl.transport.messages import Flag, Update
+
+Reports = dict[int, EpochReports]  # by epoch
+
+
+class Snapshots(ABC):
+    """The snapshots of a run. The lock of the coordinator guards them.
+
+    Args:
+        shape: what is to be known of the run.
+        merging: the center.
+        schedule: how far the workers are.
+        carried: what an earlier run leaves to this one.
+
+    Attributes:
+        committed: the snapshot that the run is restored from.
+        newest: the newest snapshot, which may not be committed.
+    """
+
+    def __init__(
+        self, shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+    ) -> None:
+        self.shape, self.merging, self.schedule = shape, merging, schedule
+        states, rule = carried or CarriedState({}, merging.state)
+        merging.state = rule
+        self.newest = self.committed = Snapshot(
+            epoch=shape.plan.first_epoch,
+            parameters=kept(merging.parameters),
+            statistics=merging.statistics,
+            version=merging.version,
+            progress=shape.first_step,
+            states=states,
+            rule=rule,
+        )
+        merging.reach(self.committed.parameters)
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of an earlier run."""
+        self.restore(snapshot)
+        self.newest = snapshot
+        self.merging.restore_ledger(snapshot.ledger)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Bring center and progress back to a snapshot, which becomes the one that the run goes on from."""
+        self.committed = snapshot
+        self.merging.restore(snapshot.parameters, snapshot.statistics, snapshot.version, snapshot.rule)
+        self.schedule.progress, self.merging.losses = snapshot.progress, list(snapshot.losses)
+
+    def restore_epoch(self) -> None:
+        """Go back to the beginning of the epoch under way, if the snapshot is within it."""
+        if self.committed.before is not None:
+            self.restore(self.committed.before)
+            self.newest = self.committed
+
+    def commit(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the one that the run is restored from."""
+        self.committed = self.newest = snapshot
+        self.merging.reach(snapshot.parameters)
+
+    def replace(self, parameters: Vector, statistics: Vector) -> None:
+        """Take the weights that a callback set on the driver as the new center."""
+        self.merging.replace(parameters, statistics)
+        self.committed = self.newest = replace(
+            self.committed, parameters=parameters, statistics=statistics, version=self.merging.version
+        )
+
+    def present(self) -> Snapshot:
+        """Return the snapshot with the center of this moment in it."""
+        parameters, statistics, version = self.merging.snapshot()
+        rule = self.merging.state
+        center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
+        return replace(self.committed, **center)
+
+    def of_reports(self, epoch: int, report: EpochReports, reports: Reports) -> Snapshot:
+        """Return the point at which every worker has reported its state.
+
+        Without rounds, a worker that was lost is in it as it was when it reported last.
+
+        Args:
+            epoch: the epoch that begins there, or is under way.
+            report: what the workers reported.
+            reports: what they reported of each epoch.
+        """
+        parameters, statistics = report.weights or (kept(self.merging.parameters), self.merging.statistics)
+        return Snapshot(
+            epoch=epoch,
+            parameters=parameters,
+            statistics=statistics,
+            version=self.merging.version,
+            progress=self.schedule.progress,
+            states=self._states_before(reports) | report.states,
+            rule=self.merging.state,
+        )
+
+    @abstractmethod
+    def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
+        """Return the states of workers that a snapshot has beside those of its own reports."""
+
+    def states(self, reports: Reports) -> dict[int, bytes | mmap]:
+        """Return the state that each worker reported last."""
+        states = dict(self.committed.states)
+        for _, report in sorted(reports.items()):
+            states |= report.states
+        return states
+
+    def substitute(self) -> int | None:
+        """Return the worker that reports what all replicas have in place of worker 0, if that is lost."""
+        if not self.shape.plan.joint or 0 not in self.merging.absent:
+            return None
+        return min(k for k in range(self.shape.num_workers) if k not in self.merging.absent)
+
+    def lacks_weights(self, report: EpochReports) -> bool:
+        """Return whether worker 0 was lost before it had reported what all replicas have."""
+        return self.substitute() is not None and report.weights is None
+
+    @abstractmethod
+    def request(self, reports: Reports, *, ends: bool = False) -> None:
+        """Make a snapshot now, or as soon as rounds allow; see ``Coordinator.note``."""
+
+    @abstractmethod
+    def take_state(self, update: Update, *, current: bool) -> bool:
+        """Take the state of a worker within an epoch; return whether a snapshot was made of all states.
+
+        Args:
+            update: the worker's message.
+            current: whether the worker has not gone on since.
+        """
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """Make the snapshot that is under way if all present workers have reported; return whether it was."""
+
+    def begin(self) -> None:
+        """Open the first round after the snapshot, if there are rounds."""
+
+    def end_round(self) -> Flag:
+        """Return whether the workers are to report their state after the round that closes."""
+        return Flag.NONE
+
+    def end_update(self, reports: Reports) -> None:
+        """Make a snapshot after an update that was merged on its own, if one is due."""
+
+    def is_awaited(self, update: Update) -> bool:
+        """Return whether a worker is to report its state after this update of its own."""
+        return False
+
+    def forget_state(self, worker: int) -> None:
+        """Forget the state of a worker within an epoch that it has ended."""
+
+
+class RoundSnapshots(Snapshots):
+    """Snapshots between two rounds.
+
+    No worker sends an update before it has reported its state, so that no round closes meanwhile.
+
+    Attributes:
+        wanted: whether a snapshot is to be made as soon as rounds allow.
+        gathering: what workers have reported of the snapshot that is being made.
+    """
+
+    wanted = False
+    gathering: EpochReports | None = None
+
+    def commit(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the one that the run is restored from; none is wanted any more."""
+        super().commit(snapshot)
+        self.wanted = False
+        if self.schedule.plans:
+            self._gather(self.gathering)
+
+    def begin(self) -> None:
+        """Open the first round after the snapshot."""
+        self.merging.begin(self.schedule.plans[0].sequence(self.committed.epoch) + self.committed.place)
+        self._gather(None)
+
+    def request(self, reports: Reports, *, ends: bool = False) -> None:
+        """Make a snapshot as soon as rounds allow."""
+        self.wanted = self.merging.whole = bool(self.schedule.plans)
+
+    def end_round(self) -> Flag:
+        """Return whether the workers are to report their state after the round that closes."""
+        due = self._is_due(self.merging.round)
+        self.wanted = self.wanted and not due
+        self._gather(EpochReports() if due else None, self.merging.round + 1)
+        return Flag.CUT if due else Flag.NONE
+
+    def _is_due(self, sequence: int) -> bool:
+        """Return whether a snapshot is made after a round; at an epoch's end one is made in any case."""
+        windows = self.schedule.plans[0].windows
+        place = sequence % windows + 1
+        return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
+
+    def _gather(self, gathering: EpochReports | None, sequence: int | None = None) -> None:
+        """Begin or end a snapshot. The round before it, and the one after it, wait for all workers."""
+        self.gathering = gathering
+        sequence = self.merging.round if sequence is None else sequence
+        self.merging.whole = gathering is not None or self._is_due(sequence)
+
+    def take_state(self, update: Update, *, current: bool) -> bool:
+        """Take the state of a worker after the round that closed last."""
+        if self.gathering is None or update.sequence != self.merging.round:
+            return False
+        self.gathering.take(update)
+        return self.finish()
+
+    def finish(self) -> bool:
+        """Make the snapshot once all present workers have reported; request another if it has no weights."""
+        report = self.gathering
+        if report is None or not self.merging.all_of(report.metrics):
+            return False
+        self._gather(None)
+        if self.lacks_weights(report):
+            self.request({})
+            return False
+        self.committed = self.newest = replace(
+            self.of_reports(self.committed.epoch, report, {}),
+            place=self.merging.round % self.schedule.plans[0].windows,
+            metrics=report.metrics,
+            losses=list(self.merging.losses),
+            before=self.committed.before or self.committed,
+        )
+        self.merging.reach(self.committed.parameters)
+        return True
+
+    def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
+        return {}
+
+
+class UpdateSnapshots(Snapshots):
+    """Snapshots between two updates, with each worker as it was when it reported last.
+
+    Attributes:
+        awaited: the workers that have not reported their state since the newest snapshot.
+        reported: the states of workers that have not ended an epoch since they reported them.
+    """
+
+    def __init__(
+        self, shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+    ) -> None:
+        super().__init__(shape, merging, schedule, carried)
+        self.awaited: set[int] = set()
+        self.reported: dict[int, bytes | mmap] = {}
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of an earlier run, and from the states of workers in it."""
+        super().resume(snapshot)
+        self.reported = dict(snapshot.states)
+
+    def request(self, reports: Reports, *, ends: bool = False) -> None:
+        """Make a snapshot of this moment.
+
+        Args:
+            reports: what the workers reported of each epoch.
+            ends: whether an epoch ends, so that all workers have just reported their state.
+        """
+        self.merging.settle()
+        if not ends:
+            self.awaited = set(range(self.shape.num_workers))
+        self.newest = replace(
+            self.committed,
+            states=self.states(reports),
+            parameters=kept(self.merging.parameters),
+            statistics=self.merging.statistics,
+            version=self.merging.version,
+            progress=self.schedule.progress,
+            rule=self.merging.state,
+            losses=list(self.merging.losses),
+            ledger=self.merging.ledger(),
+            books={epoch: report.noted() for epoch, report in reports.items()},
+        )
+
+    def end_update(self, reports: Reports) -> None:
+        """Make a snapshot after so many updates."""
+        if any(not self.merging.version % every for every in self.shape.cuts):
+            self.request(reports)
+
+    def is_awaited(self, update: Update) -> bool:
+        """Return whether a worker is to report its state; at an epoch's end it does so in any case."""
+        if update.worker not in self.awaited:
+            return False
+        return bool((update.sequence + 1) % self.schedule.plans[0].windows)
+
+    def take_state(self, update: Update, *, current: bool) -> bool:
+        """Take the state of a worker, unless it has gone on since."""
+        if current:
+            self.reported[update.worker] = spooled(update.state)
+            self.awaited.discard(update.worker)
+        return False
+
+    def finish(self) -> bool:
+        """Return False: no snapshot waits for a worker."""
+        return False
+
+    def forget_state(self, worker: int) -> None:
+        """Forget the state of a worker within an epoch that it has ended."""
+        self.reported.pop(worker, None)
+
+    def states(self, reports: Reports) -> dict[int, bytes | mmap]:
+        """Return the state that each worker reported last."""
+        return super().states(reports) | self.reported
+
+    def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
+        return self.states(reports)
+
+
+def snapshots_of(
+    shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+) -> Snapshots:
+    """Return the snapshots of a run, by how its updates are merged."""
+    kind = RoundSnapshots if merging.has_rounds else UpdateSnapshots
+    return kind(shape, merging, schedule, carried)
