@@ -164,7 +164,7 @@ def state_of(store):
         store.progress,
         members,
         sequences,
-        sorted(store.books),
+        sorted(store.epochs.reports),
         store.cut.epoch,
         store.failure,
         list(store.merging.losses),

@@ -40,13 +40,13 @@ from sparkdl.server.aggregation import (
     Read,
 )
 from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
+from sparkdl.server.epochs import Epochs
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
 from sparkdl.server.schedule import Schedule
 from sparkdl.server.snapshots import snapshots_of
 from sparkdl.server.state import (
     CarriedState,
-    EpochReports,
     EpochResult,
     RowsHeld,
     RunSpec,
@@ -72,11 +72,9 @@ class Coordinator(GroupCoordinator):
     def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
         super().__init__(shape, merging)
         self.tidied = self.state.clock()  # when memory was last given back
-        self.books: dict[int, EpochReports] = {}
-        self.attended: dict[int, tuple[Vector, Vector] | None] = {}  # weights to evaluate; None: the cut's
-        self.partial: dict[int, Update] = {}  # the reports of workers that were stopped in an epoch
         self.schedule = Schedule(shape)
         self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
+        self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, merging)
         self.rebalance = Rebalance(self.state, self.membership)
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.warned = False
@@ -95,10 +93,7 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.held = held
             self.snapshots.resume(cut)
-            self.books = {epoch: book.noted() for epoch, book in cut.books.items()}
-            for epoch, book in self.books.items():
-                if len(book.metrics) == self.shape.num_workers:
-                    book.cut = self.snapshots.of_reports(epoch + 1, book, self.books)
+            self.epochs.resume(cut.books)
 
     @property
     def cut(self) -> Snapshot:
@@ -155,7 +150,7 @@ class Coordinator(GroupCoordinator):
                 self._agree_on_rows()
             if begins and worker in self.absent:
                 self._readmit(worker)
-            if begins and self._next_epoch(worker) < self.shape.epochs:
+            if begins and self.epochs.next_epoch(worker) < self.shape.epochs:
                 self._enter_training(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
@@ -164,7 +159,7 @@ class Coordinator(GroupCoordinator):
             self.membership.hear(worker, generation, attempt)
             if not go:
                 return None
-            sequence, epoch = self.merging.next_sequence(worker), self._next_epoch(worker)
+            sequence, epoch = self.merging.next_sequence(worker), self.epochs.next_epoch(worker)
             return {
                 "rows": self.plans[0].rows,
                 "validation_rows": [member.validation_rows for _, member in sorted(self.members.items())],
@@ -175,13 +170,6 @@ class Coordinator(GroupCoordinator):
                 "progress": self.progress,
                 "stop": self.stopping,
             }
-
-    def _next_epoch(self, worker: int) -> int:
-        """Return the first epoch that a worker has not reported, and that has not ended without it."""
-        epoch = self.cut.epoch
-        while (book := self.books.get(epoch)) is not None and (worker in book.metrics or book.cut):
-            epoch += 1
-        return epoch
 
     def _agree_on_rows(self) -> None:
         """Settle what the workers hold, and how they share it, before the first of them begins."""
@@ -263,7 +251,7 @@ class Coordinator(GroupCoordinator):
                 reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
-            evaluate = self._to_evaluate(update.worker)
+            evaluate = self.epochs.to_evaluate(update.worker)
             if update.worker == self.snapshots.substitute():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
             if self.snapshots.is_awaited(update) and not reply.flags & Flag.AGAIN:
@@ -310,7 +298,7 @@ class Coordinator(GroupCoordinator):
             if not self.merging.has_rounds:
                 self.counters["exchanges"] += 1
                 schedule.count_update(update)
-                self.snapshots.end_update(self.books)
+                self.snapshots.end_update(self.epochs.reports)
                 return schedule.reply()
             schedule.ending = schedule.short >= 0  # all workers are in this round, and learn of it together
             self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
@@ -321,10 +309,11 @@ class Coordinator(GroupCoordinator):
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            new = self._next_epoch(update.worker) <= update.epoch or self._is_to_speak(update)
-            if new and not update.flags & Flag.AWAIT:
+            if self.epochs.is_new(update) and not update.flags & Flag.AWAIT:
                 self.merging.leave(update.worker)
-                self._book_report(update)
+                if self.epochs.take_report(update):
+                    self._end_epochs()
+                self.changed.notify_all()
             return self._wait_at_epoch_end(update)
 
     def _enter_training(self, worker: int) -> None:
@@ -333,29 +322,14 @@ class Coordinator(GroupCoordinator):
         if held is not None and held.rows:
             self.merging.enter(worker)
 
-    def _book_report(self, update: Update) -> None:
-        if update.flags & Flag.STOP and update.epoch != self.schedule.short:
-            self.partial[update.worker] = update
-            self.changed.notify_all()
-            return
-        self.books.setdefault(update.epoch, EpochReports()).take(update)
-        self.snapshots.forget_state(update.worker)
-        self._end_epochs()
-        self.changed.notify_all()
-
     def _end_epochs(self) -> None:
-        """Make the cut of each epoch that has been reported by all who are there."""
-        for epoch, book in sorted(self.books.items()):
-            if (
-                book.cut is not None
-                or not self.merging.all_of(book.metrics)
-                or self.snapshots.lacks_weights(book)
-            ):
-                continue
-            book.cut = cut = self.snapshots.of_reports(epoch + 1, book, self.books)
-            losses = self.merging.losses
+        """End each epoch that all present workers have reported, and judge whether the run has diverged."""
+        for epoch, report in self.epochs.end_complete():
+            parameters, losses = self.cut.parameters, self.merging.losses
+            if report.cut is not None:
+                parameters = report.cut.parameters
             try:
-                self.watch.end_epoch(epoch, cut.parameters, losses, book.first_losses.values())
+                self.watch.end_epoch(epoch, parameters, losses, report.first_losses.values())
             except DivergedError as error:
                 self.fail(self.generation, error)
 
@@ -370,70 +344,36 @@ class Coordinator(GroupCoordinator):
 
     def _is_current(self, update: Update) -> bool:
         """Return whether a worker has not gone on since it has sent this."""
-        sequence, epoch = self.merging.next_sequence(update.worker), self._next_epoch(update.worker)
+        sequence, epoch = self.merging.next_sequence(update.worker), self.epochs.next_epoch(update.worker)
         return (update.sequence, update.epoch) == (sequence, epoch)
 
     def _validated(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            book = self.books.get(update.epoch)
-            if book is not None and not update.flags & Flag.AWAIT:
-                book.validation[update.worker] = update.metrics
-                self.changed.notify_all()
+            if not update.flags & Flag.AWAIT:
+                self.epochs.take_validation(update)
             return self._wait_at_epoch_end(update)
 
     def _wait_at_epoch_end(self, update: Update) -> Reply:
         """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
-        last = update.epoch + 1 >= self.shape.epochs
-        rounds = self.merging.has_rounds
-        through = update.epoch + (2 if rounds or last else 1)
-
-        def open_() -> bool:
-            return (
-                self.state.is_over(update.generation)
-                or self._to_evaluate(update.worker) >= 0
-                or self._is_to_speak(update)
-                or update.worker in self.absent
-                or self.stopping
-                or (self._is_short_over() if self.schedule.ending else self.released >= through)
-            )
-
-        if not open_():
-            self.merging.leave(update.worker)
-        opened = self.changed.wait_for(open_, limits.PATIENCE)
+        opened = self.epochs.wait_at_end(update)
         self.membership.check(update.worker, update.generation, update.attempt)
         reply = self.schedule.reply()
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
-        if self._is_to_speak(update):
+        if self.epochs.lacks_weights_of(update):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
-        reply = replace(reply, evaluate=self._to_evaluate(update.worker), version=self.merging.version)
-        goes_on = reply.evaluate < 0 and not last and not reply.flags & Flag.STOP
-        if goes_on and self._next_epoch(update.worker) == update.epoch + 1:  # else it was said before
+        reply = replace(reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.merging.version)
+        goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
+        if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else it was said before
             self._enter_training(update.worker)
-        if goes_on and rounds and update.base_version != self.merging.version:
+        if goes_on and self.merging.has_rounds and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()
             reply = replace(
                 reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics, version=version
             )
         return reply
-
-    def _is_short_over(self) -> bool:
-        """Return whether nobody has to wait any more for the epoch that ends early, or for its evaluation."""
-        short = self.schedule.short
-        book = self.books.get(short)
-        return book is not None and book.cut is not None and self.unattended(short) is None
-
-    def _to_evaluate(self, worker: int) -> int:
-        """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
-        waiting = (
-            epoch
-            for epoch, book in self.books.items()
-            if epoch in self.shape.evaluated and book.cut and worker not in book.validation
-            if epoch in self.attended or not self.shape.attended
-        )
-        return min(waiting, default=-1)
 
     def _share(self, update: Update, read: Read) -> Reply:
         """Answer with the number of training rows of every worker, once all have reported theirs."""
@@ -461,16 +401,13 @@ class Coordinator(GroupCoordinator):
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            book = self.books.get(update.epoch)
-            cut = book.cut if book is not None and book.cut is not None else self.cut
-            weights = self.attended.get(update.epoch)
-            if weights is None and cut.version == update.base_version:
-                return replace(self.schedule.reply(), version=cut.version)
-            parameters, statistics = weights or (cut.parameters, cut.statistics)
+            parameters, statistics, version, own = self.epochs.weights_to_evaluate(update.epoch)
+            if own and version == update.base_version:
+                return replace(self.schedule.reply(), version=version)
             return replace(
                 self.schedule.reply(),
                 kind=Answer.CENTER,
-                version=cut.version,
+                version=version,
                 parameters=parameters,
                 statistics=statistics,
             )
@@ -492,7 +429,7 @@ class Coordinator(GroupCoordinator):
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            state = bytes(self.snapshots.states(self.books).get(update.worker, b""))
+            state = bytes(self.snapshots.states(self.epochs.reports).get(update.worker, b""))
             if self.shape.plan.joint and len(state) <= self.shape.generators:
                 state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
             parameters, statistics, version = self.merging.snapshot()
@@ -528,48 +465,22 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self._note_silence()
             self.changed.wait_for(
-                lambda: (
-                    self._complete(epoch)
-                    or self.failure is not None
-                    or self.closed
-                    or self.unattended(epoch) is not None
-                    or (self.plans and self.released <= epoch)
-                ),
-                timeout,
+                lambda: self.failure is not None or self.closed or self.epochs.concerns_driver(epoch), timeout
             )
-            if not self._complete(epoch) or isinstance(self.failure, DivergedError) or self.broken:
+            ended = self.epochs.is_complete(epoch)
+            if not ended or isinstance(self.failure, DivergedError) or self.broken:
                 return None
-            book = self.books[epoch]
-            assert book.cut is not None  # noqa: S101 - _complete says so
-            order = range(self.shape.num_workers)
-            losses, self.merging.losses = self.merging.losses, []
-            return EpochResult(
-                book.cut,
-                [book.metrics[k] for k in order if k in book.metrics],
-                [book.validation[k] for k in order if k in book.validation],
-                book.rows,
-                losses,
-            )
+            return self.epochs.result(epoch)
 
     def unattended(self, epoch: int) -> EpochResult | None:
         """Return what workers reported of an epoch, if its evaluation waits for the driver."""
         with self.changed:
-            book = self.books.get(epoch)
-            waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
-            if not waits or book is None or book.cut is None or not self.plans:
-                return None
-            return EpochResult(
-                book.cut,
-                [book.metrics[k] for k in sorted(book.metrics)],
-                [],
-                book.rows,
-                list(self.merging.losses),
-            )
+            return self.epochs.unattended(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
         """Let workers evaluate an epoch: these parameters and statistics, or the cut at its end if None."""
         with self.changed:
-            self.attended[epoch] = weights
+            self.epochs.attended[epoch] = weights
             self.changed.notify_all()
 
     def _note_silence(self) -> None:
@@ -619,23 +530,11 @@ class Coordinator(GroupCoordinator):
         self.counters["returned"] += 1
         self.state.tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
 
-    def _is_to_speak(self, update: Update) -> bool:
-        """Return whether a worker has to say, besides its report, what all replicas have."""
-        book = self.books.get(update.epoch)
-        return (
-            book is not None
-            and book.cut is None
-            and self.snapshots.lacks_weights(book)
-            and (self.merging.all_of(book.metrics) and update.worker == self.snapshots.substitute())
-        )
-
     def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
             self.snapshots.commit(cut)
-            for epoch in [epoch for epoch in self.books if epoch < cut.epoch]:
-                del self.books[epoch]
-            self.attended = {epoch: kept for epoch, kept in self.attended.items() if epoch >= cut.epoch}
+            self.epochs.forget_before(cut.epoch)
             self._readmit_waiting()
         self._tidy()
 
@@ -657,7 +556,7 @@ class Coordinator(GroupCoordinator):
         one, unless an epoch ``ends``, where all have just done that.
         """
         with self.changed:
-            self.snapshots.request(self.books, ends=ends)
+            self.snapshots.request(self.epochs.reports, ends=ends)
 
     def stop(self) -> None:
         """Tell every worker, with its next reply, that training ends."""
@@ -683,18 +582,7 @@ class Coordinator(GroupCoordinator):
         self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
         self.watch.restart(rolled_back=self.merging.has_rounds)
         if self.merging.has_rounds:
-            self._roll_back()
-
-    def _roll_back(self) -> None:
-        self.books = {
-            epoch: replace(book, validation={}) for epoch, book in self.books.items() if book.cut is not None
-        }
-        ended = [book.cut for book in self.books.values() if book.cut is not None]
-        # There is one at most: nobody begins the next epoch before its evaluation.
-        snapshot = replace(ended[-1], losses=list(self.merging.losses)) if ended else self.cut
-        self.snapshots.restore(snapshot)
-        if self.plans:
-            self.snapshots.begin()
+            self.epochs.roll_back()
 
     def stopped_cut(self) -> Snapshot:
         """Return where a run that is ending early has got to: the last complete merge it knows of.
@@ -706,10 +594,9 @@ class Coordinator(GroupCoordinator):
                 return self.cut
             if not self.merging.has_replicas:
                 return self.snapshots.present()
-            report = self._reported_weights()
+            report = self.epochs.stopped_with_weights()
             if report is None:
-                complete = [book.cut for book in self.books.values() if book.cut is not None]
-                return max([self.cut, *complete], key=lambda cut: cut.epoch)
+                return self.epochs.last_ended()
             return replace(
                 self.cut,
                 parameters=report.parameters,
@@ -718,15 +605,11 @@ class Coordinator(GroupCoordinator):
                 progress=self.progress,
             )
 
-    def _reported_weights(self) -> Update | None:
-        """Return what a replica said that was stopped in an epoch, with its weights."""
-        return next((report for report in self.partial.values() if len(report.parameters)), None)
-
     @property
     def reported(self) -> bool:
         """Whether a run that was stopped has said where it has got to, which a replica has to."""
         with self.changed:
-            return not self.shape.plan.joint or self._reported_weights() is not None
+            return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
 
     # What both sides ask.
 
@@ -737,14 +620,5 @@ class Coordinator(GroupCoordinator):
         """Return whether a worker may begin: all are ready, or it was taken in again, or it is to end."""
         if worker in self.absent:
             return self.stopping
-        may = self._may_train(self.cut.epoch) or self._to_evaluate(worker) >= 0
+        may = self.schedule.may_train(self.cut.epoch) or self.epochs.to_evaluate(worker) >= 0
         return self.membership.agreed and self._all_ready() and may
-
-    def _may_train(self, epoch: int) -> bool:
-        return self.schedule.may_train(epoch)
-
-    def _complete(self, epoch: int) -> bool:
-        book = self.books.get(epoch)
-        if book is None or book.cut is None or not self.plans:  # a run that was taken up has books before
-            return False
-        return epoch not in self.shape.evaluated or self.merging.all_of(book.validation)

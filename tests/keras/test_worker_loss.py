@@ -85,7 +85,7 @@ def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
             if self.worker == 0 and self.epoch == 1:
                 store = self.exchange.store
                 with store.changed:
-                    assert store.changed.wait_for(lambda: store.books.get(1), 10)
+                    assert store.changed.wait_for(lambda: store.epochs.reports.get(1), 10)
                 self.die()
             super()._finish(flags)
 

@@ -285,7 +285,7 @@ def test_a_report_of_an_epoch_that_there_is_not_is_refused():
     with pytest.raises(RefusedError, match="Epoch 3 is none of the run's 2.") as error:
         push(store, 0, kind=Kind.REPORT, epoch=2)
 
-    assert (400, []) == (error.value.status, sorted(store.books))
+    assert (400, []) == (error.value.status, sorted(store.epochs.reports))
 
 
 OTHERS = [
@@ -472,7 +472,7 @@ def test_a_report_that_comes_twice_counts_once():
         give(store, report_of(store, 1))
 
     assert 20 == result.rows
-    assert {} == store.books
+    assert {} == store.epochs.reports
 
 
 def test_rounds_wait_for_the_driver_between_epochs():
@@ -588,16 +588,18 @@ def test_an_evaluation_waits_for_a_driver_that_attends_it():
     assert (-1, None, 0) == (waiting.evaluate, unknown, asked.evaluate)
     assert (Answer.CENTER, [7.0]) == (pulled.kind, pulled.parameters.tolist())
     assert [b"v"] == result.validation
-    assert ({}, None) == (store.attended, store.unattended(1))
+    assert ({}, None) == (store.epochs.attended, store.unattended(1))
 
 
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
     """A push looks through the books under the lock that guards them."""
     store = begun(store_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
     looked = []
-    look = store._to_evaluate
+    look = store.epochs.to_evaluate
     monkeypatch.setattr(
-        store, "_to_evaluate", lambda worker: looked.append(store.merging.lock._is_owned()) or look(worker)
+        store.epochs,
+        "to_evaluate",
+        lambda worker: looked.append(store.merging.lock._is_owned()) or look(worker),
     )
     push(store, 0, [1.0])
 
@@ -690,8 +692,8 @@ def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
         lambda: give(store, report_of(store, 1, flags=Flag.STOP, metrics=b"n")),
     )
     assert (0, 0) == (ahead.evaluate, ended.evaluate)
-    assert {0: b"m", 1: b"n"} == store.books[0].metrics
-    assert 1 not in store.books
+    assert {0: b"m", 1: b"n"} == store.epochs.reports[0].metrics
+    assert 1 not in store.epochs.reports
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
@@ -798,7 +800,7 @@ def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
     with pytest.raises(OSError, match="No space"):
         give(store, report_of(store, 0, state=b"op"))
 
-    assert 0 not in store.books or not store.books[0].metrics
+    assert 0 not in store.epochs.reports or not store.epochs.reports[0].metrics
     assert isinstance(store.failure, ClusterError)
 
 
@@ -946,7 +948,7 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
         generation,
         store.merging.next_sequence(0),
         store.merging.version,
-        store.books,
+        store.epochs.reports,
         store.merging.losses,
         store.progress,
     )

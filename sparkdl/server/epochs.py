@@ -1,0 +1,213 @@
+"""Epochs: what workers report at the end of each, when it is complete, and who evaluates it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkdl.core.vectors import Vector
+from sparkdl.server import limits
+from sparkdl.server.aggregation import Aggregation
+from sparkdl.server.run_state import RunState
+from sparkdl.server.schedule import Schedule
+from sparkdl.server.snapshots import Reports, Snapshots
+from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot
+from sparkdl.transport.messages import Flag, Update
+
+
+class Epochs:
+    """The epochs that workers have reported, and that are not committed yet.
+
+    Args:
+        state: the state of the run.
+        shape: what is to be known of the run.
+        schedule: how far the workers may train.
+        snapshots: the snapshots of the run.
+        merging: the center.
+
+    Attributes:
+        reports: what workers reported of each epoch.
+        stopped: the reports of workers that were stopped within an epoch.
+        attended: the weights to evaluate of each epoch that the driver has attended; None: the snapshot's.
+    """
+
+    def __init__(
+        self, state: RunState, shape: RunSpec, schedule: Schedule, snapshots: Snapshots, merging: Aggregation
+    ) -> None:
+        self.state, self.shape, self.schedule = state, shape, schedule
+        self.snapshots, self.merging = snapshots, merging
+        self.reports: Reports = {}
+        self.stopped: dict[int, Update] = {}
+        self.attended: dict[int, tuple[Vector, Vector] | None] = {}
+
+    def resume(self, reports: Reports) -> None:
+        """Go on with what workers reported in an earlier run."""
+        self.reports = {epoch: report.noted() for epoch, report in reports.items()}
+        for epoch, report in self.reports.items():
+            if len(report.metrics) == self.shape.num_workers:
+                report.cut = self.snapshots.of_reports(epoch + 1, report, self.reports)
+
+    def next_epoch(self, worker: int) -> int:
+        """Return the first epoch that a worker has not reported, and that has not ended without it."""
+        epoch = self.snapshots.committed.epoch
+        while (report := self.reports.get(epoch)) is not None and (worker in report.metrics or report.cut):
+            epoch += 1
+        return epoch
+
+    def is_new(self, update: Update) -> bool:
+        """Return whether a report, or a part of it, was not taken yet."""
+        return self.next_epoch(update.worker) <= update.epoch or self.lacks_weights_of(update)
+
+    def lacks_weights_of(self, update: Update) -> bool:
+        """Return whether a worker has to report what all replicas have, besides its own report."""
+        report = self.reports.get(update.epoch)
+        if report is None or report.cut is not None or not self.snapshots.lacks_weights(report):
+            return False
+        return self.merging.all_of(report.metrics) and update.worker == self.snapshots.substitute()
+
+    def take_report(self, update: Update) -> bool:
+        """Take what a worker reports; return False if it was stopped before the epoch's end."""
+        if update.flags & Flag.STOP and update.epoch != self.schedule.short:
+            self.stopped[update.worker] = update
+            return False
+        self.reports.setdefault(update.epoch, EpochReports()).take(update)
+        self.snapshots.forget_state(update.worker)
+        return True
+
+    def take_validation(self, update: Update) -> None:
+        """Take a worker's metric states over its validation rows."""
+        report = self.reports.get(update.epoch)
+        if report is not None:
+            report.validation[update.worker] = update.metrics
+            self.state.changed.notify_all()
+
+    def end_complete(self) -> list[tuple[int, EpochReports]]:
+        """Make the snapshot of each epoch that all present workers have reported; return these epochs."""
+        ended = []
+        for epoch, report in sorted(self.reports.items()):
+            complete = self.merging.all_of(report.metrics) and not self.snapshots.lacks_weights(report)
+            if report.cut is None and complete:
+                report.cut = self.snapshots.of_reports(epoch + 1, report, self.reports)
+                ended.append((epoch, report))
+        return ended
+
+    def is_last(self, epoch: int) -> bool:
+        """Return whether no epoch comes after this one."""
+        return epoch + 1 >= self.shape.epochs
+
+    def wait_at_end(self, update: Update) -> bool:
+        """Hold a worker at an epoch's end until it may go on, or has something to do; False: not yet."""
+        rounds = self.merging.has_rounds
+        through = update.epoch + (2 if rounds or self.is_last(update.epoch) else 1)
+
+        def may_go_on() -> bool:
+            return (
+                self.state.is_over(update.generation)
+                or self.to_evaluate(update.worker) >= 0
+                or self.lacks_weights_of(update)
+                or update.worker in self.merging.absent
+                or self.schedule.stopping
+                or (self._is_short_over() if self.schedule.ending else self.schedule.released >= through)
+            )
+
+        if not may_go_on():
+            self.merging.leave(update.worker)
+        return self.state.changed.wait_for(may_go_on, limits.PATIENCE)
+
+    def _is_short_over(self) -> bool:
+        """Return whether nobody has to wait any more for the epoch that ends early, or for its evaluation."""
+        report = self.reports.get(self.schedule.short)
+        ended = report is not None and report.cut is not None
+        return ended and self.unattended(self.schedule.short) is None
+
+    def to_evaluate(self, worker: int) -> int:
+        """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
+        waiting = (
+            epoch
+            for epoch, report in self.reports.items()
+            if epoch in self.shape.evaluated and report.cut and worker not in report.validation
+            if epoch in self.attended or not self.shape.attended
+        )
+        return min(waiting, default=-1)
+
+    def weights_to_evaluate(self, epoch: int) -> tuple[Vector, Vector, int, bool]:
+        """Return the weights that workers evaluate at the end of an epoch.
+
+        Returns:
+            Parameters, statistics, the version of the snapshot, and whether they are the snapshot's own.
+        """
+        report = self.reports.get(epoch)
+        snapshot = report.cut if report is not None else None
+        snapshot = snapshot or self.snapshots.committed
+        weights = self.attended.get(epoch)
+        return *(weights or (snapshot.parameters, snapshot.statistics)), snapshot.version, weights is None
+
+    def is_complete(self, epoch: int) -> bool:
+        """Return whether all present workers have reported an epoch, and evaluated it if it is evaluated."""
+        report = self.reports.get(epoch)
+        # A run that was resumed has reports before it has plans.
+        if report is None or report.cut is None or not self.schedule.plans:
+            return False
+        return epoch not in self.shape.evaluated or self.merging.all_of(report.validation)
+
+    def concerns_driver(self, epoch: int) -> bool:
+        """Return whether an epoch is complete, waits for the driver's evaluation, or is not released yet."""
+        unreleased = bool(self.schedule.plans) and self.schedule.released <= epoch
+        return self.is_complete(epoch) or self.unattended(epoch) is not None or unreleased
+
+    def result(self, epoch: int) -> EpochResult:
+        """Return what workers reported of a complete epoch, with the losses since the epoch before."""
+        report = self.reports[epoch]
+        losses, self.merging.losses = self.merging.losses, []
+        return _result_of(report, report.validation, losses)
+
+    def unattended(self, epoch: int) -> EpochResult | None:
+        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        report = self.reports.get(epoch)
+        waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
+        if not waits or report is None or report.cut is None or not self.schedule.plans:
+            return None
+        return _result_of(report, {}, list(self.merging.losses))
+
+    def forget_before(self, epoch: int) -> None:
+        """Forget the epochs before this one, which are committed."""
+        for before in [before for before in self.reports if before < epoch]:
+            del self.reports[before]
+        self.attended = {each: weights for each, weights in self.attended.items() if each >= epoch}
+
+    def roll_back(self) -> None:
+        """Restore the run in rounds: an epoch that all have reported stays trained, and is evaluated anew."""
+        self.reports = {
+            epoch: replace(report, validation={})
+            for epoch, report in self.reports.items()
+            if report.cut is not None
+        }
+        snapshot = self.snapshots.committed
+        # There is one at most: nobody begins the next epoch before its evaluation.
+        for report in self.reports.values():
+            if report.cut is not None:
+                snapshot = replace(report.cut, losses=list(self.merging.losses))
+        self.snapshots.restore(snapshot)
+        if self.schedule.plans:
+            self.snapshots.begin()
+
+    def last_ended(self) -> Snapshot:
+        """Return the snapshot of the last epoch that has ended, committed or not."""
+        ended = [report.cut for report in self.reports.values() if report.cut is not None]
+        return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
+
+    def stopped_with_weights(self) -> Update | None:
+        """Return the report of a replica that was stopped within an epoch, with its weights."""
+        return next((report for report in self.stopped.values() if len(report.parameters)), None)
+
+
+def _result_of(report: EpochReports, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
+    """Return the reports of an epoch that has ended, in the order of the workers."""
+    if report.cut is None:
+        raise ValueError("The epoch has not ended.")
+    return EpochResult(
+        cut=report.cut,
+        metrics=[report.metrics[k] for k in sorted(report.metrics)],
+        validation=[validation[k] for k in sorted(validation)],
+        rows=report.rows,
+        losses=losses,
+    )
