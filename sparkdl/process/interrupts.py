@@ -31,6 +31,7 @@ NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
 # Modules whose locks other threads share, or that are about to own a socket, a thread or slots.
 LOCKED = {
     "sparkdl.server.coordinator",
+    "sparkdl.server.group_coordinator",
     "sparkdl.server.allreduce",
     "sparkdl.driver.remote_server",
     "sparkdl.server.http_server",

@@ -22,10 +22,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from typing import Any
 
-from sparkdl.core.vectors import EMPTY, Vector, is_finite, trim
+from sparkdl.core.vectors import Vector, trim
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import (
@@ -39,11 +39,11 @@ from sparkdl.server.aggregation import (
     Aggregation,
     Read,
 )
-from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.epochs import Epochs
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
 from sparkdl.server.schedule import Schedule
+from sparkdl.server.screening import Screening
 from sparkdl.server.snapshots import snapshots_of
 from sparkdl.server.state import (
     CarriedState,
@@ -78,10 +78,7 @@ class Coordinator(GroupCoordinator):
         self.rebalance = Rebalance(self.state, self.membership)
         self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
         self.warned = False
-        merged = shape.num_workers > 1 and not merging.has_replicas
-        together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
-        begin = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
-        self.watch = DivergenceDetector(merging.parameters, merged=merged, first=begin)
+        self.screening = Screening(self.state, shape, merging, self.membership)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
@@ -241,13 +238,13 @@ class Coordinator(GroupCoordinator):
     def _push(self, update: Update, read: Read) -> Reply:
         try:
             reply = self.merging.push(
-                update, lambda: self._screen(read()), lambda counts: self._count(update, counts)
+                update, lambda: self.screening.screen(read()), lambda counts: self._count(update, counts)
             )
         except RuleError as error:
             self.fail(update.generation, error)
             raise
         with self.changed:
-            if self.watch.has_refused(update):
+            if self.screening.has_refused(update):
                 reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
             if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
                 self.counters["duplicates"] += 1
@@ -257,37 +254,6 @@ class Coordinator(GroupCoordinator):
             if self.snapshots.is_awaited(update) and not reply.flags & Flag.AGAIN:
                 reply = replace(reply, flags=reply.flags | Flag.CUT)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
-
-    def _screen(self, update: Update) -> Update:
-        """Take out of an update what cannot be merged: it counts, and says nothing.
-
-        A gradient of a scaled loss may well be Inf: all replicas see it in their mean, and skip the step.
-        """
-        if not update.rows or self.merging.has_taken(update.worker, update.sequence):
-            return update
-        below = inf if self.shape.plan.joint else FARTHEST
-        numbers = self.merging.numbers(update)
-        finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
-        sound = self.shape.scaled or finite
-        with self.changed:
-            self.membership.check(update.worker, update.generation, update.attempt)
-            if self.merging.has_taken(update.worker, update.sequence):
-                return update  # it came twice at once
-            try:
-                strikes = self.watch.take(update, sound=sound)
-            except DivergedError as error:
-                strikes = 0
-                self.fail(self.generation, error)
-            if sound:
-                return update
-            self.counters["not_finite"] += 1
-            self.merging.losses.append(nan)
-            if strikes == 1:
-                self.state.warn(
-                    f"Worker {update.worker} sent an update with NaN or Inf in it in epoch "
-                    f"{update.epoch + 1}, which was not merged; it goes on from the center.",
-                )
-        return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
     def _count(self, update: Update, counts: bool) -> Reply:
         """Count an update (the last one of its round, in rounds) if it counts; return the control words."""
@@ -325,13 +291,7 @@ class Coordinator(GroupCoordinator):
     def _end_epochs(self) -> None:
         """End each epoch that all present workers have reported, and judge whether the run has diverged."""
         for epoch, report in self.epochs.end_complete():
-            parameters, losses = self.cut.parameters, self.merging.losses
-            if report.cut is not None:
-                parameters = report.cut.parameters
-            try:
-                self.watch.end_epoch(epoch, parameters, losses, report.first_losses.values())
-            except DivergedError as error:
-                self.fail(self.generation, error)
+            self.screening.end_epoch(epoch, report)
 
     def _take_state(self, update: Update, read: Read) -> Reply:
         """Take the state of a worker within an epoch, for a snapshot."""
@@ -580,7 +540,7 @@ class Coordinator(GroupCoordinator):
         """Restore the newest snapshot in rounds; an epoch that all have reported stays trained."""
         self.rebalance.clear()
         self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
-        self.watch.restart(rolled_back=self.merging.has_rounds)
+        self.screening.restart()
         if self.merging.has_rounds:
             self.epochs.roll_back()
 
@@ -590,7 +550,7 @@ class Coordinator(GroupCoordinator):
         That is the last epoch's end where what came after it has thrown the center away.
         """
         with self.changed:
-            if self.watch.useless or self.broken:
+            if self.screening.useless or self.broken:
                 return self.cut
             if not self.merging.has_replicas:
                 return self.snapshots.present()

@@ -433,7 +433,7 @@ def test_what_a_run_is_compared_with_is_nothing_that_merging_did(mode, window, l
     """The loss of the start is that of 32 batches, or of the first windows or round, where they have more."""
     plan = Plan((), 0, 4, window, False, False, 0)
 
-    assert losses == store_of(mode, joint=False, plan=plan).watch.first
+    assert losses == store_of(mode, joint=False, plan=plan).screening.detector.first
 
 
 def test_an_update_that_was_not_merged_is_among_the_losses():

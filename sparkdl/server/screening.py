@@ -1,0 +1,90 @@
+"""Screening: updates with NaN or Inf are not merged, and a run that diverges ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+from sparkdl.core.vectors import EMPTY, is_finite
+from sparkdl.errors import DivergedError
+from sparkdl.server.aggregation import Aggregation
+from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
+from sparkdl.server.membership import Membership
+from sparkdl.server.run_state import RunState
+from sparkdl.server.state import EpochReports, RunSpec
+from sparkdl.transport.messages import Update
+
+
+class Screening:
+    """Looks at the numbers of updates and at the losses of epochs, and fails a run that has diverged.
+
+    Args:
+        state: the state of the run.
+        shape: what is to be known of the run.
+        merging: the center.
+        membership: the workers.
+    """
+
+    def __init__(self, state: RunState, shape: RunSpec, merging: Aggregation, membership: Membership) -> None:
+        self.state, self.shape, self.merging, self.membership = state, shape, merging, membership
+        merged = shape.num_workers > 1 and not merging.has_replicas
+        together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
+        first = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
+        self.detector = DivergenceDetector(merging.parameters, merged=merged, first=first)
+
+    @property
+    def useless(self) -> bool:
+        """Whether the run has diverged without NaN, so that the center is of no use."""
+        return self.detector.useless
+
+    def has_refused(self, update: Update) -> bool:
+        """Return whether an update was the last one of its worker that was not merged."""
+        return self.detector.has_refused(update)
+
+    def screen(self, update: Update) -> Update:
+        """Return an update without the numbers that cannot be merged: it counts, and says nothing.
+
+        A gradient of a scaled loss may well be Inf: all replicas see it in their mean, and skip the step.
+
+        Raises:
+            RefusedError: the worker's attempt was superseded or lost meanwhile.
+        """
+        if not update.rows or self.merging.has_taken(update.worker, update.sequence):
+            return update
+        below = inf if self.shape.plan.joint else FARTHEST
+        numbers = self.merging.numbers(update)
+        finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
+        sound = self.shape.scaled or finite
+        with self.state.changed:
+            self.membership.check(update.worker, update.generation, update.attempt)
+            if self.merging.has_taken(update.worker, update.sequence):
+                return update  # it came twice at once
+            try:
+                strikes = self.detector.take(update, sound=sound)
+            except DivergedError as error:
+                strikes = 0
+                self.state.fail(self.state.generation, error)
+            if sound:
+                return update
+            self.state.counters["not_finite"] += 1
+            self.merging.losses.append(nan)
+            if strikes == 1:
+                self.state.warn(
+                    f"Worker {update.worker} sent an update with NaN or Inf in it in epoch "
+                    f"{update.epoch + 1}, which was not merged; it goes on from the center.",
+                )
+        return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
+
+    def end_epoch(self, epoch: int, report: EpochReports) -> None:
+        """Judge an epoch that has ended by its losses and the center at its end."""
+        if report.cut is None:
+            return
+        parameters, losses = report.cut.parameters, self.merging.losses
+        try:
+            self.detector.end_epoch(epoch, parameters, losses, report.first_losses.values())
+        except DivergedError as error:
+            self.state.fail(self.state.generation, error)
+
+    def restart(self) -> None:
+        """Forget what updates that come again have said, or that come from workers which begin anew."""
+        self.detector.restart(rolled_back=self.merging.has_rounds)
