@@ -34,7 +34,7 @@ from sparkdl.errors import (
     RuleError,
     WorkerLostError,
 )
-from sparkdl.server import admission, limits, row_check
+from sparkdl.server import admission, limits
 from sparkdl.server.aggregation import (
     Aggregation,
     Read,
@@ -42,6 +42,7 @@ from sparkdl.server.aggregation import (
 from sparkdl.server.epochs import Epochs
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
+from sparkdl.server.row_agreement import RowAgreement
 from sparkdl.server.schedule import Schedule
 from sparkdl.server.screening import Screening
 from sparkdl.server.snapshots import snapshots_of
@@ -76,8 +77,7 @@ class Coordinator(GroupCoordinator):
         self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
         self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, merging)
         self.rebalance = Rebalance(self.state, self.membership)
-        self.held: tuple[RowsHeld, ...] = ()  # what each worker holds, where the run goes on from
-        self.warned = False
+        self.rows = RowAgreement(self.state, self.membership, self.schedule, self.snapshots, merging)
         self.screening = Screening(self.state, shape, merging, self.membership)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
@@ -88,7 +88,7 @@ class Coordinator(GroupCoordinator):
             held: what each worker of that run held.
         """
         with self.changed:
-            self.held = held
+            self.rows.held = held
             self.snapshots.resume(cut)
             self.epochs.resume(cut.books)
 
@@ -96,6 +96,11 @@ class Coordinator(GroupCoordinator):
     def cut(self) -> Snapshot:
         """The snapshot that the run is restored from."""
         return self.snapshots.committed
+
+    @property
+    def held(self) -> tuple[RowsHeld, ...]:
+        """What each worker holds, once all have reported it."""
+        return self.rows.held
 
     @property
     def noted(self) -> Snapshot:
@@ -138,13 +143,10 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
-            if begins and self.membership.agreed:
-                self._compare_one(worker, held)
-            elif not begins and member.held != held:
-                raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
+            self.rows.check(worker, member, held)
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.membership.agreed and self._all_ready():
-                self._agree_on_rows()
+                self.rows.agree()
             if begins and worker in self.absent:
                 self._readmit(worker)
             if begins and self.epochs.next_epoch(worker) < self.shape.epochs:
@@ -167,40 +169,6 @@ class Coordinator(GroupCoordinator):
                 "progress": self.progress,
                 "stop": self.stopping,
             }
-
-    def _agree_on_rows(self) -> None:
-        """Settle what the workers hold, and how they share it, before the first of them begins."""
-        held = tuple(self.members[k].held or RowsHeld(0) for k in range(self.shape.num_workers))
-        if self.held and self.held != held:
-            self._compare_rows(held)
-        rows = tuple(each.rows for each in held)
-        if not any(rows):
-            held_out = sum(member.validation_rows for member in self.members.values())
-            self.state.refuse_rows(row_check.no_rows(held_out))
-        if self.schedule.plan_for(rows):
-            self.merging.bind(self.plans[0].working)
-        self.held, self.membership.agreed = held, True
-        self.snapshots.begin()
-
-    def _compare_rows(self, held: tuple[RowsHeld, ...]) -> None:
-        """Go on with workers that hold something else than before, where these are the same rows.
-
-        In rounds they may be on other workers, and in another order: the epoch under way begins again.
-        """
-        rounds = self.merging.has_rounds
-        if not row_check.may_go_on(self.held, held, anywhere=rounds):
-            self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=not self.plans))
-        self.snapshots.restore_epoch()
-        held_out = any(member.validation_rows for member in self.members.values())
-        self.state.warn(row_check.other_order(str(self.cut), anywhere=rounds, validation=held_out))
-
-    def _compare_one(self, worker: int, held: RowsHeld) -> None:
-        """Go on with a worker that comes back while others train, and may have taken rows of theirs."""
-        if held.rows != self.held[worker].rows:
-            self.state.refuse_rows(row_check.other_count(worker, held.rows, self.held[worker].rows))
-        if held != self.held[worker] and not self.warned:
-            self.warned = True
-            self.state.warn(row_check.one_in_other_order(worker))
 
     def _check_header(self, update: Update, lengths: Sections) -> None:
         admission.check_run(update, self.shape.run)

@@ -32,7 +32,8 @@ from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server import limits
 from sparkdl.server.aggregation import Asynchronous, Hybrid
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.snapshots import RoundSnapshots, Snapshots, UpdateSnapshots
+from sparkdl.server.row_agreement import RowAgreement
+from sparkdl.server.snapshots import RoundSnapshots, UpdateSnapshots
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
@@ -986,12 +987,12 @@ class LosesTheRounds(Coordinator):
         return generation
 
 
-class TrustsTheOrder(Coordinator):
-    """A store that goes on in the middle of an epoch whatever order its rows have now."""
+class TrustsTheOrder(RowAgreement):
+    """An agreement that goes on in the middle of an epoch whatever order its rows have now."""
 
-    def _compare_rows(self, held):
-        self.snapshots.committed = replace(self.cut, before=None)
-        super()._compare_rows(held)
+    def _compare(self, held):
+        self.snapshots.committed = replace(self.snapshots.committed, before=None)
+        super()._compare(held)
 
 
 class NotesWhatIsToCome(UpdateSnapshots):
@@ -1033,13 +1034,14 @@ class WaitsForNobodyToSpeak(RoundSnapshots):
         return False
 
 
-def with_snapshots(kind):
-    """Return a coordinator whose snapshots are of this kind."""
+def with_part(kind):
+    """Return a coordinator one of whose parts is of this kind."""
+    name = "rows" if issubclass(kind, RowAgreement) else "snapshots"
 
     class Mistaken(Coordinator):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            self.snapshots.__class__ = kind
+            getattr(self, name).__class__ = kind
 
     return Mistaken
 
@@ -1068,7 +1070,7 @@ def with_snapshots(kind):
 )
 def test_a_mistake_is_found(machine, mistake):
     """The laws are such that a store which does not keep them is seen to."""
-    kind = with_snapshots(mistake) if issubclass(mistake, Snapshots) else mistake
+    kind = mistake if issubclass(mistake, Coordinator) else with_part(mistake)
     mistaken = type(mistake.__name__, (machine,), {"kind": kind})
     found = settings(
         max_examples=1000,

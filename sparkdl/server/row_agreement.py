@@ -1,0 +1,92 @@
+"""Agreement on rows: what each worker holds, which has to be what the run began with."""
+
+from __future__ import annotations
+
+from sparkdl.errors import RefusedError
+from sparkdl.server import row_check
+from sparkdl.server.aggregation import Aggregation
+from sparkdl.server.membership import Membership
+from sparkdl.server.run_state import RunState
+from sparkdl.server.schedule import Schedule
+from sparkdl.server.snapshots import Snapshots
+from sparkdl.server.state import Member, RowsHeld
+
+
+class RowAgreement:
+    """What the workers hold. The lock of the coordinator guards it.
+
+    Args:
+        state: the state of the run.
+        membership: the workers.
+        schedule: makes the plans of the workers.
+        snapshots: the snapshots of the run.
+        merging: the center.
+
+    Attributes:
+        held: what each worker holds, once all have reported it.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        membership: Membership,
+        schedule: Schedule,
+        snapshots: Snapshots,
+        merging: Aggregation,
+    ) -> None:
+        self.state, self.membership, self.schedule = state, membership, schedule
+        self.snapshots, self.merging = snapshots, merging
+        self.held: tuple[RowsHeld, ...] = ()
+        self._warned = False
+
+    def check(self, worker: int, member: Member, held: RowsHeld) -> None:
+        """Check that a worker holds what it, or the attempt before it, held.
+
+        It may have taken rows of others, where it comes back while others train.
+
+        Raises:
+            RefusedError: it holds other rows, or another number of rows.
+        """
+        if member.held is not None:
+            if member.held != held:
+                raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
+        elif self.membership.agreed:
+            before = self.held[worker]
+            if held.rows != before.rows:
+                self.state.refuse_rows(row_check.other_count(worker, held.rows, before.rows))
+            if held != before and not self._warned:
+                self._warned = True
+                self.state.warn(row_check.one_in_other_order(worker))
+
+    def agree(self) -> None:
+        """Settle what the workers hold, and how they share it, once all have reported it.
+
+        Raises:
+            RefusedError: these are other rows than before, or there are none.
+        """
+        members = self.membership.members
+        held = tuple(members[k].held or RowsHeld(0) for k in sorted(members))
+        if self.held and self.held != held:
+            self._compare(held)
+        rows = tuple(each.rows for each in held)
+        if not any(rows):
+            held_out = sum(member.validation_rows for member in members.values())
+            self.state.refuse_rows(row_check.no_rows(held_out))
+        if self.schedule.plan_for(rows):
+            self.merging.bind(self.schedule.plans[0].working)
+        self.held, self.membership.agreed = held, True
+        self.snapshots.begin()
+
+    def _compare(self, held: tuple[RowsHeld, ...]) -> None:
+        """Go on with workers that hold something else than before, where these are the same rows.
+
+        In rounds they may be on other workers, and in another order: the epoch under way begins again.
+        """
+        rounds = self.merging.has_rounds
+        if not row_check.may_go_on(self.held, held, anywhere=rounds):
+            resumed = not self.schedule.plans
+            self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=resumed))
+        self.snapshots.restore_epoch()
+        held_out = any(member.validation_rows for member in self.membership.members.values())
+        snapshot = str(self.snapshots.committed)
+        self.state.warn(row_check.other_order(snapshot, anywhere=rounds, validation=held_out))
