@@ -19,7 +19,6 @@ merged one at a time, and in rounds at the next cut.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite
@@ -32,7 +31,6 @@ from sparkdl.errors import (
     DivergedError,
     RefusedError,
     RuleError,
-    WorkerLostError,
 )
 from sparkdl.server import admission, limits
 from sparkdl.server.aggregation import (
@@ -54,6 +52,7 @@ from sparkdl.server.state import (
     Snapshot,
     spooled,
 )
+from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
 
 TIDY = 10.0  # seconds after which what many small requests have freed is given back
@@ -79,6 +78,7 @@ class Coordinator(GroupCoordinator):
         self.rebalance = Rebalance(self.state, self.membership)
         self.rows = RowAgreement(self.state, self.membership, self.schedule, self.snapshots, merging)
         self.screening = Screening(self.state, shape, merging, self.membership)
+        self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a cut of an earlier run with the same settings, before any worker has joined.
@@ -148,9 +148,9 @@ class Coordinator(GroupCoordinator):
             if not self.membership.agreed and self._all_ready():
                 self.rows.agree()
             if begins and worker in self.absent:
-                self._readmit(worker)
+                self.losses.readmit(worker)
             if begins and self.epochs.next_epoch(worker) < self.shape.epochs:
-                self._enter_training(worker)
+                self.losses.enter_training(worker)
             self.changed.notify_all()
             go = self.changed.wait_for(
                 lambda: self.state.is_over(generation) or self._may_begin(worker), limits.PATIENCE
@@ -246,20 +246,9 @@ class Coordinator(GroupCoordinator):
             if self.epochs.is_new(update) and not update.flags & Flag.AWAIT:
                 self.merging.leave(update.worker)
                 if self.epochs.take_report(update):
-                    self._end_epochs()
+                    self.losses.end_epochs()
                 self.changed.notify_all()
             return self._wait_at_epoch_end(update)
-
-    def _enter_training(self, worker: int) -> None:
-        """Include a worker in the bound of staleness, if it has anything to train on."""
-        held = self.members[worker].held
-        if held is not None and held.rows:
-            self.merging.enter(worker)
-
-    def _end_epochs(self) -> None:
-        """End each epoch that all present workers have reported, and judge whether the run has diverged."""
-        for epoch, report in self.epochs.end_complete():
-            self.screening.end_epoch(epoch, report)
 
     def _take_state(self, update: Update, read: Read) -> Reply:
         """Take the state of a worker within an epoch, for a snapshot."""
@@ -267,7 +256,7 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.snapshots.take_state(update, current=self._is_current(update)):
-                self._readmit_waiting()
+                self.losses.readmit_waiting()
             return self.schedule.reply()  # also where it comes again, and the snapshot is made
 
     def _is_current(self, update: Update) -> bool:
@@ -295,7 +284,7 @@ class Coordinator(GroupCoordinator):
         reply = replace(reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.merging.version)
         goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
         if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else it was said before
-            self._enter_training(update.worker)
+            self.losses.enter_training(update.worker)
         if goes_on and self.merging.has_rounds and update.base_version != self.merging.version:
             parameters, statistics, version = self.merging.snapshot()
             reply = replace(
@@ -415,55 +404,19 @@ class Coordinator(GroupCoordinator):
         """Lose the workers that were silent for too long, and warn of those that get nowhere."""
         for worker, reason in self.membership.silent_workers():
             if self.failure is None:
-                self._lose(worker, reason)
+                self.lose(worker, reason)
         self.membership.warn_of_long_steps()
 
-    def _lose(self, worker: int, words: str) -> None:
+    def lose(self, worker: int, reason: str) -> None:
         """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
-        left = [k for k in range(self.shape.num_workers) if k != worker and k not in self.absent]
-        if self.shape.goes_on and self.membership.agreed and any(self.plans[0].rows[k] for k in left):
-            self.counters["lost"] += 1
-            self.state.warn(f"{words} The run goes on without it.")
-            self.members[worker].lost = True
-            self.merging.leave(worker)
-            self.merging.lose(worker)
-            self._end_epochs()
-            if self.snapshots.finish():
-                self._readmit_waiting()
-        else:
-            self.state.failure = self.failure or WorkerLostError(words)
-        self.changed.notify_all()
-
-    def _readmit(self, worker: int) -> None:
-        """Take an absent worker's new attempt in: in rounds at a cut, which is to be made soon."""
-        if self.merging.has_rounds:
-            self.note()
-        else:
-            self._return_worker(worker)
-
-    def _readmit_waiting(self) -> None:
-        """Take in the absent workers that wait for a cut, but for one whose update is in the open round."""
-        for worker in sorted(self.absent):
-            member = self.members[worker]
-            if member.lost or member.held is None or self.cut.epoch >= self.shape.epochs:
-                continue
-            if self.merging.may_come_back(worker):
-                self._return_worker(worker)
-            else:
-                self.note()
-        self.changed.notify_all()
-
-    def _return_worker(self, worker: int) -> None:
-        self.merging.come_back(worker)
-        self.counters["returned"] += 1
-        self.state.tell(logging.INFO, f"Worker {worker} on {self.members[worker].host} is back.")
+        self.losses.lose(worker, reason)
 
     def commit(self, cut: Snapshot) -> None:
         """Make a cut the one that the run is taken up from, and forget the books before it."""
         with self.changed:
             self.snapshots.commit(cut)
             self.epochs.forget_before(cut.epoch)
-            self._readmit_waiting()
+            self.losses.readmit_waiting()
         self._tidy()
 
     def _tidy(self) -> None:

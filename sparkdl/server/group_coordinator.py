@@ -109,12 +109,12 @@ class GroupCoordinator(ABC):
         """Lose a worker that is started again in rounds: its replica is gone. Refuse it if the run is too."""
         if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
             return
-        self._lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
+        self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
         if worker not in self.absent:
             raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
 
     @abstractmethod
-    def _lose(self, worker: int, reason: str) -> None:
+    def lose(self, worker: int, reason: str) -> None:
         """Go on without a worker, or fail the run."""
 
     @abstractmethod

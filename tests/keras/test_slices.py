@@ -234,7 +234,7 @@ class Kept(Loop):
         except GoneError:
             store = self.exchange.store
             with store.changed:
-                store._lose(self.worker, f"Worker {self.worker} died.")
+                store.lose(self.worker, f"Worker {self.worker} died.")
             self.exchange = LocalExchange(store, self.worker, attempt=1)
             self.replica.model.set_weights([0 * weight for weight in self.replica.model.get_weights()])
             self.speaks = self.worker == 0

@@ -40,7 +40,7 @@ class Mortal(Loop):
     def die(self):
         store = self.exchange.store
         with store.changed:
-            store._lose(self.worker, f"Worker {self.worker} died.")
+            store.lose(self.worker, f"Worker {self.worker} died.")
         raise GoneError
 
 

@@ -781,7 +781,7 @@ def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, 
     begun(store, attempt=2)
     if lost:
         with store.changed:
-            store._lose(1, "Worker 1 has said nothing.")
+            store.lose(1, "Worker 1 has said nothing.")
     set_clock(silent)
 
     if counts:

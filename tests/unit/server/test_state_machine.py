@@ -34,6 +34,7 @@ from sparkdl.server.aggregation import Asynchronous, Hybrid
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.row_agreement import RowAgreement
 from sparkdl.server.snapshots import RoundSnapshots, UpdateSnapshots
+from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
@@ -1018,13 +1019,14 @@ class BelievesWhatIsOld(Coordinator):
         return True
 
 
-class TakesBackTooEarly(Coordinator):
-    """A store that takes back, at a cut, a worker whose update is in the round after it."""
+class TakesBackTooEarly(WorkerLoss):
+    """A part that takes back, at a snapshot, a worker whose update is in the round after it."""
 
-    def _readmit_waiting(self):
-        for worker in sorted(self.absent):
-            if not self.members[worker].lost and self.members[worker].held is not None:
-                self._return_worker(worker)
+    def readmit_waiting(self):
+        for worker in sorted(self.merging.absent):
+            member = self.membership.members[worker]
+            if not member.lost and member.held is not None:
+                self.return_worker(worker)
 
 
 class WaitsForNobodyToSpeak(RoundSnapshots):
@@ -1034,14 +1036,21 @@ class WaitsForNobodyToSpeak(RoundSnapshots):
         return False
 
 
+PARTS = {
+    RowAgreement: "rows",
+    WorkerLoss: "losses",
+    RoundSnapshots: "snapshots",
+    UpdateSnapshots: "snapshots",
+}
+
+
 def with_part(kind):
     """Return a coordinator one of whose parts is of this kind."""
-    name = "rows" if issubclass(kind, RowAgreement) else "snapshots"
 
     class Mistaken(Coordinator):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            getattr(self, name).__class__ = kind
+            getattr(self, PARTS[kind.__base__]).__class__ = kind
 
     return Mistaken
 

@@ -1,0 +1,81 @@
+"""Loss and return of workers in a run that goes on without those that are lost."""
+
+from __future__ import annotations
+
+import logging
+
+from sparkdl.errors import WorkerLostError
+from sparkdl.server.epochs import Epochs
+from sparkdl.server.membership import Membership
+from sparkdl.server.screening import Screening
+
+
+class WorkerLoss:
+    """Lets a run go on without a worker, and takes another attempt of it in again.
+
+    Args:
+        membership: the workers.
+        epochs: the epochs, which end without a lost worker.
+        screening: judges the epochs that end.
+    """
+
+    def __init__(self, membership: Membership, epochs: Epochs, screening: Screening) -> None:
+        self.membership, self.epochs, self.screening = membership, epochs, screening
+        self.state, self.shape, self.merging = epochs.state, epochs.shape, epochs.merging
+        self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
+
+    def lose(self, worker: int, reason: str) -> None:
+        """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
+        absent = self.merging.absent
+        left = [k for k in range(self.shape.num_workers) if k != worker and k not in absent]
+        may_go_on = self.shape.goes_on and self.membership.agreed
+        if may_go_on and any(self.schedule.plans[0].rows[k] for k in left):
+            self.state.counters["lost"] += 1
+            self.state.warn(f"{reason} The run goes on without it.")
+            self.membership.members[worker].lost = True
+            self.merging.leave(worker)
+            self.merging.lose(worker)
+            self.end_epochs()
+            if self.snapshots.finish():
+                self.readmit_waiting()
+        else:
+            self.state.failure = self.state.failure or WorkerLostError(reason)
+        self.state.changed.notify_all()
+
+    def end_epochs(self) -> None:
+        """End each epoch that all present workers have reported, and judge whether the run has diverged."""
+        for epoch, report in self.epochs.end_complete():
+            self.screening.end_epoch(epoch, report)
+
+    def readmit(self, worker: int) -> None:
+        """Take in another attempt of a lost worker: in rounds at a snapshot, which is requested."""
+        if self.merging.has_rounds:
+            self.snapshots.request(self.epochs.reports)
+        else:
+            self.return_worker(worker)
+
+    def readmit_waiting(self) -> None:
+        """Take in the lost workers that wait for a snapshot, but for one with an update in the open round."""
+        for worker in sorted(self.merging.absent):
+            member = self.membership.members[worker]
+            over = self.snapshots.committed.epoch >= self.shape.epochs
+            if member.lost or member.held is None or over:
+                continue
+            if self.merging.may_come_back(worker):
+                self.return_worker(worker)
+            else:
+                self.snapshots.request(self.epochs.reports)
+        self.state.changed.notify_all()
+
+    def return_worker(self, worker: int) -> None:
+        """Take in a lost worker at this moment."""
+        self.merging.come_back(worker)
+        self.state.counters["returned"] += 1
+        host = self.membership.members[worker].host
+        self.state.tell(logging.INFO, f"Worker {worker} on {host} is back.")
+
+    def enter_training(self, worker: int) -> None:
+        """Include a worker in the bound of staleness, if it has anything to train on."""
+        held = self.membership.members[worker].held
+        if held is not None and held.rows:
+            self.merging.enter(worker)
