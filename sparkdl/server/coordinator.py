@@ -52,8 +52,9 @@ from sparkdl.server.state import (
     Snapshot,
     spooled,
 )
+from sparkdl.server.weight_replies import WeightReplies
 from sparkdl.server.worker_loss import WorkerLoss
-from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
+from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 TIDY = 10.0  # seconds after which what many small requests have freed is given back
 
@@ -75,9 +76,10 @@ class Coordinator(GroupCoordinator):
         self.schedule = Schedule(shape)
         self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
         self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, merging)
-        self.rebalance = Rebalance(self.state, self.membership)
+        self.rebalance = Rebalance(self.state, self.membership, self.schedule)
         self.rows = RowAgreement(self.state, self.membership, self.schedule, self.snapshots, merging)
         self.screening = Screening(self.state, shape, merging, self.membership)
+        self.weights = WeightReplies(self.epochs)
         self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
@@ -190,9 +192,9 @@ class Coordinator(GroupCoordinator):
             Kind.RESTORE: self._restore,
             Kind.CENTER: self._center,
             Kind.CUT: self._take_state,
-            Kind.SHARE: self._share,
-            Kind.GIVE: self._give,
-            Kind.TAKE: self._take,
+            Kind.SHARE: self.rebalance.share,
+            Kind.GIVE: self.rebalance.give,
+            Kind.TAKE: self.rebalance.take,
         }
         if update.kind not in answer:
             raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
@@ -285,80 +287,24 @@ class Coordinator(GroupCoordinator):
         goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
         if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else it was said before
             self.losses.enter_training(update.worker)
-        if goes_on and self.merging.has_rounds and update.base_version != self.merging.version:
-            parameters, statistics, version = self.merging.snapshot()
-            reply = replace(
-                reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics, version=version
-            )
+        if goes_on and self.merging.has_rounds:
+            return self.weights.with_center(reply, update)
         return reply
-
-    def _share(self, update: Update, read: Read) -> Reply:
-        """Answer with the number of training rows of every worker, once all have reported theirs."""
-        with self.changed:
-            return self._reply_with(self.rebalance.share(update))
-
-    def _give(self, update: Update, read: Read) -> Reply:
-        """Keep the rows that a worker gives to another one."""
-        self.rebalance.check_taker(update)
-        self.rebalance.give(read())
-        return self._reply_with(b"")
-
-    def _take(self, update: Update, read: Read) -> Reply:
-        """Answer with the rows that another worker gives to this one, once they are there."""
-        with self.changed:
-            return self._reply_with(self.rebalance.take(update))
-
-    def _reply_with(self, state: bytes | None) -> Reply:
-        """Return a reply with some bytes; None: the worker is to ask again."""
-        if state is None:
-            return Reply(flags=Flag.AGAIN)
-        with self.changed:
-            return replace(self.schedule.reply(), state=state)
 
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            parameters, statistics, version, own = self.epochs.weights_to_evaluate(update.epoch)
-            if own and version == update.base_version:
-                return replace(self.schedule.reply(), version=version)
-            return replace(
-                self.schedule.reply(),
-                kind=Answer.CENTER,
-                version=version,
-                parameters=parameters,
-                statistics=statistics,
-            )
+            return self.weights.to_evaluate(update)
 
     def _center(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            if update.base_version == self.merging.version:
-                return replace(self.schedule.reply(), version=update.base_version)
-            parameters, statistics, version = self.merging.snapshot()
-            return replace(
-                self.schedule.reply(),
-                kind=Answer.CENTER,
-                version=version,
-                parameters=parameters,
-                statistics=statistics,
-            )
+            return self.weights.center(update)
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
             self.state.check_open(update.generation)
-            state = bytes(self.snapshots.states(self.epochs.reports).get(update.worker, b""))
-            if self.shape.plan.joint and len(state) <= self.shape.generators:
-                state = self.cut.state(self.cut.speaker)[: self.shape.optimizer] + state  # replicas have one
-            parameters, statistics, version = self.merging.snapshot()
-            return replace(
-                self.schedule.reply(),
-                kind=Answer.CENTER,
-                version=version,
-                parameters=parameters,
-                statistics=statistics,
-                state=state,
-                metrics=self.cut.metrics.get(update.worker, b""),
-            )
+            return self.weights.to_begin(update.worker)
 
     # Requests of the driver.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from mmap import mmap
 
 import numpy as np
 
 from sparkdl.errors import RefusedError
 from sparkdl.server import limits, row_check
+from sparkdl.server.aggregation import Read
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
+from sparkdl.server.schedule import Schedule
 from sparkdl.server.state import spooled
-from sparkdl.transport.messages import Flag, Update
+from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Rebalance:
@@ -21,20 +24,21 @@ class Rebalance:
     Args:
         state: the state of the run.
         membership: the workers.
+        schedule: the control words of a reply.
 
     Attributes:
         shares: the rows that each worker was dealt, before some are given away.
         given: the rows on their way, by the worker that gives them and the one that takes them.
     """
 
-    def __init__(self, state: RunState, membership: Membership) -> None:
-        self.state, self.membership = state, membership
+    def __init__(self, state: RunState, membership: Membership, schedule: Schedule) -> None:
+        self.state, self.membership, self.schedule = state, membership, schedule
         self.num_workers = membership.shape.num_workers
         self.shares: dict[int, int] = {}
         self.given: dict[tuple[int, int], bytes | mmap] = {}
 
-    def share(self, update: Update) -> bytes | None:
-        """Record how many rows a worker was dealt; return the number of every worker, None to ask again."""
+    def share(self, update: Update, read: Read) -> Reply:
+        """Record how many rows a worker was dealt; answer with the number of every worker, once all have."""
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)
@@ -45,31 +49,28 @@ class Rebalance:
                 self.state.changed.notify_all()
             known = self._wait(update, lambda: len(self.shares) == self.num_workers)
             shares = np.array([rows for _, rows in sorted(self.shares.items())], "<u8")
-            return shares.tobytes() if known else None
+            return (
+                replace(self.schedule.reply(), state=shares.tobytes()) if known else Reply(flags=Flag.AGAIN)
+            )
 
-    def check_taker(self, update: Update) -> None:
-        """Check that the worker that rows are given to is one of the group.
-
-        Raises:
-            RefusedError: it is not.
-        """
+    def give(self, update: Update, read: Read) -> Reply:
+        """Keep the rows that a worker gives to another one, also for a taker that starts again."""
         if update.sequence >= self.num_workers:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
-
-    def give(self, update: Update) -> None:
-        """Keep the rows that a worker gives away, also for a taker that starts again."""
-        rows = spooled(update.state)
+        rows = spooled(read().state)
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             self.given[update.worker, update.sequence] = rows
             self.state.changed.notify_all()
+            return self.schedule.reply()
 
-    def take(self, update: Update) -> bytes | None:
-        """Return the rows that another worker gives to this one; None to ask again."""
+    def take(self, update: Update, read: Read) -> Reply:
+        """Answer with the rows that another worker gives to this one, once they are there."""
         move = update.sequence, update.worker
         with self.state.changed:
-            ready = self._wait(update, lambda: move in self.given)
-            return bytes(self.given[move]) if ready else None
+            if not self._wait(update, lambda: move in self.given):
+                return Reply(flags=Flag.AGAIN)
+            return replace(self.schedule.reply(), state=bytes(self.given[move]))
 
     def _wait(self, update: Update, ready: Callable[[], bool]) -> bool:
         """Wait for something that other workers report; return whether it is there."""
