@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sparkdl.config import TrainConfig, parse_port
-from sparkdl.driver.remote_server import Store
+from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
-from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_server import Traffic, make_app, serve
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
@@ -29,7 +29,7 @@ ABSENT_SECONDS = 3.0  # the same where the task of a lost worker may not end at 
 
 @contextmanager
 def serving(
-    store: Coordinator, cluster: SparkApplication, config: TrainConfig, traffic: Traffic
+    store: GroupCoordinator, cluster: SparkApplication, config: TrainConfig, traffic: Traffic
 ) -> Iterator[Endpoint]:
     """Serve a store to the workers of a run in a ``with`` block, which closes it; yields where that is."""
     token = secrets.token_urlsafe(32)
@@ -64,7 +64,7 @@ class WorkerGroup:
     """
 
     cluster: SparkApplication
-    store: Store
+    store: GroupCoordinator | RemoteCoordinator
     submit: Callable[[int, bool], Job]
     barrier: bool
     restarts: int

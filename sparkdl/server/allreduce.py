@@ -1,24 +1,25 @@
-"""Arrays that workers add together: the driver's side of a run of a function of the user's own.
+"""All-reduce: the endpoint of a run of the user's own function, whose workers add arrays.
 
 Workers make the same calls in the same order. Each call is a round of ``aggregation``, whose arrays, all of
 one dtype, are added in worker order. In an update, ``metrics`` names the dtype and ``state`` has the
-numbers. A worker that returns says so with a report without sections.
+numbers. A worker that returns sends a report without sections.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import nan
+from typing import Any
 
 import numpy as np
 
 from sparkdl.core.reduction import NUMBERS, Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
-from sparkdl.data.batch_plan import Plan
-from sparkdl.errors import RefusedError, WorkerError
+from sparkdl.data.fingerprint import NOTHING, Fingerprint
+from sparkdl.errors import RefusedError, WorkerError, WorkerLostError
+from sparkdl.server import admission, limits
 from sparkdl.server.aggregation import Read, SynchronousRounds
-from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.state import RunSpec
+from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.state import GroupSpec, RowsHeld
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 
@@ -52,36 +53,73 @@ class AllReduceRounds(SynchronousRounds):
         return replace(reply, version=self.version, state=parameters.tobytes())
 
 
-class AllReduceCoordinator(Coordinator):
-    """The book of a run whose workers add arrays.
+class AllReduceCoordinator(GroupCoordinator):
+    """Coordinates a run whose workers add arrays.
 
     Args:
         run: sixteen random bytes that name the run.
-        num_workers: how many workers the gang has.
+        num_workers: how many workers the group has.
     """
 
     def __init__(self, run: bytes, num_workers: int) -> None:
-        plan = Plan((), 0, 1, 1, True, False, 0)
         self.rounds = AllReduceRounds(num_workers)
-        super().__init__(RunSpec(run=run, num_workers=num_workers, plan=plan, epochs=1), self.rounds)
+        super().__init__(GroupSpec(run=run, num_workers=num_workers), self.rounds)
         self.asked = dict.fromkeys(range(num_workers), -1)  # each worker's last round
         self.returned: set[int] = set()
-        self.release(0, nan)
+
+    def ready(
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        rows: int,
+        validation_rows: int,
+        notes: dict[str, Any],
+        fingerprint: Fingerprint = NOTHING,
+    ) -> dict[str, Any] | None:
+        """Record that a worker is ready; return an empty dict once all are, None to ask again."""
+        with self.changed:
+            member = self.membership.hear(worker, generation, attempt)
+            held = RowsHeld(rows, fingerprint)
+            if member.held not in (None, held):
+                raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
+            member.held, member.validation_rows, member.notes = held, validation_rows, notes
+            if not self.membership.agreed and self._all_ready():
+                self.membership.agreed = True
+                self.rounds.begin(0)
+            self.changed.notify_all()
+            begins = self.changed.wait_for(
+                lambda: self.state.is_over(generation) or self.membership.agreed, limits.PATIENCE
+            )
+            self.membership.hear(worker, generation, attempt)
+            return {} if begins else None
+
+    def _all_ready(self) -> bool:
+        return self.rounds.all_of(self.membership.ready_workers())
+
+    def lose(self, worker: int, reason: str) -> None:
+        """Fail the run, which cannot go on without a worker."""
+        self.state.failure = self.failure or WorkerLostError(reason)
+        self.changed.notify_all()
+
+    def _restart(self) -> None:
+        """Begin with the first round again."""
+        self.rounds.restore(EMPTY, EMPTY, 0, None)
+        self.rounds.begin(0)
 
     def _check_header(self, update: Update, lengths: Sections) -> None:
-        if update.run != self.shape.run:
-            raise RefusedError(409, "The update is of another run.")
+        admission.check_run(update, self.shape.run)
         with self.changed:
             self.membership.hear(update.worker, update.generation, update.attempt)
-            if not self.plans:
+            if not self.membership.agreed:
                 raise RefusedError(409, "The gang is not ready, and has nothing to add yet.")
             if update.kind is Kind.REPORT and not lengths.nbytes:
                 return
             if update.kind is not Kind.ARRAYS or lengths.parameters or lengths.statistics:
                 raise RefusedError(400, f"A {update.kind.name} like this means nothing in this run.")
-            self._admit_arrays(update, lengths)
+            self._check_arrays(update, lengths)
 
-    def _admit_arrays(self, update: Update, lengths: Sections) -> None:
+    def _check_arrays(self, update: Update, lengths: Sections) -> None:
         if not self.rounds.round - 1 <= update.sequence <= self.rounds.round:
             raise RefusedError(409, f"Round {update.sequence} is not open; {self.rounds.round} is.")
         if update.flags & Flag.AWAIT:
@@ -99,9 +137,9 @@ class AllReduceCoordinator(Coordinator):
         self._fail_if_left_alone()
 
     def _answer(self, update: Update, read: Read) -> Reply:
-        """Answer arrays with the sum over all workers, and take note of a worker that has returned."""
+        """Answer arrays with the sum over all workers, and note a worker that has returned."""
         if update.kind is Kind.ARRAYS:
-            return self.rounds.push(update, lambda: _sound(read()), lambda counts: Reply())
+            return self.rounds.push(update, lambda: _checked(read()), lambda counts: Reply())
         with self.changed:
             self.state.check_open(update.generation)
             self.returned.add(update.worker)
@@ -120,8 +158,8 @@ class AllReduceCoordinator(Coordinator):
                 self.fail(self.generation, WorkerError(message, worker=gone))
 
 
-def _sound(update: Update) -> Update:
-    """Return an update whose section of numbers can be read.
+def _checked(update: Update) -> Update:
+    """Return an update after a check that its section of numbers can be read.
 
     Raises:
         RefusedError: it cannot.

@@ -79,6 +79,11 @@ class GroupCoordinator(ABC):
         return self.merging.absent
 
     @property
+    def cut(self) -> Any:
+        """The point from which the run is restarted, as a message names it."""
+        return "the beginning"
+
+    @property
     def broken(self) -> bool:
         """Whether a merge failed half-way, so that neither the center nor the ledger can be used."""
         return self.merging.broken
