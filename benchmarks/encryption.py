@@ -22,7 +22,8 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.rules import Sum
 from sparkdl.server.aggregation import AggregationSpec, make_aggregation
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.server.state import RunSpec
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange

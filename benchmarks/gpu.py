@@ -138,7 +138,8 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     from sparkdl.rules import choose
     from sparkdl.server.aggregation import AggregationSpec, make_aggregation
     from sparkdl.server.coordinator import Coordinator
-    from sparkdl.server.http_server import Traffic, make_app, serve
+    from sparkdl.server.http_app import Traffic, make_app
+    from sparkdl.server.http_server import serve
     from sparkdl.server.state import RunSpec
     from sparkdl.worker.strategies import TrainSettings
     from sparkdl.worker.train import TrainJob

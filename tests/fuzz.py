@@ -35,7 +35,7 @@ with nullcontext() if atheris is None else atheris.instrument_imports(include=["
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
     from sparkdl.server import http_server
     from sparkdl.server.aggregation import Hybrid
-    from sparkdl.server.http_server import Traffic, add_steward, make_app
+    from sparkdl.server.http_app import Traffic, add_steward, make_app
     from sparkdl.transport import messages
     from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 

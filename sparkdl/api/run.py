@@ -13,7 +13,7 @@ from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
 from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import AllReduceCoordinator
-from sparkdl.server.http_server import Traffic
+from sparkdl.server.http_app import Traffic
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import application_of
 from sparkdl.spark.jobs import Job, Stage

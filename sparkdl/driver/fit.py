@@ -33,7 +33,7 @@ from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import choose
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.http_server import Traffic
+from sparkdl.server.http_app import Traffic
 from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 

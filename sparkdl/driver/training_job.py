@@ -19,7 +19,7 @@ from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Choice
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.http_server import Traffic
+from sparkdl.server.http_app import Traffic
 from sparkdl.spark import preflight
 from sparkdl.spark.jobs import Job, Stage
 from sparkdl.worker.strategies import TrainSettings

@@ -13,7 +13,8 @@ from sparkdl.config import TrainConfig, parse_port
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job

@@ -1,33 +1,12 @@
-"""The store over HTTP: a Flask app, served by cheroot in a thread of the driver.
+"""An HTTP server for the endpoint: cheroot in a thread, with files and connections of its own.
 
-Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer``):
-
-* ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
-* ``POST /v1/join``       JSON: a worker's attempt takes part; 202: an older one is at work, ask again;
-* ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
-* ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
-* ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
-* ``POST /v1/failure``    JSON: what went wrong in it;
-* ``GET  /v1/status``     JSON: counters.
-
-Where the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
-
-* ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, packed;
-* ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
-* ``POST /v1/leave``      JSON: a worker has ended.
-
-Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 408 the rest of it did not come (it may
-be sent again), 409 an old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422
-another model's layout. The token is compared before anything else is looked at, a body's header before its
-sections are read, and a request that is refused has its connection closed, so that its body is never read.
-Nothing is ever unpickled, and no path of a request touches the disk.
+cheroot reads and writes sockets through Python's pure-Python ``_pyio``, which copies a large body many times,
+and lets a client that is silent keep a thread.
 """
 
 from __future__ import annotations
 
-import base64
 import errno
-import hmac
 import io
 import logging
 import re
@@ -40,323 +19,28 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import cheroot.server
 import cheroot.workers.threadpool
 import cheroot.wsgi
-import flask
 
 from sparkdl.config import PortChoice
-from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     ClusterError,
-    DataError,
-    PreflightError,
-    RefusedError,
-    SparkDLError,
     WireError,
-    WorkerError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
-from sparkdl.transport.messages import Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
-BINARY = "application/octet-stream"
-JSON_BYTES = 1 << 20  # the longest JSON body that is read
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # the line before a chunk: its length
 LENGTH_DIGITS = 16  # fewer make a length
 CHUNK_LINE = 256  # the longest such line
 LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
 STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
 IDLE_SECONDS = 60  # how long a connection may say nothing
-
-
-class Traffic:
-    """How many bytes of messages went each way, and how many requests were refused."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.received, self.sent, self.refused = 0, 0, 0
-
-    def count(self, received: int, sent: int) -> None:
-        """Count the bytes of an update and its reply."""
-        with self._lock:
-            self.received += received
-            self.sent += sent
-
-    def refuse(self) -> None:
-        """Count a request that is answered with an error, or whose stream ends for one."""
-        with self._lock:
-            self.refused += 1
-
-    def summary(self) -> dict[str, int]:
-        """Return the counts."""
-        with self._lock:
-            return {
-                "bytes_received": self.received,
-                "bytes_sent": self.sent,
-                "refused_requests": self.refused,
-            }
-
-
-def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Flask:  # noqa: C901 - routes
-    """Return the Flask app over a store."""
-    app = flask.Flask("sparkdl", static_folder=None)
-    app.url_map.merge_slashes = False  # it would answer with a page that leads elsewhere
-    app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
-    expected = f"Bearer {token}".encode()
-
-    @app.before_request
-    def check_token() -> None:
-        given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, expected):
-            raise RefusedError(401, "The request carries no token, or not this run's.")
-
-    def refusal(status: int, message: str) -> Any:
-        traffic.refuse()
-        return flask.jsonify(error=message), status, {"Connection": "close"}
-
-    @app.errorhandler(RefusedError)
-    def refused(error: RefusedError) -> Any:
-        return refusal(error.status, str(error))
-
-    @app.errorhandler(WireError)
-    def malformed(error: WireError) -> Any:
-        return refusal(400, str(error))
-
-    @app.errorhandler(TimeoutError)
-    @app.errorhandler(ConnectionError)
-    def stalled(error: OSError) -> Any:
-        return refusal(408, "The rest of the request did not come.")
-
-    @app.errorhandler(404)
-    @app.errorhandler(405)
-    def unknown(error: Any) -> Any:
-        return refusal(error.code, "No such path or method.")
-
-    @app.errorhandler(500)
-    def broken(error: Any) -> Any:
-        store.break_down(error.original_exception)
-        return refusal(500, f"The endpoint failed: {reason_of(error.original_exception)}.")
-
-    @app.get("/v1/ping")
-    def ping() -> Any:
-        return "", 204
-
-    @app.post("/v1/join")
-    def join() -> Any:
-        body = _json(worker=int, generation=int, attempt=int, host=str, pid=int)
-        return {}, 200 if store.join(**body) else 202
-
-    @app.post("/v1/ready")
-    def ready() -> Any:
-        body = _json(
-            worker=int,
-            generation=int,
-            attempt=int,
-            rows=int,
-            validation_rows=int,
-            notes=dict,
-            fingerprint=list,
-        )
-        try:
-            fingerprint = Fingerprint.of(body["fingerprint"])
-        except ValueError as error:
-            raise RefusedError(400, str(error)) from None
-        answer = store.ready(**body | {"fingerprint": fingerprint})
-        return ({}, 202) if answer is None else answer
-
-    @app.post("/v1/heartbeat")
-    def heartbeat() -> Any:
-        body = _json(
-            worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list, running=list
-        )
-        for entry in body["log"]:
-            _check(entry, {"name": str, "level": int, "message": str})
-        running = _running(body.pop("running"))
-        if running is not None:
-            store.note_running(body["worker"], body["generation"], body["attempt"], running)
-        return store.heartbeat(**body)
-
-    @app.post("/v1/failure")
-    def failure() -> Any:
-        body = _json(kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str)
-        store.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
-        return {}
-
-    @app.post("/v1/exchange")
-    def exchange() -> Any:
-        return _exchange(store, traffic)
-
-    @app.get("/v1/status")
-    def status() -> Any:
-        return {
-            "generation": store.generation,
-            "workers": len(store.members),
-            **traffic.summary(),
-            **store.summary(),
-        }
-
-    return app
-
-
-def _note_exception(info: Any) -> None:
-    logger.debug("The endpoint failed.", exc_info=info)
-
-
-def add_steward(app: flask.Flask, steward: Any) -> None:
-    """Add the paths of a run whose endpoint is in worker 0, where ``steward`` does the driver's half."""
-
-    @app.post("/v1/drive")
-    def drive() -> Any:
-        body = _json(epoch=int, released=int, learning_rate=float, stop=bool, short=int)
-        return flask.Response(steward.drive(**body), mimetype=BINARY)
-
-    @app.post("/v1/replace/<int:epoch>")
-    def replace_weights(epoch: int) -> Any:
-        weights = _weights(steward.weight_bytes)
-        steward.replace(epoch, weights)
-        return {}
-
-    @app.post("/v1/evaluate/<int:epoch>")
-    def evaluate(epoch: int) -> Any:
-        weights = _weights(steward.weight_bytes) if flask.request.content_length else b""
-        steward.evaluate(epoch, weights)
-        return {}
-
-    @app.post("/v1/leave")
-    def leave() -> Any:
-        steward.leave(**_json(worker=int))
-        return {}
-
-
-def _weights(nbytes: int) -> bytes:
-    """Return the body of a request, which has to be so long."""
-    length = flask.request.content_length
-    if length != nbytes:
-        raise RefusedError(413, f"{length} bytes of weights; this model has {nbytes}.")
-    weights: bytes = flask.request.environ["wsgi.input"].read(length)
-    if len(weights) != length:
-        raise RefusedError(400, f"The weights broke off after {len(weights)} of {length} bytes.")
-    return weights
-
-
-def _json(**fields: type) -> dict[str, Any]:
-    """Return the fields of a JSON body, each of its type."""
-    length = flask.request.content_length
-    if length is None:
-        raise RefusedError(411, "The request does not say how long it is.")
-    if length > JSON_BYTES:
-        raise RefusedError(413, f"A JSON body has at most {JSON_BYTES} bytes; this one has {length}.")
-    try:
-        body = flask.request.get_json(force=True, silent=True)
-    except RecursionError:
-        raise RefusedError(400, "The JSON is nested too deeply.") from None
-    return _check(body, fields)
-
-
-def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
-    """Return a JSON object that has these fields, each of its type."""
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
-    for name, kind in fields.items():
-        if type(value[name]) is not kind:
-            raise RefusedError(400, f"Expected {name} to be of type {kind.__name__}.")
-    return value
-
-
-def _running(values: list[Any]) -> Running | None:
-    """Return the metric states of a heartbeat, [epoch, rows, base64], or None of an empty list."""
-    if not values:
-        return None
-    if [type(value) for value in values] != [int, int, str]:
-        raise RefusedError(400, "Expected running to be empty, or an epoch, rows and metric states.")
-    epoch, rows, metrics = values
-    try:
-        return Running(epoch, rows, base64.b64decode(metrics, validate=True))
-    except ValueError:
-        raise RefusedError(400, "Expected metric states in base64.") from None
-
-
-def _failure(body: dict[str, Any]) -> SparkDLError:
-    if body["kind"] == "preflight":
-        return PreflightError(body["message"])
-    if body["kind"] == "data":
-        return DataError(body["message"], traceback=body["traceback"])
-    return WorkerError.of(
-        body["message"], host=body["host"], worker=body["worker"], traceback=body["traceback"]
-    )
-
-
-def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
-    replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
-    first = next(replies, None)  # a refusal of the first update is the status of the answer
-    if first is None:
-        raise RefusedError(400, "The request holds no update.")
-    body: Any = _until_refused(first, replies, traffic)  # lists of buffers, which _Request.write sends
-    return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
-
-
-def _replies(store: GroupCoordinator, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
-    """Yield the reply to each update of a stream, as buffers, before the next update is read.
-
-    Who sends a list of them empties it, so that nothing keeps a reply until the next one.
-    """
-    while header := _read(stream, messages.UPDATE.size):
-        update, lengths = messages.decode_update(header)
-        store.admit(update, lengths)
-        reply = store.exchange(update, partial(_fill, update, lengths, stream))
-        try:
-            parts = _buffers(reply)
-            del reply
-            traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
-            yield parts
-        finally:
-            store.sent(update)
-
-
-def _buffers(reply: Reply) -> list[Any]:
-    return [messages.encode_reply(reply), *messages.sections(reply)]
-
-
-def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
-    """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
-    return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
-
-
-def _read(stream: Any, size: int) -> bytes:
-    """Return what comes next of a body; whatever a socket raises is no failure of the endpoint.
-
-    Raises:
-        ConnectionError: the body broke off.
-        TimeoutError: the rest of it did not come.
-    """
-    try:
-        data: bytes = stream.read(size)
-    except (ConnectionError, TimeoutError):
-        raise
-    except OSError as error:
-        raise ConnectionError(*error.args) from error
-    return data
-
-
-def _until_refused(first: list[Any], replies: Iterator[list[Any]], traffic: Traffic) -> Iterator[list[Any]]:
-    """Yield replies; what is raised after the first ends the connection, and is the status of the next."""
-    yield first
-    try:
-        yield from replies
-    except (ConnectionError, TimeoutError):
-        raise
-    except Exception as error:  # noqa: BLE001 - for which the store has failed the run, or a refusal
-        if isinstance(error, RefusedError):  # after a WireError its worker has ended, most likely
-            traffic.refuse()
-        raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None
 
 
 class _Raw(socket.SocketIO):
@@ -617,7 +301,7 @@ class _Server(cheroot.wsgi.Server):
 
 @contextmanager
 def serve(
-    app: flask.Flask,
+    app: Any,
     bind_address: str,
     port: PortChoice,
     num_workers: int,
@@ -653,7 +337,7 @@ def serve(
         server.wsgi_app = None
 
 
-def _listen(app: flask.Flask, address: str, port: PortChoice, num_workers: int) -> Any:
+def _listen(app: Any, address: str, port: PortChoice, num_workers: int) -> Any:
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
         server = _Server(

@@ -23,7 +23,8 @@ from sparkdl.errors import RefusedError
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
-from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
+from sparkdl.server.http_app import Traffic, add_steward, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from stores import store_of
 
-from sparkdl.server.http_server import Traffic, add_steward, make_app
+from sparkdl.server.http_app import Traffic, add_steward, make_app
 from sparkdl.worker.hosted_server import HostedDriver
 
 

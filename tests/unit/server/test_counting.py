@@ -17,7 +17,8 @@ from stores import KINDS, NEVER, store_of, together
 from turns import by_turns
 
 from sparkdl.server.aggregation import Asynchronous, SynchronousRounds
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.transport import client
 
 WORKERS, UPDATES = 4, 25

@@ -33,8 +33,9 @@ from stores import LAYOUT, begun, state_of, store_of, update_of
 
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
 from sparkdl.process.reasons import reason_of
-from sparkdl.server import http_server
-from sparkdl.server.http_server import Traffic, add_steward, make_app, serve
+from sparkdl.server import http_app, http_server
+from sparkdl.server.http_app import Traffic, add_steward, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport import messages, tls
 from sparkdl.transport.client import HttpExchange
@@ -286,7 +287,7 @@ def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
     ]
 
     with pytest.raises(ConnectionError):
-        next(http_server._replies(store, Traffic(), stream))
+        next(http_app._replies(store, Traffic(), stream))
 
     assert store.failure is None
 
@@ -379,7 +380,7 @@ REQUESTS = {
     "metric states of no epoch": ("POST", "/v1/heartbeat", beat(running=["0", 5, "bQ=="]), 400),
     "a log of no level": ("POST", "/v1/heartbeat", beat(LOGGED | {"level": "high"}), 400),
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
-    "a long JSON": ("POST", "/v1/join", b" " * (http_server.JSON_BYTES + 1), 413),
+    "a long JSON": ("POST", "/v1/join", b" " * (http_app.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
 }
@@ -880,7 +881,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """A worker that waits for its round takes no memory of the driver's."""
     update = Update(Kind.DELTA)
-    filled = http_server._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
+    filled = http_app._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
 

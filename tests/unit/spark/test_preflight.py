@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 from stores import RUN, store_of, together
 
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.spark import preflight
 from sparkdl.transport import connections, tls
 

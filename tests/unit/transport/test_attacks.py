@@ -17,7 +17,8 @@ from stores import LAYOUT, begun, state_of, store_of, together, update_of
 
 from sparkdl.server import http_server
 from sparkdl.server.divergence import STRIKES
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.transport import connections, messages, tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint

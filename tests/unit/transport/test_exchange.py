@@ -9,7 +9,8 @@ from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vec
 
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.server import http_server
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport import messages
 from sparkdl.transport.client import Connection, HttpExchange

@@ -8,7 +8,8 @@ import pytest
 from stores import LAYOUT, begun, store_of
 
 from sparkdl.errors import RefusedError, TransportError
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.transport import client
 from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
 from sparkdl.transport.exchange import Endpoint

@@ -21,7 +21,8 @@ from stores import KINDS, NEVER, store_of, together
 
 from sparkdl.config import TrainConfig
 from sparkdl.server import http_server
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.transport import client
 from sparkdl.transport.messages import Kind
 

@@ -18,7 +18,8 @@ from stores import state_of, store_of, together
 
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError, TransportError
-from sparkdl.server.http_server import Traffic, make_app, serve
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
 from sparkdl.transport import connections, tls
 from sparkdl.transport.client import Connection
 from sparkdl.transport.exchange import Endpoint
