@@ -1,4 +1,4 @@
-"""The driver's side of a run: who takes part, what was counted, how far the epochs are.
+"""Coordination of a training run: updates are merged, epochs end, snapshots are made, lost workers return.
 
 ``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``,
 ``fail``) from many threads, and those of the driver's one thread (``release``, ``wait_epoch``,
@@ -7,14 +7,24 @@ variables are bytes to it.
 
 Fencing: an update names (run, generation, worker, attempt, sequence). Another run's or an old
 generation's is refused; a newer attempt of a worker takes the place of the older one; a sequence counts
-once. A run that lost a worker is taken up again under the next generation from the last *cut*: the
+once. A run that lost a worker is restored under the next generation from the last *snapshot*: the
 center and every worker's state at the end of an epoch, or after some rounds of one. Where updates are
 merged one at a time nothing that was merged is rolled back; a worker that starts anew goes on after its
 last counted sequence.
 
 Where the run may go on without a worker that is lost, that one becomes *absent*: nobody waits for it, and
 its attempt is refused. Another attempt comes back with the state it needs: at once where updates are
-merged one at a time, and in rounds at the next cut.
+merged one at a time, and in rounds at the next snapshot.
+
+The parts share one lock, and never call the coordinator:
+
+* ``membership``: the attempts that take part;
+* ``rows``: the agreement on the rows of all workers, and ``rebalance``: rows that workers give each other;
+* ``schedule``: the epochs that may begin, the progress, the learning rate;
+* ``screening``: NaN, Inf and divergence;
+* ``snapshots`` and ``epochs``: reports, and the points from which the run is restored;
+* ``losses``: loss and return of workers;
+* ``weights``: replies with weights.
 """
 
 from __future__ import annotations
@@ -60,12 +70,12 @@ TIDY = 10.0  # seconds after which what many small requests have freed is given 
 
 
 class Coordinator(GroupCoordinator):
-    """Versioned parameters, a way of merging, and the book of a run.
+    """Coordinates a training run. It knows no HTTP and no Keras.
 
     Args:
-        shape: what is to be known of the run.
-        merging: the center and how updates reach it.
-        carried: what the run goes on from, if it goes on from an earlier one.
+        shape: the settings of the run.
+        merging: the center, and how updates reach it.
+        carried: the state that an earlier run leaves to this one.
     """
 
     shape: RunSpec
@@ -83,11 +93,11 @@ class Coordinator(GroupCoordinator):
         self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
     def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
-        """Go on from a cut of an earlier run with the same settings, before any worker has joined.
+        """Go on from a snapshot of an earlier run with the same settings, before any worker has joined.
 
         Args:
-            cut: the cut.
-            held: what each worker of that run held.
+            cut: the snapshot.
+            held: the rows of each worker of that run.
         """
         with self.changed:
             self.rows.held = held
@@ -101,7 +111,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def held(self) -> tuple[RowsHeld, ...]:
-        """What each worker holds, once all have reported it."""
+        """The rows of each worker, once all have reported them."""
         return self.rows.held
 
     @property
@@ -116,7 +126,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def progress(self) -> float:
-        """How many steps have been counted, with those before the run."""
+        """The number of steps counted, including those before the run."""
         return self.schedule.progress
 
     @property
@@ -126,7 +136,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def stopping(self) -> bool:
-        """Whether replies tell the workers to end."""
+        """True if replies tell the workers to end."""
         return self.schedule.stopping
 
     # Requests of workers.
@@ -141,7 +151,7 @@ class Coordinator(GroupCoordinator):
         notes: dict[str, Any],
         fingerprint: Fingerprint = NOTHING,
     ) -> dict[str, Any] | None:
-        """Say what a worker holds; answer where to begin once all are ready, None to ask again."""
+        """Record what a worker holds; return where it begins once all are ready, None to ask again."""
         with self.changed:
             member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
@@ -202,8 +212,6 @@ class Coordinator(GroupCoordinator):
 
     def _is_stopping(self) -> bool:
         return self.stopping
-
-    # The parts of exchange.
 
     def _push(self, update: Update, read: Read) -> Reply:
         try:
@@ -341,7 +349,7 @@ class Coordinator(GroupCoordinator):
             return self.epochs.unattended(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
-        """Let workers evaluate an epoch: these parameters and statistics, or the cut at its end if None."""
+        """Let workers evaluate an epoch: these parameters and statistics, or its snapshot's if None."""
         with self.changed:
             self.epochs.attended[epoch] = weights
             self.changed.notify_all()
@@ -358,7 +366,7 @@ class Coordinator(GroupCoordinator):
         self.losses.lose(worker, reason)
 
     def commit(self, cut: Snapshot) -> None:
-        """Make a cut the one that the run is taken up from, and forget the books before it."""
+        """Make a snapshot the one that the run is restored from, and forget the epochs before it."""
         with self.changed:
             self.snapshots.commit(cut)
             self.epochs.forget_before(cut.epoch)
@@ -366,7 +374,7 @@ class Coordinator(GroupCoordinator):
         self._tidy()
 
     def _tidy(self) -> None:
-        """Give back what requests have freed: of many threads' the C library keeps ever more."""
+        """Give freed memory back to the system: the C library keeps that of many threads."""
         if self.state.clock() - self.tidied > TIDY:
             self.tidied = self.state.clock()
             trim(inf)
@@ -377,10 +385,10 @@ class Coordinator(GroupCoordinator):
             self.snapshots.replace(parameters, statistics)
 
     def note(self, *, ends: bool = False) -> None:
-        """Let ``noted`` be what there is at this moment, or as soon as rounds allow.
+        """Make a snapshot, ``noted``, at this moment, or as soon as rounds allow.
 
-        Without rounds each worker is in it as it was when it said so last. It is to say so again for the next
-        one, unless an epoch ``ends``, where all have just done that.
+        Without rounds each worker is in it as it was when it reported its state last. It is to report it
+        again for the next one, unless an epoch ``ends``, where all have just done that.
         """
         with self.changed:
             self.snapshots.request(self.epochs.reports, ends=ends)
@@ -412,7 +420,7 @@ class Coordinator(GroupCoordinator):
             self.epochs.roll_back()
 
     def stopped_cut(self) -> Snapshot:
-        """Return where a run that is ending early has got to: the last complete merge it knows of.
+        """Return the snapshot of a run that ends early: the last complete merge that it knows of.
 
         That is the last epoch's end where what came after it has thrown the center away.
         """
@@ -434,11 +442,9 @@ class Coordinator(GroupCoordinator):
 
     @property
     def reported(self) -> bool:
-        """Whether a run that was stopped has said where it has got to, which a replica has to."""
+        """True if a run that was stopped has reported its weights, which a replica has to."""
         with self.changed:
             return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
-
-    # What both sides ask.
 
     def _all_ready(self) -> bool:
         return self.merging.all_of(self.membership.ready_workers())

@@ -1,4 +1,4 @@
-"""When a run has diverged: by numbers that are none, or by deltas whose merging throws the center away."""
+"""Detection of a run that has diverged: by NaN and Inf, or by deltas whose merging throws the center away."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = 5  # and over how many epochs its median to be above that of the start, f
 
 
 class DivergenceDetector:
-    """What a run's updates say about whether it diverges. Its owner's lock guards it.
+    """Judges by the updates of a run whether it has diverged. Its owner's lock guards it.
 
     Args:
         center: the center at the start.

@@ -1,4 +1,4 @@
-"""Epochs: what workers report at the end of each, when it is complete, and who evaluates it."""
+"""Epochs: the reports of workers at the end of each, its completion, and its evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Epochs:
 
     Args:
         state: the state of the run.
-        shape: what is to be known of the run.
+        shape: the settings of the run.
         schedule: how far the workers may train.
         snapshots: the snapshots of the run.
         merging: the center.

@@ -1,4 +1,4 @@
-"""Coordination of a worker group, whatever its workers do: who takes part, what failed, what is exchanged."""
+"""Coordination of a worker group, whatever its workers compute: membership, failures and exchanges."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class GroupCoordinator(ABC):
     """Answers requests that the workers of every run make, from many threads. It knows no HTTP.
 
     Args:
-        shape: what is to be known of the worker group.
+        shape: the settings of the worker group.
         merging: how updates of workers are merged.
 
     Attributes:
-        state: what the parts of the coordinator share.
+        state: the state that the parts of the coordinator share.
         membership: the part that knows the workers.
     """
 
@@ -50,7 +50,7 @@ class GroupCoordinator(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over."""
+        """True if the run is over."""
         return self.state.closed
 
     @property
@@ -85,7 +85,7 @@ class GroupCoordinator(ABC):
 
     @property
     def broken(self) -> bool:
-        """Whether a merge failed half-way, so that neither the center nor the ledger can be used."""
+        """True if a merge failed half-way, so that neither the center nor the ledger can be used."""
         return self.merging.broken
 
     def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:

@@ -57,7 +57,7 @@ JSON_BYTES = 1 << 20  # the longest JSON body that is read
 
 
 class Traffic:
-    """How many bytes of messages went each way, and how many requests were refused."""
+    """Counts of the bytes of messages in each direction, and of refused requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Membership: which attempt of each worker takes part in a run, and when it was heard last."""
+"""Membership: the attempt of each worker that takes part in a run, and the time of its last message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Membership:
 
     Args:
         state: the state of the run.
-        shape: what is to be known of the worker group.
+        shape: the settings of the worker group.
 
     Attributes:
         members: the present attempt of each worker.

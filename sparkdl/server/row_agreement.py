@@ -1,4 +1,4 @@
-"""Agreement on rows: what each worker holds, which has to be what the run began with."""
+"""Agreement on the rows that each worker holds, which have to be those that the run began with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkdl.server.state import Member, RowsHeld
 
 
 class RowAgreement:
-    """What the workers hold. The lock of the coordinator guards it.
+    """The rows that the workers hold. The coordinator's lock guards it.
 
     Args:
         state: the state of the run.
@@ -23,7 +23,7 @@ class RowAgreement:
         merging: the center.
 
     Attributes:
-        held: what each worker holds, once all have reported it.
+        held: the rows of each worker, once all have reported them.
     """
 
     def __init__(

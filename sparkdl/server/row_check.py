@@ -1,4 +1,4 @@
-"""Whether workers hold the rows that a run began with. All functions are pure."""
+"""Comparison of the rows that workers hold with those that a run began with. All functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedule: how far the workers may train, how far they are, and at which learning rate they go on."""
+"""Schedule: the epochs that workers may train, their progress, and the learning rate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Schedule:
-    """What the driver lets the workers do. The lock of the coordinator guards it.
+    """The orders of the driver to the workers, and their progress. The coordinator's lock guards it.
 
     Args:
-        shape: what is to be known of the run.
+        shape: the settings of the run.
 
     Attributes:
         plans: the plan of each worker, once all have reported how many rows they hold.
-        progress: how many steps have been counted, with those before the run.
+        progress: the number of steps counted, including those before the run.
         released: the first epoch that may not begin yet.
         learning_rate: the rate of the epochs that may begin; nan: the optimizer's own.
         stopping: whether replies tell the workers to end.

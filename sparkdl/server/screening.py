@@ -20,7 +20,7 @@ class Screening:
 
     Args:
         state: the state of the run.
-        shape: what is to be known of the run.
+        shape: the settings of the run.
         merging: the center.
         membership: the workers.
     """
@@ -34,7 +34,7 @@ class Screening:
 
     @property
     def useless(self) -> bool:
-        """Whether the run has diverged without NaN, so that the center is of no use."""
+        """True if the run has diverged without NaN, so that the center is of no use."""
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:

@@ -1,4 +1,4 @@
-"""Snapshots: the points from which a run is restored, and how each is made of what all workers report.
+"""Snapshots: the points from which a run is restored, made of the reports of all workers.
 
 Where updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker
 has reported its state; a restart takes back what came after it. Where updates are merged one at a time, it
@@ -25,7 +25,7 @@ class Snapshots(ABC):
     """The snapshots of a run. The lock of the coordinator guards them.
 
     Args:
-        shape: what is to be known of the run.
+        shape: the settings of the run.
         merging: the center.
         schedule: how far the workers are.
         carried: what an earlier run leaves to this one.

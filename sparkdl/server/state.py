@@ -1,4 +1,4 @@
-"""What a store keeps of a run: its shape, its members, an epoch's reports, and the cuts made of them."""
+"""Data of a run: its settings, its members, the reports of an epoch, and the snapshots made of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more g
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """What a coordinator has to know of a worker group.
+    """The settings of a worker group.
 
     Attributes:
         run: sixteen random bytes that name the run.
@@ -42,7 +42,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(GroupSpec):
-    """What a coordinator has to know of a training run.
+    """The settings of a training run, beside those of its worker group.
 
     Attributes:
         plan: a plan whose row counts are not known yet.
@@ -75,7 +75,7 @@ class RunSpec(GroupSpec):
 
 
 class RowsHeld(NamedTuple):
-    """What a worker holds: so many training rows, and the fingerprint of them and of those for validation."""
+    """A worker's number of training rows, and the fingerprint of them and of its validation rows."""
 
     rows: int
     fingerprint: Fingerprint = NOTHING
@@ -83,9 +83,9 @@ class RowsHeld(NamedTuple):
 
 @dataclass
 class Member:
-    """One worker as the driver sees it.
+    """An attempt of one worker.
 
-    ``heard`` is when it said something last; ``lost``: too long ago, and this attempt may not come back.
+    ``heard`` is the time of its last message; ``lost``: that is too long ago, and this attempt is refused.
     ``running`` holds the newest metric states of the epoch under way and of the one before.
     """
 
@@ -104,7 +104,7 @@ class Member:
 
 
 class CarriedState(NamedTuple):
-    """What a run leaves to the next one: each worker's state, and the rule's."""
+    """State that a run leaves to the next one: each worker's, and the rule's."""
 
     states: dict[int, bytes | mmap]
     rule: Any
@@ -112,7 +112,7 @@ class CarriedState(NamedTuple):
 
 @dataclass
 class Snapshot:
-    """All that a run is taken up from: the center, every worker's state, and the rule's.
+    """A point from which a run is restored: the center, every worker's state, and the rule's.
 
     Attributes:
         epoch: the epoch that is under way, or begins.
@@ -178,7 +178,7 @@ class Snapshot:
 
 @dataclass
 class EpochResult:
-    """What the workers reported of one epoch.
+    """The result of one epoch.
 
     Attributes:
         cut: the center and the states at its end.
@@ -198,7 +198,7 @@ class EpochResult:
 
 @dataclass
 class EpochReports:
-    """What workers said of one epoch, at its end or in the middle, by worker."""
+    """Reports of workers on one epoch, at its end or in the middle, by worker."""
 
     metrics: dict[int, bytes] = field(default_factory=dict)
     validation: dict[int, bytes] = field(default_factory=dict)

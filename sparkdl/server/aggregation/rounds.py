@@ -17,7 +17,7 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Hybrid(NamedTuple):
-    """When a round closes without all of its workers (Chen et al., 2016), and what becomes of late updates.
+    """Conditions on which a round closes without all of its workers (Chen et al., 2016).
 
     Attributes:
         quorum: so many workers with rows are enough.
