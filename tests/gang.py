@@ -105,7 +105,7 @@ def train(
     terms = AggregationSpec(mode, joint, len(rows), rule, staleness, hybrid, tables)
     store = Coordinator(shape, make(terms, center, held))
     if cut is not None:
-        store.take_up(cut, tuple(map(RowsHeld, rows)))
+        store.resume(cut, tuple(map(RowsHeld, rows)))
     if stores is not None:
         stores.append(store)
     settings = TrainSettings(

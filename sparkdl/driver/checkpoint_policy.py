@@ -140,7 +140,7 @@ class FolderPolicy(CheckpointPolicy):
                 )
                 store.counters.update(self.resumed.counters)
                 snapshot = replace(snapshot, rule=packing.like(state, snapshot.rule), before=before)
-                store.take_up(snapshot, self.resumed.held)
+                store.resume(snapshot, self.resumed.held)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "

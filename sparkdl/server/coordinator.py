@@ -92,7 +92,7 @@ class Coordinator(GroupCoordinator):
         self.weights = WeightReplies(self.epochs)
         self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
-    def take_up(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
+    def resume(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Go on from a snapshot of an earlier run with the same settings, before any worker has joined.
 
         Args:

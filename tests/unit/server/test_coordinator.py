@@ -1034,7 +1034,7 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """Who brings others is told what there were."""
     store = store_of(workers=2)
-    store.take_up(store.cut, (RowsHeld(10), RowsHeld(11)))
+    store.resume(store.cut, (RowsHeld(10), RowsHeld(11)))
 
     with impatient():
         _, refused = outcomes_of(store, [RowsHeld(10)] * 2)
@@ -1056,7 +1056,7 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     first.note()
     cut = replace(first.noted, parameters=vector(2.0))
     store = store_of(mode, workers=2, size=1, generators=1)
-    store.take_up(cut, (RowsHeld(10),) * 2)
+    store.resume(cut, (RowsHeld(10),) * 2)
     begun(store)
 
     assert ([2.0], 1, 1, 0) == (
@@ -1088,7 +1088,7 @@ def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode
 
     assert {0: b"a", 1: b"b"} == store.noted.states
     other = store_of(mode, **shape)
-    other.take_up(store.noted, (RowsHeld(10),) * 2)
+    other.resume(store.noted, (RowsHeld(10),) * 2)
     store.restart()
     for each, states in ((other, [b"a", b"b"]), (store, [b"a", b"c"])):
         begun(each, attempt=2)
@@ -1105,7 +1105,7 @@ def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_ther
             give(first, report_of(first, worker))
     first.note()
     store = store_of(mode, workers=2, size=1)
-    store.take_up(first.noted, (RowsHeld(10),) * 2)
+    store.resume(first.noted, (RowsHeld(10),) * 2)
     store.release(0, NEVER)
 
     assert store.wait_epoch(0, 0) is None
@@ -1126,7 +1126,7 @@ def test_what_is_noted_stays_as_it_was(mode):
     assert ([0], 10) == (list(cut.books[0].metrics), cut.books[0].rows)
 
     other = store_of(mode, workers=2, size=1)
-    other.take_up(cut, (RowsHeld(10),) * 2)
+    other.resume(cut, (RowsHeld(10),) * 2)
     with impatient():
         give(begun(other), report_of(other, 1))
     assert [0] == list(cut.books[0].metrics)

@@ -80,7 +80,7 @@ def again(store, after):
     joint = store.shape.plan.joint
     mode = "synchronous" if store.merging.has_rounds else "asynchronous"
     other = store_of(mode, joint=joint, merge=None if joint else "average", **options)
-    other.take_up(saved.cut, saved.held)
+    other.resume(saved.cut, saved.held)
     return other
 
 

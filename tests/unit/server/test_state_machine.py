@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
         self.run += 1
         self.open_store()
         state = packing.like(self.store.merging.state, saved.cut.rule)
-        self.store.take_up(replace(saved.cut, rule=state), saved.held)
+        self.store.resume(replace(saved.cut, rule=state), saved.held)
         self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
         self.join_all()
 
@@ -967,15 +967,15 @@ class CountsTwice(Coordinator):
 class ForgetsTheLedger(Coordinator):
     """A store that goes on from a checkpoint as if nobody had sent anything."""
 
-    def take_up(self, cut, held):
-        super().take_up(replace(cut, ledger={}), held)
+    def resume(self, cut, held):
+        super().resume(replace(cut, ledger={}), held)
 
 
 class ForgetsTheLosses(Coordinator):
     """A store that goes on from a checkpoint with an epoch that has no losses yet."""
 
-    def take_up(self, cut, held):
-        super().take_up(replace(cut, losses=[]), held)
+    def resume(self, cut, held):
+        super().resume(replace(cut, losses=[]), held)
 
 
 class LosesTheRounds(Coordinator):
