@@ -1,6 +1,6 @@
 """Which variables of a model are trainable in a fit.
 
-Keras reads the flags at different times on different backends; a fit on Spark has to follow it.
+Keras reads the flags at different times on different backends, and a fit on Spark has to do the same.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from sparkdl import SparkModel
 from sparkdl.driver import lease
 from sparkdl.driver.lease import SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError
-from sparkdl.spark import files, folders
+from sparkdl.spark import files, folders, hadoop
 
 HERE = Path(__file__).parent
 PATIENCE = 250  # seconds, for a driver that comes to its end
@@ -38,7 +38,7 @@ EPOCHS = 100  # of the drivers, one of which has to be alive while the other loo
 @pytest.fixture
 def through_hadoop(monkeypatch):
     """Local files are used through Hadoop alone, as those of a distributed file system."""
-    monkeypatch.setattr(files, "_local_folder", lambda *_: None)
+    monkeypatch.setattr(hadoop, "local_folder", lambda *_: None)
 
 
 def context_of(spark):
@@ -67,7 +67,7 @@ def test_hadoops_files_are_written_whole_and_once(spark, tmp_path, through_hadoo
 def test_a_file_at_a_uri_is_never_replaced(spark, tmp_path, monkeypatch, local):
     """An equal file is taken for the one to publish; for another one an error says that it is there."""
     if not local:
-        monkeypatch.setattr(files, "_local_folder", lambda *_: None)
+        monkeypatch.setattr(hadoop, "local_folder", lambda *_: None)
     (tmp_path / "to").mkdir()
     for content in (b"one", b"one", b"two"):
         (mine := tmp_path / "mine").write_bytes(content)

@@ -1,4 +1,4 @@
-"""The number of workers follows from the slots of an application, which its settings tell in part."""
+"""The number of workers follows from the slots of an application."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_an_application_asks_for_the_slots_that_its_settings_name(settings, gpus
     ],
 )
 def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
-    """A number that is asked for wins over the slots, and the slots over nothing."""
+    """A number that the user asks for is taken as it is; otherwise there is one worker per slot."""
     assert expected == Slots(Application()).num_workers(wanted, most, timeout=0.0)
 
 
