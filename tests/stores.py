@@ -13,8 +13,7 @@ import pytest
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
 from sparkdl.rules import choose
-from sparkdl.server import limits
-from sparkdl.server.aggregation import AggregationSpec, make_aggregation
+from sparkdl.server.aggregation import AggregationSpec, limits, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import RowsHeld, RunSpec
 from sparkdl.transport.messages import Kind, Update, lengths_of

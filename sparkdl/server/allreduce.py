@@ -16,8 +16,8 @@ from sparkdl.core.reduction import NUMBERS, Reduction, Total
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, WorkerError, WorkerLostError
-from sparkdl.server import admission, limits
-from sparkdl.server.aggregation import Read, SynchronousRounds
+from sparkdl.server import admission
+from sparkdl.server.aggregation import Read, SynchronousRounds, limits
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.state import GroupSpec, RowsHeld
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update

@@ -42,12 +42,13 @@ from sparkdl.errors import (
     RefusedError,
     RuleError,
 )
-from sparkdl.server import admission, limits
+from sparkdl.server import admission
 from sparkdl.server.aggregation import (
     Aggregation,
     Read,
+    limits,
 )
-from sparkdl.server.epochs import Epochs
+from sparkdl.server.epochs import Epochs, WeightReplies
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
 from sparkdl.server.row_agreement import RowAgreement
@@ -62,7 +63,6 @@ from sparkdl.server.state import (
     Snapshot,
     spooled,
 )
-from sparkdl.server.weight_replies import WeightReplies
 from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 

@@ -9,8 +9,8 @@ from mmap import mmap
 import numpy as np
 
 from sparkdl.errors import RefusedError
-from sparkdl.server import limits, row_check
-from sparkdl.server.aggregation import Read
+from sparkdl.server import row_check
+from sparkdl.server.aggregation import Read, limits
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.schedule import Schedule

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sparkdl.core.vectors import EMPTY, Vector, window_share
 from sparkdl.rules import Merge, Rule, apply
-from sparkdl.server import limits
+from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.base import Aggregation, Control, Read, check_current, without_body
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sparkdl.core.reduction import Reduction
 from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
 from sparkdl.core.vectors import Vector
-from sparkdl.server import limits
+from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.rounds import Hybrid, SynchronousRounds
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparkdl.core.vectors import Vector
 from sparkdl.rules import Merge, Rule, apply
-from sparkdl.server import limits
+from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.asynchronous import Asynchronous, no_vector
 from sparkdl.server.aggregation.base import Control, Read, check_current, without_body
 from sparkdl.transport.messages import Answer, Flag, Reply, Update

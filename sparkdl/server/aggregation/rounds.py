@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sparkdl.core.reduction import Mean, Reduction
 from sparkdl.core.vectors import Vector
 from sparkdl.errors import RefusedError
-from sparkdl.server import limits
+from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.base import Aggregation, Control, Read, check_current
 from sparkdl.transport.messages import Flag, Reply, Update
 

@@ -21,8 +21,7 @@ from sparkdl.core.sparse_gradients import (
 )
 from sparkdl.core.vectors import Layout
 from sparkdl.errors import WireError
-from sparkdl.server import limits
-from sparkdl.server.aggregation import GradientRounds, Hybrid
+from sparkdl.server.aggregation import GradientRounds, Hybrid, limits
 from sparkdl.transport.messages import Flag, Reply
 
 TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings

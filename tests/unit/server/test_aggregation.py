@@ -18,7 +18,6 @@ from stores import EMPTY, begun, impatient, push, store_of, together, update_of,
 from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
 from sparkdl.rules import Average, DynSGD, Sum
-from sparkdl.server import limits
 from sparkdl.server.aggregation import (
     AggregationSpec,
     Asynchronous,
@@ -26,6 +25,7 @@ from sparkdl.server.aggregation import (
     GradientRounds,
     Hogwild,
     Hybrid,
+    limits,
     make_aggregation,
 )
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update

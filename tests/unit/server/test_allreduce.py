@@ -9,7 +9,7 @@ from stores import RUN, give, impatient, together
 
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
-from sparkdl.server import limits
+from sparkdl.server.aggregation import limits
 from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update, lengths_of

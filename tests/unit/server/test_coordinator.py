@@ -42,8 +42,8 @@ from sparkdl.errors import (
 )
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
-from sparkdl.server import limits, state
-from sparkdl.server.aggregation import Hybrid
+from sparkdl.server import state
+from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport.exchange import awaiting

@@ -11,8 +11,7 @@ from stores import begun, push, store_of
 
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import RefusedError
-from sparkdl.server import limits
-from sparkdl.server.aggregation import Hybrid
+from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update
 

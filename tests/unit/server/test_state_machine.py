@@ -29,8 +29,7 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.server import limits
-from sparkdl.server.aggregation import Asynchronous, Hybrid
+from sparkdl.server.aggregation import Asynchronous, Hybrid, limits
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.row_agreement import RowAgreement
 from sparkdl.server.snapshots import RoundSnapshots, UpdateSnapshots

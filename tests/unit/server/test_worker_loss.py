@@ -23,8 +23,7 @@ from stores import (
 )
 
 from sparkdl.errors import RefusedError, WorkerLostError
-from sparkdl.server import limits
-from sparkdl.server.aggregation import Hybrid
+from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
