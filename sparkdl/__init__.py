@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that importing sparkdl costs next to nothing."""
+    """Load a public name on first use, so that importing sparkdl is cheap."""
     if name not in _HOMES:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
     try:

@@ -1,8 +1,8 @@
-"""Help with the learning rate, as Keras callbacks.
+"""Keras callbacks for the learning rate.
 
-Each says by what the rate is multiplied at some moment of training. With ``SparkModel`` that reaches the
-workers with every exchange, and the model on the driver keeps the rate that it was compiled with; in plain
-``model.fit`` it is what one worker would do.
+Each callback returns the factor of the learning rate at a point of training. ``SparkModel`` sends the rate to
+the workers with every exchange, and the model on the driver keeps the rate it was compiled with. In plain
+``model.fit`` a callback acts as for one worker.
 
 Example:
     >>> callbacks = [LearningRateScaling(), LearningRateWarmup(epochs=5)]
@@ -21,26 +21,26 @@ from sparkdl.core.validation import choose
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers
 
-KEPT = "_sparkdl_rate"  # an optimizer's attribute during a batch: the rate that its model has otherwise
+KEPT = "_sparkdl_rate"  # attribute of an optimizer during a batch: the learning rate to restore
 
 
 class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback that multiplies the learning rate; subclasses say by what."""
+    """A callback that multiplies the learning rate; subclasses define the factor."""
 
     def factor(self, epoch: float, num_workers: int) -> float:
-        """Return by what the rate is multiplied.
+        """Return the factor of the learning rate.
 
         Args:
-            epoch: how much of training is done, in epochs.
-            num_workers: how many workers train.
+            epoch: training progress, in epochs.
+            num_workers: number of workers.
         """
         raise NotImplementedError
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse an optimizer whose rate is not a number.
+        """Raise an error if the learning rate is a schedule.
 
         Raises:
-            ConfigError: a schedule gives it.
+            ConfigError: the learning rate is not a number.
         """
         self._epoch = 0
         if isnan(optimizers.learning_rate(self.model)):
@@ -50,11 +50,11 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Store the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """In plain Keras, set the rate of one batch; several callbacks multiply one after the other."""
+        """In plain Keras, set the rate of one batch. The factors of several callbacks multiply."""
         optimizer, rate = self.model.optimizer, optimizers.learning_rate(self.model)
         if not hasattr(optimizer, KEPT):
             setattr(optimizer, KEPT, rate)
@@ -62,7 +62,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         optimizers.set_learning_rate(self.model, rate * self.factor(done, 1))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set it back, so that other callbacks find what they left."""
+        """Restore the rate, so that other callbacks find the value they set."""
         optimizer = self.model.optimizer
         if hasattr(optimizer, KEPT):
             optimizers.set_learning_rate(self.model, getattr(optimizer, KEPT))
@@ -72,14 +72,14 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
 class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
-    For settings in which K workers use K times the rows per update: ``batch_size_per_worker=`` in
-    synchronous mode at "batch". Where workers step on their own it takes the place of what the default does.
+    Use it if K workers use K times the rows per update: with ``batch_size_per_worker=`` in synchronous mode
+    at frequency "batch". If workers take local steps, it replaces the default's own factor.
 
     Args:
-        rule: "linear" (default): by K; "sqrt": by its square root, which suits Adam and its kin.
+        rule: "linear" (default): by K; "sqrt": by its square root, which suits Adam and its variants.
 
     Raises:
-        ConfigError: another rule.
+        ConfigError: the rule is not known.
     """
 
     def __init__(self, rule: str = "linear") -> None:
@@ -87,20 +87,20 @@ class LearningRateScaling(LearningRateFactor):
         self.rule = choose("rule", rule, Scaling)
 
     def factor(self, epoch: float, num_workers: int) -> float:
-        """Return K, or its root."""
+        """Return K, or its square root."""
         return num_workers if self.rule is Scaling.LINEAR else num_workers**0.5
 
 
 class LearningRateWarmup(LearningRateFactor):
-    """Begin with a part of the learning rate and rise to it steadily (Goyal et al., 2017).
+    """Raise the learning rate linearly from a fraction of it to all of it (Goyal et al., 2017).
 
     Args:
-        epochs: how long it rises, in epochs; parts of one count. Default 5, as in the paper.
-        start: with which part it begins, from 0 up to 1. None: 1 / K, which is the rate of one worker
-            where ``LearningRateScaling`` multiplies by K, and a root of K less where the default does.
+        epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
+        start: the fraction at the beginning, from 0 up to 1. None: 1 / K. This is the rate of one worker if
+            ``LearningRateScaling`` multiplies by K, and 1 / sqrt(K) of it with the default factor.
 
     Raises:
-        ConfigError: a setting out of its range.
+        ConfigError: a setting is out of its range.
     """
 
     def __init__(self, epochs: float = 5, start: float | None = None) -> None:
@@ -112,6 +112,6 @@ class LearningRateWarmup(LearningRateFactor):
         self.epochs, self.start = epochs, start
 
     def factor(self, epoch: float, num_workers: int) -> float:
-        """Return the part at this moment: the straight line from ``start`` to 1."""
+        """Return the fraction at this point, on the straight line from ``start`` to 1."""
         start = 1 / num_workers if self.start is None else self.start
         return start + (1 - start) * min(1.0, epoch / self.epochs)

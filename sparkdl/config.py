@@ -1,7 +1,7 @@
-"""What a run is asked to do, checked whole before anything is started.
+"""Settings of a run, validated before anything is started.
 
-``TrainConfig`` is what ``SparkModel`` is made with, ``FitConfig`` what one ``fit`` adds. Both are frozen;
-both refuse, with the name of the argument, what they cannot honour.
+``TrainConfig`` holds the settings of a ``SparkModel``, ``FitConfig`` those of one ``fit``. Both are frozen.
+A setting that cannot be honoured raises ConfigError, which names the argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PortChoice = int | range
 
 
 class Mode(StrEnum):
-    """How workers' updates meet."""
+    """Ways to merge the workers' updates."""
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS = "asynchronous"
@@ -32,42 +32,42 @@ class Mode(StrEnum):
 
 
 class Placement(StrEnum):
-    """Where the endpoint of a run is."""
+    """Locations of the endpoint."""
 
     DRIVER = "driver"
     WORKER = "worker"
 
 
 class Scaling(StrEnum):
-    """By what a learning rate grows with the number of workers."""
+    """Functions of the number of workers by which a learning rate is multiplied."""
 
     LINEAR = "linear"
     SQRT = "sqrt"
 
 
 class Late(StrEnum):
-    """What becomes of an update whose round closed without it."""
+    """Actions for an update whose round closed without it."""
 
     DROP = "drop"
     MERGE = "merge"
 
 
 class WorkerLoss(StrEnum):
-    """What becomes of a run that loses a worker."""
+    """Actions for a run that loses a worker."""
 
     FAIL = "fail"
     CONTINUE = "continue"
 
 
 def parse_quorum(quorum: object, num_workers: int | None) -> int:
-    """Return how many workers ``quorum`` asks for: a number of them, or a share of all if it is a float.
+    """Return the number of workers in a quorum.
 
     Args:
-        quorum: what is asked for.
-        num_workers: how many workers there are; None: not known yet.
+        quorum: a number of workers, or a share of all workers as a float.
+        num_workers: number of workers; None if not known yet.
 
     Raises:
-        ConfigError: it is neither, or asks for more than there are.
+        ConfigError: ``quorum`` is neither, or more than the number of workers.
     """
     most = math.inf if num_workers is None else num_workers
     if isinstance(quorum, float) and 0 < quorum <= 1:
@@ -82,7 +82,7 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
 
 
 def parse_window(frequency: object) -> int | None:
-    """Return the batches per exchange that ``frequency`` asks for; None is one exchange per epoch.
+    """Return the batches per exchange for a ``frequency``; None is one exchange per epoch.
 
     Raises:
         ConfigError: it is neither "batch", "epoch" nor a whole number of at least 1.
@@ -102,7 +102,7 @@ def parse_port(port: object) -> PortChoice:
     """Return the port, or the ports to try in turn; 0 lets the system choose.
 
     Raises:
-        ConfigError: not a port number, a range or "first:last".
+        ConfigError: it is neither a port number, a range nor "first:last".
     """
     if isinstance(port, str) and port.count(":") == 1:
         first, last = port.split(":")
@@ -118,18 +118,18 @@ def parse_port(port: object) -> PortChoice:
     return port  # type: ignore[return-value]
 
 
-# Settings of the place where a program runs. They are not saved, nor taken from a file: whoever wrote it
-# could have the token and the weights sent to a host of theirs.
+# Settings of the place where a program runs. They are not saved or read from a file: the author of a file
+# could redirect the token and the weights to another host.
 OF_PLACE = ("bind_address", "advertised_host", "port", "tls", "placement")
 
 
 def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> dict[str, Any]:
-    """Return the settings of a file without those of a place, which are warned of.
+    """Return the settings of a file except those of a place; warn about those that are set.
 
     Args:
         values: the settings, by name.
-        names: how those of a place are called there.
-        file: what they were read from.
+        names: the names that settings of a place have in this file.
+        file: the file, for the warning.
     """
 
     def is_set(value: Any) -> bool:
@@ -151,29 +151,31 @@ class TrainConfig:
     """The settings of a SparkModel.
 
     Attributes:
-        mode: how workers' updates meet.
-        frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
-        num_workers: how many workers; None takes the slots that there are.
+        mode: how the workers' updates are merged.
+        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
+        num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center, or its name; None is the mode's default.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
         advertised_host: the host that executors connect to; None is ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0.
-        tls: whether the endpoint speaks TLS; None: where ``spark.sparkdl.tls`` says so, or Spark encrypts.
-        start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
-        max_restarts: how many times in a row a run that lost a worker is taken up again from its last
-            cut without completing another epoch.
-        stall_timeout: after how many seconds without a word a worker is lost.
-        on_worker_loss: "fail", so that all workers start again, or "continue" without it until it is back.
-        recovery_every: after how many rounds of an epoch there is a cut, and so on; None: at its end only.
-        share_gpus: whether two workers may be on one GPU.
-        staleness: how many exchanges a worker may be ahead of the slowest one where there are no rounds;
-            None is any number.
-        quorum: how many workers with rows (from 1), or which share of all workers (a float, up to 1.0), are
-            enough for a round; None is all.
-        straggler_timeout: after how many seconds a round goes on with those that are in; None waits.
-        late_updates: "drop", or "merge" into the round that is open when they come.
-        placement: "driver", or "worker" where executors do not reach the process that calls ``fit``.
+        tls: whether the endpoint uses TLS; None follows ``spark.sparkdl.tls``, else Spark's own encryption.
+        start_timeout: seconds to wait for executors to register, and for the remaining workers once the
+            first has joined.
+        max_restarts: maximum number of consecutive restarts from the last snapshot after a worker is lost.
+            A completed epoch resets the count.
+        stall_timeout: seconds without a heartbeat after which a worker is considered lost. Heartbeats are
+            sent every 0.5 s.
+        on_worker_loss: "fail": all workers start again; "continue": the others go on until it is back.
+        recovery_every: rounds between snapshots within an epoch; None takes one at the end of an epoch only.
+        share_gpus: whether two workers may use the same GPU.
+        staleness: exchanges by which a worker may be ahead of the slowest one, in modes without rounds;
+            None is unlimited.
+        quorum: number of workers with rows (from 1), or share of all workers (a float, up to 1.0), that
+            suffices for a round; None is all.
+        straggler_timeout: seconds after which a round closes with the updates it has; None waits for all.
+        late_updates: "drop", or "merge" into the round that is open when they arrive.
+        placement: "driver", or "worker" if executors cannot reach the process that calls ``fit``.
     """
 
     mode: Mode = Mode.SYNCHRONOUS
@@ -274,12 +276,12 @@ class TrainConfig:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a run goes on without a worker that is lost."""
+        """True if a run continues without a lost worker."""
         return self.on_worker_loss is WorkerLoss.CONTINUE
 
     @property
     def hybrid(self) -> bool:
-        """Whether a round may go on without some of its workers."""
+        """True if a round may close without some of its workers."""
         return self.quorum is not None or self.straggler_timeout is not None
 
     @property
@@ -289,11 +291,11 @@ class TrainConfig:
 
     @property
     def joint(self) -> bool:
-        """Whether all workers make each update together, out of a mean gradient."""
+        """True if all workers make each update together, from a mean gradient."""
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that go into a file, as values that JSON can hold."""
+        """Return the settings to save in a file, as values that JSON can hold."""
         values = {name: value for name, value in vars(self).items() if name not in OF_PLACE}
         for name in ("mode", "late_updates", "on_worker_loss"):
             values[name] = values[name].value
@@ -302,19 +304,19 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where checkpoints go, when they are made, and which are kept.
+    """The location, schedule and retention of checkpoints.
 
     Attributes:
-        uri: a folder of their own: a local path, or a URI of any file system that Spark can reach.
-        every: "epoch", at the end of each; a number of updates (rounds, in synchronous modes), or a
-            datetime.timedelta, in the middle of epochs too.
-        keep: how many of the newest are kept.
-        keep_best: how many more are kept, those of the epochs whose ``monitor`` was best.
+        uri: a folder for checkpoints only: a local path, or a URI of a file system that Spark can reach.
+        every: "epoch" for the end of each; or a number of updates (rounds, in synchronous modes) or a
+            datetime.timedelta, also within epochs.
+        keep: number of newest checkpoints to keep.
+        keep_best: number of further checkpoints to keep: those of the epochs with the best ``monitor``.
         monitor: the name of a result in ``History``.
-        best: "min" or "max", which value of it is best.
+        best: "min" or "max": the better values of ``monitor``.
 
     Raises:
-        ConfigError: a setting that cannot be honoured.
+        ConfigError: a setting cannot be honoured.
     """
 
     uri: str
@@ -341,17 +343,17 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, given: Any) -> CheckpointConfig:
-        """Return one of a folder, or of one."""
+        """Return ``given`` if it is a CheckpointConfig, else the default settings for that folder."""
         return given if isinstance(given, CheckpointConfig) else cls(given)
 
     @property
     def seconds(self) -> float | None:
-        """The time between checkpoints, where it is a time."""
+        """The seconds between checkpoints; None unless ``every`` is a time."""
         return self.every.total_seconds() if isinstance(self.every, timedelta) else None
 
     @property
     def updates(self) -> int | None:
-        """The updates between checkpoints, where they are counted."""
+        """The updates between checkpoints; None unless ``every`` is a number."""
         return self.every if isinstance(self.every, int) else None
 
 
@@ -360,22 +362,22 @@ class FitConfig:
     """The settings of one ``fit``.
 
     Attributes:
-        batch_size: rows per optimizer update (docs/modes.md: what that means in which mode).
+        batch_size: rows per optimizer update (docs/modes.md explains it for each mode).
         epochs: the epoch at which training ends.
-        initial_epoch: the epoch at which it begins.
+        initial_epoch: the epoch at which training begins.
         steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
-        validation_steps: batches of validation rows that are evaluated; None is all.
+        validation_steps: batches of validation rows to evaluate; None is all.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
         shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
-        seed: what every random order is drawn from; None draws one.
-        validation_split: the fraction of rows that is held out.
+        seed: the seed of every random order; None draws one.
+        validation_split: fraction of the rows held out for validation.
         class_weight: the weight of a training row by the class of its label.
         validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
-        validation_freq: evaluate after every so many epochs, or after these epochs, of which 1 is the first.
+        validation_freq: epochs per evaluation, or a collection of epochs to evaluate after (the first is 1).
         preserve_partitions: whether each worker gets whole partitions of the data.
-        checkpoint: where checkpoints go, and when; None: there are none.
-        resume: whether to go on from the newest one.
-        nan: what to do about rows with NaN or Inf, or labels of no class: "error" or "warn".
+        checkpoint: the settings of checkpoints; None makes none.
+        resume: whether to resume from the newest checkpoint.
+        nan: "error" or "warn" about rows with NaN or Inf, or labels outside the classes.
     """
 
     batch_size: int = 32
@@ -430,11 +432,11 @@ class FitConfig:
             raise ConfigError("resume=True goes on from a checkpoint; say with checkpoint= where they are.")
 
     def with_steps_of(self, rows: int | None, held: int | None) -> FitConfig:
-        """Return the settings with Keras's batch sizes for arrays where steps were given and no batch size.
+        """Return the settings with Keras's batch sizes for arrays if steps were given without a batch size.
 
         Args:
-            rows: the number of training rows; None where it is not known before a job.
-            held: the number of validation rows, likewise.
+            rows: number of training rows; None if it is not known before a job.
+            held: number of validation rows; None likewise.
         """
         size, held_size = self.batch_size, self.validation_batch_size
         if rows and self.steps_per_epoch:
@@ -444,7 +446,7 @@ class FitConfig:
         return replace(self, batch_size=size, validation_batch_size=held_size)
 
     def validation_rows(self, batch_size: int) -> int | None:
-        """Return how many validation rows are evaluated, from the first on; None is all.
+        """Return the number of validation rows to evaluate, the first ones; None is all.
 
         Args:
             batch_size: rows per forward pass.
@@ -453,7 +455,7 @@ class FitConfig:
 
     @property
     def evaluated(self) -> frozenset[int]:
-        """The epochs that end with an evaluation, where there are validation rows."""
+        """The epochs, from 0, that end with an evaluation if there are validation rows."""
         freq = self.validation_freq
         chosen = range(freq, self.epochs + 1, freq) if isinstance(freq, int) else freq
         return frozenset(number - 1 for number in chosen)

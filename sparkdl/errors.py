@@ -1,22 +1,22 @@
-"""Everything this package raises on purpose.
+"""The exceptions of this package.
 
 The tree::
 
     SparkDLError
-      ConfigError            a run was asked for that cannot be run (also a ValueError)
-      ModelError             a model that cannot be shipped to executors as it is (also a ValueError)
-      DataError              rows that do not fit the model (also a ValueError)
-      CheckpointError        another run writes to the folder of checkpoints
+      ConfigError            a setting is invalid or cannot be honoured (also a ValueError)
+      ModelError             a model cannot be sent to executors as it is (also a ValueError)
+      DataError              rows do not fit the model, or cannot be computed (also a ValueError)
+      CheckpointError        another run writes to the checkpoint folder
       RuleError              a rule failed on an update
-      WireError              bytes that are not a message of this protocol
-      RefusedError           the endpoint will not take a request; carries the HTTP status
-      TransportError         a worker cannot reach the driver's endpoint
-      ClusterError           Spark cannot give the workers that were asked for, or takes them away
+      WireError              bytes are not a message of this protocol
+      RefusedError           the endpoint refused a request; carries the HTTP status
+      TransportError         a worker cannot reach the endpoint
+      ClusterError           Spark cannot provide the requested workers, or takes them away
         PreflightError       an executor's environment does not match the driver's
-        StaleWorkerError     a Python process of Spark's is bound to another backend, or to other GPUs
+        StaleWorkerError     a Spark Python process is bound to another backend or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
-      DivergedError          workers go on sending NaN or Inf, or their updates throw the center away
-      WorkerLostError        an executor or its Python process died more often than is allowed
+      DivergedError          workers keep sending NaN or Inf, or merged updates blow up the weights
+      WorkerLostError        an executor or its Python process died more often than allowed
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ ADVICE = "The same rows and code would fail again: correct the code at the lines
 
 
 class SparkDLError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        cause: the exception that it stands for, such as Spark's own; it is not printed.
+        cause: the underlying exception, such as Spark's own; it is not printed.
     """
 
     cause: BaseException | None = None
 
 
 class ConfigError(SparkDLError, ValueError):
-    """A run was asked for that cannot be run."""
+    """A setting is invalid, or cannot be honoured."""
 
 
 class ModelError(SparkDLError, ValueError):
-    """A model cannot be shipped to executors as it is."""
+    """A model cannot be sent to executors as it is."""
 
 
 class DataError(SparkDLError, ValueError):
@@ -61,7 +61,7 @@ class DataError(SparkDLError, ValueError):
 
     Attributes:
         reason: the message without lines of the traceback.
-        traceback: that of the user's function which computes rows, as text; empty without one.
+        traceback: the traceback of the user's function that computes rows, as text; may be empty.
     """
 
     def __init__(self, message: str = "", *, traceback: str = "") -> None:
@@ -70,7 +70,7 @@ class DataError(SparkDLError, ValueError):
 
 
 class CheckpointError(SparkDLError):
-    """Another run writes to the folder of checkpoints, or has taken it over from this one."""
+    """Another run writes to the checkpoint folder, or has taken it over from this one."""
 
 
 class RuleError(SparkDLError):
@@ -78,7 +78,7 @@ class RuleError(SparkDLError):
 
 
 class DivergedError(SparkDLError):
-    """Training diverged: workers send numbers that are none, or their updates throw the center away."""
+    """Training diverged: workers keep sending NaN or Inf, or merged updates blow up the weights."""
 
 
 class WireError(SparkDLError):
@@ -86,11 +86,11 @@ class WireError(SparkDLError):
 
 
 class RefusedError(SparkDLError):
-    """The endpoint will not take a request.
+    """The endpoint refused a request.
 
     Attributes:
-        status: the HTTP status that says why: 400 malformed, 401 no token, 409 an old generation or
-            a superseded attempt, 410 the run is over, 413 too large, 422 another model's layout.
+        status: the HTTP status: 400 malformed, 401 no token, 409 an old generation or a superseded
+            attempt, 410 the run is over, 413 too large, 422 another model's layout.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -99,11 +99,11 @@ class RefusedError(SparkDLError):
 
 
 class TransportError(SparkDLError):
-    """A worker cannot reach the driver's endpoint."""
+    """A worker cannot reach the endpoint."""
 
 
 class ClusterError(SparkDLError):
-    """Spark cannot give the workers that were asked for, or takes them away."""
+    """Spark cannot provide the requested workers, or takes them away."""
 
 
 class PreflightError(ClusterError):
@@ -111,16 +111,16 @@ class PreflightError(ClusterError):
 
 
 class StaleWorkerError(ClusterError):
-    """A Python process of Spark's is bound to another backend, or to other GPUs; a fresh one is not."""
+    """A Spark Python process is bound to another backend or to other GPUs; a new process helps."""
 
 
 class WorkerError(SparkDLError):
-    """Training failed on an executor.
+    """User code or training failed on an executor.
 
     Attributes:
         host: the executor's host name.
-        worker: the index of the worker, which is also that of its partition.
-        traceback: the worker's traceback as text; the message has its lines of the user's own code.
+        worker: the index of the worker, and of its partition.
+        traceback: the worker's traceback as text. The message has only the user's own lines of it.
     """
 
     def __init__(self, message: str, *, host: str = "", worker: int = -1, traceback: str = "") -> None:
@@ -132,21 +132,21 @@ class WorkerError(SparkDLError):
 
     @classmethod
     def of(cls, reason: str, *, host: str, worker: int, traceback: str = "") -> WorkerError:
-        """Return the error for a reason: it says that first, then where it was, then what to do."""
+        """Return the error for a reason. Its message gives the reason, then the place, then a remedy."""
         place = f" (worker {worker}{f' on {host}' if host else ''})" if worker >= 0 else ""
         message = f"{reason}{place}. {memory.advice(reason) or ADVICE}"
         return cls(message, host=host, worker=worker, traceback=traceback)
 
 
 class WorkerLostError(SparkDLError):
-    """An executor or its Python process died more often than is allowed."""
+    """An executor or its Python process died more often than allowed."""
 
 
 def short(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of the public interface raise errors of this package without the frames inside it.
+    """Wrap a public function so that errors of this package are raised without internal frames.
 
-    An interrupt is raised in the same way, once and after the cleanup (see ``process.interrupts``). The whole
-    traceback of an error is logged at DEBUG, to the logger "sparkdl.errors".
+    An interrupt is raised in the same way, once and after the cleanup (see ``process.interrupts``). The full
+    traceback of an error is logged at DEBUG, by the logger "sparkdl.errors".
     """
 
     @functools.wraps(function)
@@ -169,14 +169,14 @@ def short(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
-    """Clear the local variables of the frames that an error, and those which it stands for, came through.
+    """Clear the local variables in the frames of an error and of the errors that caused it.
 
-    An error that is kept would keep the data and the model of its fit with them. The lines of a traceback
-    stay readable.
+    Otherwise an error that is kept would also keep the data and the model of its fit in memory. The lines of
+    a traceback stay readable.
 
     Args:
         error: the error.
-        handled: the exception that the caller was handling before; it is left alone.
+        handled: the exception that the caller was already handling; it is left alone.
     """
     seen, left = {id(handled)}, [error]
     while left:

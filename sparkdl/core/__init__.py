@@ -1,1 +1,1 @@
-"""Arithmetic and encodings that every other package may use: vectors, nested structures, bytes."""
+"""Arithmetic and encodings for all other packages: vectors, nested structures, bytes."""

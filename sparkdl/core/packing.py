@@ -1,8 +1,9 @@
-"""Values as bytes, arrays and all, without pickle: what comes from an endpoint in worker 0, and checkpoints.
+"""Encoding of values, arrays included, as bytes without pickle: for checkpoints and hosted runs.
 
-A record is eight bytes of the length of a JSON text (little-endian), the text, and what JSON has no words
-for. An array or bytes are ``{"<aside>": [kind, shape, place]}`` in the text: the name of NumPy's type, or
-"bytes", and where behind the text they lie; once, however often they are in the value.
+A record has three parts: eight bytes with the length of a JSON text (little-endian), the text, and the data
+that JSON cannot hold. An array or bytes value is ``{"<aside>": [kind, shape, place]}`` in the text: ``kind``
+is the NumPy dtype name or "bytes", and ``place`` the offset of its data behind the text. An object that
+occurs several times in the value is stored once.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ ASIDE = "<aside>"
 
 
 def parts(value: Any) -> list[Any]:
-    """Return a record as buffers, which copy nothing.
+    """Return a record as a list of buffers, without copying contiguous arrays or bytes.
 
     Args:
-        value: of dicts by text, lists, tuples, numbers, text, None, arrays and bytes.
+        value: numbers, text, None, arrays and bytes, nested in lists, tuples and dicts with text keys.
 
     Raises:
-        TypeError: there is something else in it.
+        TypeError: the value contains an object of another type.
     """
-    held: dict[int, tuple[Any, Any, int]] = {}  # the first keeps what an id is of
+    held: dict[int, tuple[Any, Any, int]] = {}  # keeps each object, so no id is reused
     end = 0
 
     def aside(part: Any) -> Any:
@@ -52,13 +53,13 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: Any) -> Any:
-    """Return the value of a record, in which a tuple is a list.
+    """Return the value of a record; its tuples become lists.
 
     Args:
-        data: bytes, or a memoryview, of which arrays and bytes are then views.
+        data: bytes, or a memoryview. Arrays and bytes values are views into a memoryview.
 
     Raises:
-        ValueError: it is no record.
+        ValueError: ``data`` is not a record.
     """
     end = 8 + int.from_bytes(data[:8], "little")
 
@@ -75,10 +76,10 @@ def unpack(data: Any) -> Any:
 
 
 def like(template: Any, value: Any) -> Any:
-    """Return an unpacked value with the tuples and the keys of what a value like it was made of.
+    """Return an unpacked value with the tuples and the dict keys of a template.
 
     Raises:
-        ValueError: it has another structure.
+        ValueError: the value has a different structure.
     """
     if isinstance(template, Mapping):
         if not isinstance(value, Mapping) or value.keys() != set(map(str, template)):

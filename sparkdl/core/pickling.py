@@ -1,9 +1,9 @@
-"""Code as bytes: what of the user's own goes to executors, or tells two models apart.
+"""Pickling of the user's code, to send it to executors and to compare models.
 
-What an installed package holds goes by its name, as pickle does it. What does not, goes whole, for executors
-do not have it, and a module that was edited and loaded again is another one. That holds for everything that
-is met while code is pickled: a function's globals and closure, the modules that it refers to, what these
-refer to in turn, and modules that are imported inside of functions.
+Code of an installed package is pickled by name, as usual. All other code is pickled by value: executors do
+not have it, and a module that was edited and reloaded must count as different code. This covers everything
+that pickling reaches: a function's globals and closure, the modules it refers to, their references in turn,
+and modules that are imported inside functions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 logger = logging.getLogger(__name__)
-EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # by value as ever, or on each executor
-_pickling = threading.RLock()  # what travels by value is pickled within
-# How objects that pickle themselves badly are pickled: functions of an object and a pickler, that return
-# NotImplemented or what ``__reduce__`` returns.
+EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # __main__ goes by value; executors have the rest
+_pickling = threading.RLock()  # held while modules are registered for pickling by value
+# Reducers for objects that do not pickle well themselves. Each takes an object and a pickler, and returns
+# NotImplemented or the result of ``__reduce__``.
 reducers: list[Callable[[Any, Any], Any]] = []
 
 
 def pickled(code: Any, pickler: Any) -> bytes:
-    """Return code as bytes; what is not of an installed package goes whole, not by its module's name.
+    """Return code as bytes; code that no installed package holds is pickled by value.
 
     Args:
-        code: what is pickled.
-        pickler: cloudpickle, or the copy of it that PySpark has.
+        code: the object to pickle.
+        pickler: cloudpickle, or PySpark's copy of it.
     """
     with _pickling:
         before = pickler.list_registry_pickle_by_value()
@@ -59,7 +59,7 @@ def pickled(code: Any, pickler: Any) -> bytes:
 
 
 def _unregister(before: set[str], pickler: Any) -> list[str]:
-    """Have modules that were found to be the user's own pickled by name again; return their names."""
+    """Undo the registration of the user's modules for pickling by value; return their names."""
     own = sorted(pickler.list_registry_pickle_by_value() - before)
     for name in own:
         pickler.unregister_pickle_by_value(sys.modules[name])
@@ -67,7 +67,7 @@ def _unregister(before: set[str], pickler: Any) -> list[str]:
 
 
 def _whole(code: Any, pickler: Any) -> bytes:
-    """Return code as bytes, with the modules that it imports when it runs."""
+    """Return code as bytes, together with the modules that it imports when it runs."""
     modules: dict[str, ModuleType] = {}
     while True:
         data, names = _dumped(code, pickler, modules, own=True)
@@ -78,7 +78,7 @@ def _whole(code: Any, pickler: Any) -> bytes:
 
 
 def _dumped(code: Any, pickler: Any, modules: dict[str, ModuleType], *, own: bool) -> tuple[bytes, set[str]]:
-    """Return code as bytes, and the names of modules that functions in it import when they run."""
+    """Return code as bytes, and the names of the modules that its functions import when they run."""
     imported: set[str] = set()
 
     class Pickler(pickler.CloudPickler):  # type: ignore[misc]
@@ -99,7 +99,7 @@ def _dumped(code: Any, pickler: Any, modules: dict[str, ModuleType], *, own: boo
 
 
 class _Importing:
-    """Code that is unpickled as it was, once modules that it imports are there."""
+    """A wrapper that unpickles to its code, and registers the modules that the code imports."""
 
     def __init__(self, modules: dict[str, ModuleType], code: Any) -> None:
         self.modules, self.code = modules, code
@@ -118,7 +118,7 @@ def _with_modules(modules: dict[str, ModuleType], code: Any) -> Any:
 
 
 def _register(thing: Any, pickler: Any) -> None:
-    """Have a module of the user's own, or that of a function or a class, pickled whole from now on."""
+    """Register the user's own module, or that of a function or class, for pickling by value."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     if not isinstance(name, str) or name == "__main__" or _is_installed(name):
         return
@@ -128,7 +128,7 @@ def _register(thing: Any, pickler: Any) -> None:
 
 
 def _own_module(name: str) -> ModuleType | None:
-    """Return a module of the user's own, which is imported if it was not yet; None: it is another one."""
+    """Return a module of the user's own, imported if necessary; None for any other module."""
     top = name.split(".")[0]
     try:
         if top not in sys.modules:
@@ -145,7 +145,7 @@ def _own_module(name: str) -> ModuleType | None:
 
 
 def _imports(code: CodeType, package: str | None) -> Iterator[str]:
-    """Yield the names of the modules that a function imports when it runs, and of packages around them."""
+    """Yield the names of the modules that a function imports when it runs, and of their parent packages."""
     constants: list[Any] = [None, None]
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME":
@@ -166,7 +166,7 @@ def _imports(code: CodeType, package: str | None) -> Iterator[str]:
 
 
 def _is_installed(name: str | None) -> bool:
-    """Return whether executors have a module: Python's own, or one of an installed package."""
+    """Return True if executors have a module: Python's own, or one of an installed package."""
     top = (name or "").split(".")[0]
     module = sys.modules.get(top)
     if module is None or top in EVERYWHERE - {"__main__"}:
@@ -178,7 +178,7 @@ def _is_installed(name: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _has_place(place: str | None) -> bool:
-    """Return whether a file lies where executors have it as well."""
+    """Return True if executors also have a file: it belongs to Python or to an installed package."""
     if place is None or place in ("built-in", "frozen"):
         return True
     path = Path(place)

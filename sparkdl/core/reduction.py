@@ -1,4 +1,4 @@
-"""How a round makes one vector of its workers', which are added one after the other, in worker order."""
+"""Reductions: the vectors of a round's workers become one, added in worker order."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 
 from sparkdl.core.vectors import EMPTY, Vector
 
-NUMBERS = frozenset(  # the dtypes that are added, as NumPy spells them
+NUMBERS = frozenset(  # dtypes that can be added, in NumPy's notation
     ["<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16"]
 )
-PART = 1 << 16  # elements that are added at a time, and stay in the processor's cache
+PART = 1 << 16  # elements added at a time; they fit into the processor's cache
 
 
 class Reduction(ABC):
-    """The reduction of one round. What is added stays as it is."""
+    """The reduction of one round. It does not change the vectors that are added."""
 
     @abstractmethod
     def add(self, vector: Vector, weight: float) -> None:
-        """Take in what one worker sent; ``weight`` is above 0."""
+        """Add one worker's vector; ``weight`` is above 0."""
 
     @abstractmethod
     def result(self) -> Vector:
-        """Return the reduced vector, empty if nothing was added; ends the use of this object."""
+        """Return the reduced vector, empty if nothing was added. The object cannot be used afterwards."""
 
 
 class Total(Reduction):
@@ -33,7 +33,7 @@ class Total(Reduction):
         self._total, self._count = EMPTY, 0
 
     def add(self, vector: Vector, weight: float) -> None:
-        """Add a vector as it is, whatever its weight."""
+        """Add a vector; its weight is ignored."""
         self._plus(vector)
 
     def result(self) -> Vector:
@@ -41,10 +41,11 @@ class Total(Reduction):
         return self._total
 
     def _plus(self, vector: Vector, scale: np.float32 | None = None) -> None:
-        """Add in place, but to the first one, which is somebody else's; in parts, for want of memory.
+        """Add a vector to the total, part by part, so that scaling needs little memory.
 
-        Gradients of a scaled loss overflow now and then, in both directions, and their NaN tells the
-        optimizer so: nothing to warn of.
+        The first vector is kept as it is, since it belongs to the caller; the second one allocates the total.
+        Gradients of a scaled loss sometimes overflow in both directions. The resulting NaN tells the
+        optimizer, so NumPy's warnings are off.
         """
         self._count += 1
         if self._count == 1:
@@ -61,27 +62,27 @@ class Total(Reduction):
 
 
 class Mean(Total):
-    """The weighted mean. The sum is kept in units of the first weight; a lone vector is its own mean."""
+    """The weighted mean. The sum is kept in units of the first weight; a single vector is not rounded."""
 
     def __init__(self) -> None:
         super().__init__()
         self._unit, self._weight = 0.0, 0.0
 
     def add(self, vector: Vector, weight: float) -> None:
-        """Add a vector as often as its weight says."""
+        """Add a vector with its weight."""
         self._unit = self._unit or weight
         self._weight += weight
         self._plus(vector, None if weight == self._unit else np.float32(weight / self._unit))
 
     def result(self) -> Vector:
-        """Return the weighted mean, without a rounding where there is nothing to divide by."""
+        """Return the weighted mean; a single vector is not rounded."""
         if self._count > 1:
             self._total *= np.float32(self._unit / self._weight)
         return self._total
 
 
 class AdaptiveSum(Reduction):
-    """Adasum (Maleki et al., 2020): vectors that agree are averaged, orthogonal ones added.
+    """Adasum (Maleki et al., 2020): parallel vectors are averaged, orthogonal ones added.
 
     a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, pair by pair over a binary tree whose leaves
     are the workers in their order. At most log2 K + 1 vectors are kept at once.
@@ -91,7 +92,7 @@ class AdaptiveSum(Reduction):
         self._parts: list[tuple[int, Vector]] = []  # (leaves, sum) of subtrees that still lack a sibling
 
     def add(self, vector: Vector, weight: float) -> None:
-        """Add a leaf, whatever its weight, and every subtree that it completes."""
+        """Add a leaf, and every subtree that it completes; its weight is ignored."""
         leaves = 1
         while self._parts and self._parts[-1][0] == leaves:
             vector, leaves = adaptive_sum(self._parts.pop()[1], vector), 2 * leaves
@@ -107,7 +108,7 @@ class AdaptiveSum(Reduction):
 
 
 def adaptive_sum(a: Vector, b: Vector) -> Vector:
-    """Return the adaptive sum of two vectors; one that is zero adds nothing and changes nothing."""
+    """Return the adaptive sum of two vectors; if one is zero, this is the other one."""
     common, a_norm, b_norm = (float(np.dot(x, y)) for x, y in ((a, b), (a, a), (b, b)))
     if not a_norm or not b_norm:
         return a + b

@@ -1,17 +1,17 @@
-"""Gradients of which some parts are rows of a table, as the lookups of an embedding leave them.
+"""Sparse gradients, which hold only the embedding rows that a batch looked up.
 
-Keras on TensorFlow keeps such a gradient as *slices*: the number of a row and its gradient, once for each
-time that a batch looks the row up. An adaptive optimizer squares them one by one before it adds them up, so
-that a gradient whose slices were added up earlier makes another step. Slices therefore reach the workers'
-optimizers as they are. They also are few bytes where a table has many more rows than a batch looks up.
+Keras on TensorFlow keeps such a gradient as *slices*: a row number and a gradient for each lookup. An
+adaptive optimizer squares the slices one by one before it adds them up, so adding them up earlier would
+change its step. Slices therefore reach the workers' optimizers unchanged. They are also small if a table has
+many more rows than a batch looks up.
 
-In a message a gradient with slices stands in the place of the dense one, as float32 or int32 words:
+In a message, a gradient with slices replaces the dense one, as float32 or int32 words:
 
 * the dense variables, one after the other;
 * for each variable with slices, in order: its slices, float32;
-* for each of them: the numbers of its rows, int32;
-* for each of them: its index among the trainable variables, and how many slices it has, int32;
-* the number of these variables, int32.
+* for each of them: its row numbers, int32;
+* for each of them: its index among the trainable variables and its number of slices, int32;
+* the number of variables with slices, int32.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sparkdl.core.vectors import EMPTY, Layout, Vector
 from sparkdl.errors import WireError
 
 Rows = NDArray[np.int32]
-MOST_WORDS = 1 << 26  # of slices in the updates of one round, where a dense gradient is shorter
+MOST_WORDS = 1 << 26  # of all updates in one round; a dense gradient may have more
 
 
 class Table(NamedTuple):
     """A trainable variable as a table.
 
     Attributes:
-        size: its elements.
-        rows: its rows along the first axis; 0: it has none.
+        size: its number of elements.
+        rows: its length along the first axis; 0 for a scalar.
     """
 
     size: int
@@ -43,7 +43,7 @@ class Table(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The elements of a row."""
+        """The number of elements of a row."""
         return self.size // self.rows if self.rows else 0
 
 
@@ -54,8 +54,8 @@ class Slices(NamedTuple):
     """A gradient with slices.
 
     Attributes:
-        rest: the gradient of the dense variables, flat.
-        lookups: by variable, the numbers of its rows (n,) and their gradients (n, width).
+        rest: the flat gradient of the dense variables.
+        lookups: by variable index, its row numbers (n,) and their gradients (n, width).
     """
 
     rest: Vector
@@ -63,12 +63,12 @@ class Slices(NamedTuple):
 
     @property
     def num_slices(self) -> int:
-        """How many slices there are."""
+        """The number of slices."""
         return sum(len(rows) for rows, _ in self.lookups.values())
 
     @property
     def parts(self) -> list[Vector]:
-        """All numbers that belong to the gradient, as flat vectors."""
+        """All numbers of the gradient, as flat vectors."""
         return [self.rest, *(values.reshape(-1) for _, values in self.lookups.values())]
 
 
@@ -79,20 +79,20 @@ def tables_of(layout: Layout) -> Tables:
 
 
 def most_words(size: int, num_workers: int) -> int:
-    """Return how many words an update with slices may have.
+    """Return the maximum number of words of an update with slices.
 
     Args:
-        size: the elements of the dense gradient.
-        num_workers: how many workers share the bound of a round.
+        size: number of elements of the dense gradient.
+        num_workers: number of workers that share the limit of a round.
     """
     return max(size, MOST_WORDS // num_workers)
 
 
 def decode(vector: Vector, tables: Tables) -> Slices:
-    """Return the gradient that a message holds, as views into it.
+    """Return the gradient in a message, as views into it.
 
     Raises:
-        WireError: it holds none of a model with these tables.
+        WireError: the message does not hold a gradient for these tables.
     """
     words = vector.view(np.int32)
     num_sliced = int(words[-1]) if len(words) else 0
@@ -121,7 +121,11 @@ def decode(vector: Vector, tables: Tables) -> Slices:
 
 
 def _check_directory(directory: list[list[int]], tables: Tables, length: int) -> None:
-    """Check that a directory is one of these tables and that its message is as long as it says."""
+    """Check a directory against these tables, and the length of its message.
+
+    Raises:
+        WireError: the directory or the length does not match.
+    """
     before = -1
     expected = sum(table.size for table in tables) + 2 * len(directory) + 1
     for index, count in directory:
@@ -145,7 +149,7 @@ def encode(slices: Slices) -> Vector:
 
 
 def densified(slices: Slices, tables: Tables, keep: Collection[int] = ()) -> Slices:
-    """Return a gradient in which only some variables have slices; those of others are added up by row."""
+    """Return a gradient with slices for the ``keep`` variables only; other slices are added up by row."""
     if slices.lookups.keys() <= set(keep):
         return slices
     parts, start = [], 0
@@ -171,10 +175,10 @@ def _added_up(rows: Rows, values: Vector, table: Table) -> Vector:
 
 
 class SliceMean(Reduction):
-    """The weighted mean of gradients of which some may have slices.
+    """The weighted mean of gradients, some of which may have slices.
 
-    Slices are not added up: those of the mean are the slices of all gradients, one after the other, each
-    times its gradient's part of the weight. A variable is dense in the mean if it is dense in one of them.
+    Slices are not added up: the mean has the slices of all gradients, one after the other, each scaled by its
+    gradient's share of the weight. A variable is dense in the mean if any of the gradients has it dense.
 
     Args:
         tables: the trainable variables.
@@ -191,11 +195,11 @@ class SliceMean(Reduction):
         self._lone: Vector | None = None
 
     def add(self, vector: Vector, weight: float) -> None:
-        """Add a dense gradient as often as its weight says."""
+        """Add a dense gradient with its weight."""
         self._add(Slices(vector, {}), vector, weight)
 
     def add_encoded(self, vector: Vector, weight: float) -> int:
-        """Add a gradient with slices, as the words of a message; return how many slices it has."""
+        """Add a gradient with slices, given as the words of a message; return its number of slices."""
         slices = decode(vector, self.tables)
         self._add(slices, vector, weight)
         return slices.num_slices
@@ -214,7 +218,7 @@ class SliceMean(Reduction):
             self._lookups[index].append((rows, values, weight))
 
     def _make_dense(self, keep: Collection[int]) -> None:
-        """Let only these variables have slices from now on."""
+        """Make all variables dense except these."""
         mean = densified(self._mean(), self.tables, keep)
         self._rest = Mean()
         self._rest.add(mean.rest, self._weight)
@@ -225,7 +229,7 @@ class SliceMean(Reduction):
         return Slices(self._rest.result(), lookups)
 
     def _joined(self, found: Iterable[tuple[Rows, Vector, float]]) -> tuple[Rows, Vector]:
-        """Return the slices of all gradients, each times its part of the weight."""
+        """Return the slices of all gradients, each scaled by its share of the weight."""
         rows, values, weights = zip(*found, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = [
@@ -235,7 +239,7 @@ class SliceMean(Reduction):
         return np.concatenate(rows), np.concatenate(scaled)
 
     def result(self) -> Vector:
-        """Return the mean, as the words of a message where it has slices."""
+        """Return the mean; if it has slices, as the words of a message."""
         self.sliced = bool(self._lookups)
         if self._lone is not None or not self._lookups:
             return self._rest.result() if self._lone is None else self._lone

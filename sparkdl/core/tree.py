@@ -1,7 +1,7 @@
-"""Nested dicts, lists and tuples: the structures in which Keras takes several inputs, outputs and weights.
+"""Nested dicts, lists and tuples, in which Keras takes several inputs, outputs and weights.
 
-A *template* is such a structure with whole numbers in the places of arrays: which of a row's flat columns
-stands there. Rows travel and lie on disk as flat columns; a template makes of them what a model takes.
+A *template* is such a structure with integers in place of arrays: the index of the flat column that belongs
+there. Rows are sent and stored as flat columns; a template turns them into the structure a model takes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Template = Any  # a number, or a dict, list or tuple of templates
 
 
 def is_structure(value: Any, parts: int | None) -> bool:
-    """Return whether a value is a structure of arrays, and not an array in the form of a list.
+    """Return True if a value is a structure of arrays, False if it is one array in the form of a list.
 
     Args:
-        value: a dict, list or tuple, or anything else.
-        parts: how many arrays a model takes in its place; None if that is not known.
+        value: a dict, list or tuple, or any other object.
+        parts: number of arrays that a model takes in its place; None if unknown.
     """
     if isinstance(value, Mapping):
         return True
@@ -33,7 +33,7 @@ def _is_part(value: Any) -> bool:
 
 
 def template_of(value: Any, parts: int | None, first: int = 0) -> Template:
-    """Return the template of a value, whose leaves are the columns from ``first`` on, dicts by name."""
+    """Return the template of a value, with dicts sorted by name; its leaves are numbered from ``first``."""
     places = iter(range(first, first + 1_000_000))
 
     def number(each: Any, count: int | None) -> Template:
@@ -47,7 +47,7 @@ def template_of(value: Any, parts: int | None, first: int = 0) -> Template:
 
 
 def leaves(template: Any) -> Iterator[Any]:
-    """Yield what stands in the places of a structure, from left to right."""
+    """Yield the leaves of a structure, from left to right."""
     if isinstance(template, np.ndarray | int):
         yield template
     elif isinstance(template, Mapping):
@@ -61,7 +61,7 @@ def leaves(template: Any) -> Iterator[Any]:
 
 
 def paths(template: Template, name: str) -> Iterator[str]:
-    """Yield how to call each place of a template: x, x['image'] or x[0]."""
+    """Yield the name of each leaf of a template: x, x['image'] or x[0]."""
     if isinstance(template, Mapping):
         for key, part in template.items():
             yield from paths(part, f"{name}[{key!r}]")
@@ -73,12 +73,12 @@ def paths(template: Template, name: str) -> Iterator[str]:
 
 
 def flatten(template: Template, value: Any) -> Iterator[Any]:
-    """Yield the parts of a value that has the structure of a template.
+    """Yield the leaves of a value that has the structure of a template.
 
     Raises:
-        TypeError: it has another structure.
+        TypeError: the value has a different structure.
     """
-    if isinstance(template, int):  # first, and Mapping last, for this is done to every row
+    if isinstance(template, int):  # first, with Mapping last, since this runs for every row
         yield value
     elif isinstance(template, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(template):
@@ -93,7 +93,7 @@ def flatten(template: Template, value: Any) -> Iterator[Any]:
 
 
 def assemble(template: Template, values: Sequence[Any]) -> Any:
-    """Return the structure of a template with a value in each of its places."""
+    """Return the structure of a template with its integers replaced by the values they index."""
     if isinstance(template, int):
         return values[template]
     if isinstance(template, Mapping):

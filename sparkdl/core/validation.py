@@ -1,4 +1,4 @@
-"""Checks of single arguments. An error names the argument, the expected value and the given value."""
+"""Checks of single arguments. An error names the argument, the expected and the received value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
     """Return the choice that ``value`` names.
 
     Raises:
-        ConfigError: it names none of them.
+        ConfigError: the value is not one of the choices.
     """
     try:
         return choices(str(value))
@@ -25,7 +25,7 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
     """Return ``value`` if it is a whole number of at least ``least``.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the value is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} should be a whole number of at least {least}; got {value!r}.")
@@ -33,20 +33,20 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Check that an argument is True or False.
+    """Raise an error unless an argument is True or False.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the value is not a bool.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} should be True or False; got {value!r}.")
 
 
 def positive_seconds(name: str, value: object) -> None:
-    """Check that an argument is a positive number of seconds.
+    """Raise an error unless an argument is a positive number of seconds.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the value is not a positive number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")

@@ -1,8 +1,8 @@
-"""The layout of a model's variables, and one flat vector that holds them.
+"""The layout of a model's variables, and the flat vector that holds them.
 
-Everything that is exchanged or merged is one contiguous array, so that the arithmetic of a merge is one
-NumPy call and a message is one read of a socket. Nothing here changes its arguments, and nothing here
-knows Keras, Spark or HTTP.
+Everything that is exchanged or merged is one contiguous array, so that merging is one NumPy call and a
+message is one read from a socket. No function here changes its arguments. This module does not depend on
+Keras, Spark or HTTP.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
 EMPTY: Vector = np.zeros(0, np.float32)
-LARGE = 64 << 20  # bytes that are not to stay for long
-ALIGNMENT = 64  # bytes; what backends want the address of a tensor to be a multiple of
+LARGE = 64 << 20  # bytes freed at once, above which ``trim`` returns memory to the system
+ALIGNMENT = 64  # bytes; backends expect the address of a tensor to be a multiple of it
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Return so many bytes of memory, as they are, that a backend can take for a tensor."""
+    """Return uninitialized memory of ``size`` bytes that a backend can use as a tensor without a copy."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -address(memory) % ALIGNMENT
     return memory[start : start + size]
 
 
 def address(array: Array) -> int:
-    """Return where in memory an array begins, which is contiguous, writeable and not empty."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ makes a dict first
+    """Return the memory address of an array, which must be contiguous, writeable and not empty."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # __array_interface__ would build a dict
 
 
 def trim(freed: float) -> None:
-    """Give memory back to the system after so many bytes were freed, where the C library would keep it.
+    """Return memory to the system after ``freed`` bytes were freed, where the C library would keep it.
 
-    A few are left to it, which is quicker at them; a trim takes some milliseconds.
+    Small amounts stay with the C library, which reuses them faster; a trim takes some milliseconds.
     """
     if freed > LARGE:
         with suppress(OSError, AttributeError, TypeError):
@@ -49,25 +49,25 @@ def trim(freed: float) -> None:
 
 
 def is_finite(vector: Vector, below: float = np.inf) -> bool:
-    """Return whether no number is NaN or so far from 0, by the extremes: no copy is made."""
-    edge = np.float32(below)  # or NumPy 1 compares in float64
+    """Return True if no number is NaN and all magnitudes are less than ``below``; makes no copy."""
+    edge = np.float32(below)  # otherwise NumPy 1 compares in float64
     return not len(vector) or bool(-edge < vector.min() and vector.max() < edge)
 
 
 def norm(vector: Vector) -> float:
-    """Return the Euclidean norm, summed in float64, in which squares of float32 do not overflow."""
+    """Return the Euclidean norm, summed in float64, since squares of float32 may overflow."""
     return float(np.sqrt(np.einsum("i,i", vector, vector, dtype=np.float64)))
 
 
 def window_share(decays: Vector, steps: int, workers: int) -> Vector:
-    """Return how far a window moves the center's moving statistics towards those of its own batches.
+    """Return the fraction by which a window moves the center's moving statistics towards its own batches'.
 
-    A moving average keeps ``decay`` of itself in each step, so ``decay ** steps`` in a window: with the rest
-    as the share, what workers add one after the other is the moving average over all their batches, however
-    stale they were. It lies between what it is made of: a variance stays one.
+    A moving average keeps ``decay`` of itself in each step, and so ``decay ** steps`` in a window. The share
+    is the rest. With it, workers that are merged one after the other give the moving average over all their
+    batches, however stale they were. The result lies between old and new values, so a variance stays valid.
 
     Args:
-        decays: how much of each statistic a step keeps; nan where it is not known, and a K-th is taken.
+        decays: fraction of each statistic that a step keeps; nan if unknown, which gives a share of 1 / K.
         steps: local steps of the window, at least 1.
         workers: K.
     """
@@ -75,7 +75,7 @@ def window_share(decays: Vector, steps: int, workers: int) -> Vector:
 
 
 def window_statistics(before: Vector, after: Vector, decays: Vector, steps: int) -> Vector:
-    """Return the statistics of a window's own batches, or those after it where no decay is known."""
+    """Return the statistics of a window's own batches, or those after it if the decay is unknown."""
     return np.where(np.isnan(decays), after, before + (after - before) / window_share(decays, steps, 1))
 
 
@@ -84,7 +84,7 @@ class Layout:
     """The shapes and dtypes of an ordered list of variables.
 
     Attributes:
-        shapes: one shape per variable; rank 0 is an empty tuple.
+        shapes: one shape per variable; a scalar has an empty tuple.
         dtypes: one NumPy dtype name per variable.
     """
 
@@ -113,7 +113,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> bytes:
-        """Sixteen bytes that two layouts share only when they are the same."""
+        """A 16-byte digest that differs for different layouts."""
         return hashlib.blake2b(repr((self.shapes, self.dtypes)).encode(), digest_size=16).digest()
 
     def pack(self, arrays: Iterable[Array]) -> Vector:
@@ -139,10 +139,10 @@ class Layout:
         )
 
     def from_bytes(self, data: bytes | memoryview) -> list[Array]:
-        """Return the variables that ``to_bytes`` wrote, as fresh arrays.
+        """Return the variables that ``to_bytes`` wrote, as new arrays.
 
         Raises:
-            ValueError: the bytes are not as many as this layout needs.
+            ValueError: the number of bytes does not match this layout.
         """
         if len(data) != self.nbytes:
             raise ValueError(f"Expected {self.nbytes} bytes of variables, got {len(data)}.")

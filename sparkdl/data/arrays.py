@@ -1,9 +1,9 @@
-"""Arrays in every form that Keras takes, as NumPy's: tensors of any backend, pandas, and sparse matrices.
+"""Conversion to NumPy of all arrays that Keras takes: tensors of any backend, pandas, sparse matrices.
 
 Arrays of strings become ``TextRows``, which keep the strings as bytes.
 
-Nothing here imports the library that a value comes from: a form is known by its module and its attributes,
-so that executors need no more than the rows do.
+This module does not import the library of a value. It recognizes a type by its module and attributes, so
+that executors need only the libraries that the rows need.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 
 AnyRows = Array | SparseRows
-HOMES = {"tensorflow", "torch", "keras"}  # whose objects may be arrays, or datasets and loaders that are none
+HOMES = {"tensorflow", "torch", "keras"}  # their objects may be arrays, but also datasets and loaders
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array in a form that Keras takes: of NumPy, a tensor, a table."""
+    """Return True if a value is an array in a form that Keras takes: NumPy's, a tensor, or a table."""
     return hasattr(value, "__array__") or is_sparse_matrix(value)
 
 
 def is_sparse_matrix(value: Any) -> bool:
-    """Return whether a value is a matrix or an array of scipy.sparse, or a tf.SparseTensor."""
+    """Return True if a value is a matrix or an array of scipy.sparse, or a tf.SparseTensor."""
     return hasattr(value, "tocsr") or (hasattr(value, "dense_shape") and hasattr(value, "indices"))
 
 
 def as_rows(value: Any, name: str) -> AnyRows:
-    """Return an array of rows in any form that Keras takes as NumPy's.
+    """Return a NumPy array from an array in any form that Keras takes.
 
-    A sparse matrix comes without its zeros, an array of strings as ``TextRows``.
+    A sparse matrix becomes ``SparseRows``, an array of strings ``TextRows``.
 
     Args:
         value: the array, or a list of numbers or strings, nested to any depth.
-        name: how errors call it.
+        name: its name in errors.
 
     Raises:
-        DataError: a table has a column that does not hold numbers, a sparse array has no rows, or not all
-            values of an array of strings are strings; names it.
+        DataError: a column of a table does not hold numbers, a sparse array has no rows, or only some values
+            of an array are strings; names it.
     """
     if isinstance(value, SparseRows):
         return value
@@ -49,7 +49,7 @@ def as_rows(value: Any, name: str) -> AnyRows:
         return _of_matrix(value, name)
     if hasattr(value, "iloc"):
         return _of_strings(_of_pandas(value, name), name)
-    if hasattr(value, "detach"):  # of torch, which may follow its gradient or lie on another device
+    if hasattr(value, "detach"):  # a torch tensor, which may require a gradient or be on a GPU
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     array = value.to_numpy() if hasattr(value, "to_numpy") else array_of(value)
@@ -57,7 +57,7 @@ def as_rows(value: Any, name: str) -> AnyRows:
 
 
 def array_of(value: Any) -> Array:
-    """Return a list, nested to any depth, or another array as NumPy's; strings as objects.
+    """Return a NumPy array from an array or a list nested to any depth; strings become objects.
 
     NumPy would give all strings of a list the length of the longest one, and cut off zeros at their ends.
     """
@@ -68,16 +68,16 @@ def array_of(value: Any) -> Array:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value is missing: None, NaN, or pandas's NA or NaT."""
+    """Return True if a value is missing: None, NaN, or pandas's NA or NaT."""
     kind = type(value).__name__
     return value is None or kind in ("NAType", "NaTType") or isinstance(value, float) and value != value
 
 
 def _of_strings(array: Array, name: str) -> AnyRows:
-    """Return an array of strings as rows of bytes; another array as it is.
+    """Return an array of strings as ``TextRows``; any other array as it is.
 
     Raises:
-        DataError: the first value that is not missing is a string, and others are not; names the first.
+        DataError: the first value that is not missing is a string, but another value is not; names that row.
     """
     if not _holds_strings(array):
         return array
@@ -93,17 +93,17 @@ def _of_strings(array: Array, name: str) -> AnyRows:
 
 
 def _holds_strings(array: Array) -> bool:
-    """Return whether an array holds strings, judged by its first value that is not missing."""
+    """Return True if the first value of an array that is not missing is a string."""
     if array.dtype.kind not in "USTO" or not array.ndim:
         return False
     return isinstance(next((each for each in array.flat if not _is_missing(each)), None), str | bytes)
 
 
 def as_bytes(text: str | bytes, name: str) -> bytes:
-    """Return the bytes of a string, UTF-8.
+    """Return a string as UTF-8 bytes; bytes as they are.
 
     Raises:
-        DataError: it has half of a surrogate pair, which UTF-8 has no bytes for.
+        DataError: the string contains half of a surrogate pair, which UTF-8 cannot encode.
     """
     try:
         return text.encode() if isinstance(text, str) else text
@@ -117,7 +117,7 @@ def _of_matrix(value: Any, name: str) -> SparseRows:
         raise DataError(f"Expected {name} to be a sparse matrix of rows and columns; got shape {shape}.")
     if hasattr(value, "tocsr"):
         value = value.tocsr()
-        if not value.has_canonical_format:  # numbers of one place are to be added
+        if not value.has_canonical_format:  # numbers with equal indices are added
             value = value.copy()
             value.sum_duplicates()
         counts, places, numbers = np.diff(value.indptr), value.indices, value.data
@@ -132,9 +132,9 @@ def _of_matrix(value: Any, name: str) -> SparseRows:
 
 
 def _of_pandas(value: Any, name: str) -> Array:
-    """Return a table, or one column of it, as an array of numbers; where a value is missing, NaN.
+    """Return a table, or one column of it, as an array of numbers, with NaN for missing values.
 
-    A column of its own, and a table of nothing but strings, may hold what is no number: a model may take it.
+    A single column, or a table of strings only, may hold other values than numbers: a model may take them.
     """
     if not hasattr(value, "columns"):
         return _column(value, name)
@@ -152,7 +152,7 @@ def _of_pandas(value: Any, name: str) -> Array:
 
 
 def _column(values: Any, name: str) -> Array:
-    """Return a column of pandas as an array, of objects where it does not hold numbers by its type."""
+    """Return a pandas column as an array; of objects if its type is not numeric."""
     kind = values.dtype
     if hasattr(kind, "categories"):
         if _holds_strings(np.asarray(kind.categories)):
@@ -163,7 +163,7 @@ def _column(values: Any, name: str) -> Array:
                 f"{str(kind.categories[0])!r}. Take their codes, df[...].cat.codes, first."
             )
         values = values.astype(kind.categories.dtype if values.notna().all() else np.float64)
-    elif hasattr(kind, "numpy_dtype") and kind.kind in "biuf":  # one of pandas's types that know pandas.NA
+    elif hasattr(kind, "numpy_dtype") and kind.kind in "biuf":  # a pandas type that supports pandas.NA
         missing = bool(values.isna().any())
         wider = np.float32 if kind.itemsize < 3 else np.float64
         target = kind.numpy_dtype if not missing or kind.kind == "f" else np.dtype(wider)

@@ -1,6 +1,6 @@
-"""Arrow batches to blocks and back: how the columns of a DataFrame reach NumPy.
+"""Conversion between Arrow batches and blocks: the path from DataFrame columns to NumPy.
 
-Nothing here copies a value that Arrow holds as NumPy would, and nothing here imports pyspark.
+Values that Arrow stores as NumPy does are not copied. This module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sparkdl.errors import DataError
 from sparkdl.process.reasons import reason_of, text_of
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
-Decode = Callable[[Any], Any]  # a function of the user's own that makes an array of a value
+Decode = Callable[[Any], Any]  # a user's function that converts a value to an array
 ArrowArray: TypeAlias = pa.Array
-ROWS_PER_BATCH = 10_000  # as Spark makes them
-PIECE = 8 << 20  # bytes in a row: of many more, Spark Connect's messages have no room
+ROWS_PER_BATCH = 10_000  # Spark's default
+PIECE = 8 << 20  # bytes in a row; larger ones may not fit into Spark Connect's messages
 ARROW_TYPES = {
     "bigint": "int64",
     "int": "int32",
@@ -45,18 +45,18 @@ ARROW_TYPES = {
 def column_array(
     values: Any, column: Column, name_row: Callable[[int], str], decode: Decode | None = None
 ) -> AnyRows:
-    """Return an Arrow column as one array of shape (rows, *column.shape), or without its zeros.
+    """Return an Arrow column as an array of shape (rows, *column.shape), or as sparse or text rows.
 
     Args:
-        values: the column: numbers, lists as deep as may be, or vectors as Spark ML lays them out; or a list
-            of columns, which are joined.
-        column: what its values have to be.
-        name_row: says where a row of the batch comes from.
-        decode: makes an array of each value, where these are not arrays yet.
+        values: the column: numbers, lists of any depth, or vectors in Spark ML's layout; or a list of
+            columns, which are joined.
+        column: the expected shape and dtype.
+        name_row: a function that describes a row of the batch.
+        decode: a function that converts each value to an array; None if they are arrays already.
 
     Raises:
-        DataError: nulls, rows of another shape, or one that cannot be decoded; names the column and the
-            first such row.
+        DataError: there are nulls, or rows that have another shape or cannot be decoded; names the column and
+            the first such row.
     """
     if isinstance(values, list):
         return joined_array(values, column, name_row)
@@ -73,7 +73,7 @@ def column_array(
 
 
 def _text_rows(flat: Any, shape: tuple[int, ...]) -> TextRows:
-    """Return the rows of an Arrow array of strings, or of bytes, without making objects of them."""
+    """Return the rows of an Arrow array of strings or bytes, without creating Python objects."""
     flat = flat.cast(pa.large_binary())
     _, offsets, data = flat.buffers()
     edges = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
@@ -82,17 +82,17 @@ def _text_rows(flat: Any, shape: tuple[int, ...]) -> TextRows:
 
 
 def _flat_values(values: Any, column: Column, name_row: Callable[[int], str]) -> Any:
-    """Return the values of a column as one flat Arrow array, as many of each row.
+    """Return the values of a column as one flat Arrow array, with the same number for each row.
 
     Raises:
-        DataError: as ``column_array``.
+        DataError: see ``column_array``.
     """
     count, size = len(values), prod(column.shape)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     lengths, nulls = np.ones(count, np.int64), np.asarray(values.is_null())
     (_require_texts if column.texts else _require_numbers)(values.type, column, name_row)
-    levels: list[tuple[Array, Array]] = []  # how long the arrays of a level are, how many each row has there
+    levels: list[tuple[Array, Array]] = []  # per level: lengths of the arrays, number of arrays per row
     while _is_list(values.type):
         levels.append((np.diff(np.asarray(values.offsets)), lengths))
         lengths = _per_row(levels[-1][0], lengths)
@@ -111,9 +111,15 @@ def _flat_values(values: Any, column: Column, name_row: Callable[[int], str]) ->
 def _require_levels(
     levels: Sequence[tuple[Array, Array]], column: Column, name_row: Callable[[int], str]
 ) -> None:
-    """Check that nested arrays have the lengths of the column's dimensions, and not only as many values."""
+    """Raise an error unless nested arrays have the lengths of the column's dimensions.
+
+    ``_flat_values`` has already checked their product.
+
+    Raises:
+        DataError: a length does not match.
+    """
     if len(levels) < 2 or len(column.shape) < 2:
-        return  # what is flat takes the shape of the other
+        return  # a flat one takes the shape of the other
     for (found, per_row), size in zip(levels, column.shape, strict=False):
         if (found != size).any():
             wrong = _per_row((found != size).astype(np.int64), per_row) > 0
@@ -124,10 +130,10 @@ def _require_levels(
 
 
 def grouped(values: Sequence[Any], columns: Sequence[Column]) -> list[Any]:
-    """Return the values of each column: one, or a list of as many as are joined in it.
+    """Return the values of each column: one column, or a list of those that are joined in it.
 
     Raises:
-        DataError: there are more or fewer.
+        DataError: the number of values does not match.
     """
     wanted = sum(column.parts for column in columns)
     if len(values) != wanted:
@@ -141,15 +147,15 @@ def grouped(values: Sequence[Any], columns: Sequence[Column]) -> list[Any]:
 
 
 def joined_array(values: Sequence[Any], column: Column, name_row: Callable[[int], str]) -> AnyRows:
-    """Return Arrow columns as one array of shape (rows, *column.shape), or without its zeros.
+    """Return Arrow columns as one array of shape (rows, *column.shape), or as sparse or text rows.
 
     Args:
         values: the columns; each has numbers, lists or vectors.
-        column: what they make.
-        name_row: says where a row of the batch comes from.
+        column: the column that they form.
+        name_row: a function that describes a row of the batch.
 
     Raises:
-        DataError: as ``column_array``, or the columns have another number of values together.
+        DataError: see ``column_array``; or the columns together have a different number of values.
     """
     if not len(values[0]):
         return column.of((), "a batch")
@@ -186,7 +192,7 @@ def _with_zeros(rows: AnyRows) -> Array:
 
 
 def _shape_of_first(values: Any) -> tuple[int, ...]:
-    """Return the shape of the first row of an Arrow column; of ragged arrays the number of their values."""
+    """Return the shape of an Arrow column's first row; for ragged arrays, its number of values."""
     first = values.slice(0, 1)
     if pa.types.is_struct(first.type):
         _, size, _, numbers = first.flatten()
@@ -204,7 +210,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _require_texts(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
-    """Check that a column holds strings, or arrays of strings."""
+    """Raise an error unless a column holds strings, or arrays of strings."""
     element = kind
     while _is_list(element):
         element = element.value_type
@@ -221,7 +227,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
-    """Check that a column holds numbers, or arrays of numbers."""
+    """Raise an error unless a column holds numbers, or arrays of numbers."""
     element, depth = kind, 0
     while _is_list(element):
         element, depth = element.value_type, depth + 1
@@ -258,7 +264,7 @@ def _one_row(name: str, row: int) -> str:
 
 
 def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
-    """Return the array that a function of the user's own makes of a value.
+    """Return the array that the user's function makes of a value.
 
     Raises:
         DataError: the function failed; names the column and the row.
@@ -272,14 +278,17 @@ def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
 
 
 def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether a model takes one shape for another: one is flat, or ends with a dimension of 1 more."""
+    """Return True if a model takes one shape for the other.
+
+    They have the same size. They are equal, differ by a last dimension of 1, or one of them is flat.
+    """
     if prod(given) != prod(expected):
         return False
     return given in (expected, (*expected, 1)) or (*given, 1) == expected or 1 in (len(given), len(expected))
 
 
 def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> AnyRows:
-    """Return Spark's vectors, dense and sparse, as one array: structs of type, size, indices and values."""
+    """Return Spark's vectors, dense or sparse, as one array; a struct has type, size, indices and values."""
     size = int(np.prod(column.shape, dtype=int))
     nulls = np.asarray(values.is_null())
     if nulls.any():
@@ -303,12 +312,12 @@ def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> Any
 
 
 def remedy(column: str, kind: str, depth: int) -> str:
-    """Return how to make numbers of a column that holds something else, as the end of a sentence.
+    """Return advice on converting a column to numbers, as the end of a sentence; empty if there is none.
 
     Args:
-        column: how code calls the column.
-        kind: the type of its values, or of what its arrays hold, as Spark calls it.
-        depth: how many arrays are around each value.
+        column: the column, as it is written in code.
+        kind: Spark's name for the type of its values, or of the elements of its arrays.
+        depth: the nesting depth of its arrays.
     """
 
     def cast(target: str) -> str:
@@ -340,7 +349,7 @@ def _misshapen(column: Column, wrong: Array, lengths: Array, name_row: Callable[
 
 
 def _per_row(counts: Any, lengths: Any) -> Any:
-    """Return the sum of counts that belong to each row, of which row i has ``lengths[i]``."""
+    """Return the sum of the counts of each row; row i has ``lengths[i]`` of them."""
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     ends = np.cumsum(lengths)
     return sums[ends] - sums[ends - lengths]
@@ -355,10 +364,10 @@ def blocks_of_batches(
     """Yield the rows of Arrow batches as blocks.
 
     Args:
-        batches: record batches with the columns that make each entry of ``columns``, then key and part.
-        columns: what the values have to be.
-        seed: what the order of the rows is drawn from; None keeps that of the keys.
-        decode: what makes arrays of the values of some columns, by their places.
+        batches: record batches with the columns that form each entry of ``columns``, then key and part.
+        columns: the expected columns.
+        seed: the seed of the rows' order; None keeps that of the keys.
+        decode: functions that convert values to arrays, by the index of the column.
     """
     decode = decode or {}
     for batch in _parts(batches, rows_per_block(columns)) if decode else batches:
@@ -387,20 +396,20 @@ def blocks_of_batches(
 
 
 def _parts(batches: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield batches of so many rows: what is small in a column may be large when it is decoded."""
+    """Yield slices of batches with at most ``size`` rows, because decoding may enlarge values."""
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             yield batch.slice(start, size)
 
 
 def _name_row(keys: Any, index: int) -> str:
-    """Return where a row comes from; Spark's monotonically increasing ids tell."""
+    """Return the origin of a row, from the monotonically increasing id that Spark gave it."""
     partition, row = divmod(int(keys[index]), 1 << 33)
     return f"row {row} of partition {partition}"
 
 
 def prediction_array(values: Array) -> Any:
-    """Return predictions as an Arrow column: one number a row, or lists as deep as the output is."""
+    """Return predictions as an Arrow column: one number per row, or lists as deep as the output."""
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         flat = pa.FixedSizeListArray.from_arrays(flat, size)
@@ -418,21 +427,21 @@ def _list_type(array: Any, depth: int) -> Any:
 
 
 def struct_array(names: list[str], columns: list[Any]) -> Any:
-    """Return columns as one of structs with these names."""
+    """Return columns as one column of structs with these field names."""
     return pa.StructArray.from_arrays(columns, names=names)
 
 
 def record(columns: dict[str, list[Any]]) -> Any:
-    """Return a record batch of a few values per column."""
+    """Return a record batch from lists of values by column name."""
     return pa.RecordBatch.from_pydict(columns)
 
 
 def batch_of(columns: Sequence[Sequence[Any]], schema: Any) -> Any:
-    """Return a record batch of columns of values.
+    """Return a record batch from columns of values.
 
     Args:
-        columns: values, or lists as deep as the column is; None is a null.
-        schema: the columns of Spark, a StructType.
+        columns: values, or lists as deep as the column; None is a null.
+        schema: the Spark columns, a StructType.
     """
     arrays = [
         pa.array(values, _arrow_type(field.dataType))
@@ -448,25 +457,25 @@ def _arrow_type(kind: Any) -> Any:
 
 
 def rows_of(data: bytes) -> Iterator[Any]:
-    """Yield bytes, in pieces, as batches of a row each."""
+    """Yield bytes in pieces, as batches of one row each."""
     for start in range(0, len(data), PIECE):
         yield record({"data": [data[start : start + PIECE]]})
 
 
 def open_for_writing(uri: str) -> Any:
-    """Return a new file on one of pyarrow's file systems, open for writing; its folder has to be there."""
+    """Return a new file on one of pyarrow's file systems, open for writing; its folder must exist."""
     system, path = fs.FileSystem.from_uri(uri)
     return system.open_output_stream(path, compression=None)
 
 
 def of_pandas(values: Any) -> Any:
-    """Return a pandas Series as an Arrow array; vectors come as a DataFrame of their parts."""
+    """Return a pandas Series as an Arrow array; a DataFrame with the fields of vectors as structs."""
     if hasattr(values, "columns"):
         parts = [of_pandas(values[name]) for name in values.columns]
         missing = pa.array(values.isna().all(axis=1).to_numpy())
         return pa.StructArray.from_arrays(parts, names=list(values.columns), mask=missing)
     if values.dtype.kind == "f":
-        return pa.array(values.to_numpy(), from_pandas=False)  # NaN is a number, and no null
+        return pa.array(values.to_numpy(), from_pandas=False)  # keeps NaN, which is a number and not a null
     return pa.array(values.map(lambda value: value.toArray() if hasattr(value, "toArray") else value))
 
 

@@ -1,7 +1,7 @@
-"""Numbers that no training can use, found while rows are written: NaN, Inf, and labels of no class.
+"""Checks for values that cannot be trained on, while rows are written: NaN, Inf, and labels of no class.
 
-A loss that becomes NaN says nothing about where it came from. So every row is looked at once, before the
-first update: what is found is counted by column, with the first row of its kind.
+A loss that becomes NaN does not show where the NaN came from. So every row is checked once, before the first
+update. Faults are counted by column, with the first row of each kind.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Classes(NamedTuple):
     """The classes that a loss knows.
 
     Attributes:
-        number: how many there are, from 0 on.
-        ignored: one that the loss leaves out, if there is one.
+        number: number of classes, counted from 0.
+        ignored: a class that the loss ignores, if any.
     """
 
     number: int
@@ -36,14 +36,14 @@ class Classes(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with some rows of a column.
+    """A fault in some rows of a column.
 
     Attributes:
-        part: what the rows are for.
-        column: the place of the column.
+        part: the part that the rows belong to, such as VALIDATION.
+        column: the index of the column.
         kind: NAN, INF or CLASS.
-        rows: how many rows.
-        first: the key of the first of them, and how it is called.
+        rows: number of rows.
+        first: the key of the first of them, and its description.
     """
 
     part: int
@@ -53,17 +53,17 @@ class Fault(NamedTuple):
     first: tuple[int, str]
 
 
-Origin = Callable[[int], str]  # names a row by its key
+Origin = Callable[[int], str]  # describes a row by its key
 
 
 class Faults:
-    """What is wrong with rows that are seen a block at a time.
+    """The faults in rows that are checked block by block.
 
     Args:
-        schema: what rows are.
-        classes: the classes of columns of labels, by the places of the columns.
-        seeds: what keys of training rows and of validation rows were scrambled with; None: they were not.
-        origin: names a row by the key that it had before.
+        schema: the rows' schema.
+        classes: the classes of label columns, by the index of the column.
+        seeds: the seeds with which keys of training and validation rows were scrambled; None: they were not.
+        origin: describes a row by its original key.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Faults:
         self._found: dict[tuple[int, int, str], tuple[int, int]] = {}
 
     def note(self, block: Block) -> None:
-        """Count what is wrong with the rows of a block."""
+        """Count the faults in the rows of a block."""
         if not len(block.keys):
             return
         for place, rows in enumerate(block.columns):
             if isinstance(rows, TextRows):
-                continue  # strings have no NaN, and are no classes
+                continue  # strings have no NaN, and are not classes
             for kind, wrong in _wrong(rows, self.classes.get(place)):
                 self._count((block.part, place, kind), block.keys[wrong], int(wrong.sum()))
 
@@ -94,7 +94,7 @@ class Faults:
             self._found[what] = known + rows, min(first, int(keys.min()))
 
     def found(self) -> list[Fault]:
-        """Return what is wrong, as values."""
+        """Return the faults as values."""
         return [
             Fault(*what, rows, (first, self.origin(first)))
             for what, (rows, first) in sorted(self._found.items())
@@ -102,11 +102,11 @@ class Faults:
 
 
 class Watched:
-    """Blocks that are looked at as they pass.
+    """An iterable of blocks that checks each block as it passes.
 
     Args:
         blocks: the blocks.
-        faults: where what is wrong with them is counted; None: nobody asks.
+        faults: the counter of their faults; None disables the checks.
         shuffled: whether a shuffle dealt their training rows to workers.
     """
 
@@ -122,12 +122,12 @@ class Watched:
             yield block
 
     def found(self) -> list[Fault]:
-        """Return what is wrong with the blocks that have passed."""
+        """Return the faults in the blocks that have passed."""
         return [] if self.faults is None else self.faults.found()
 
 
 def _wrong(rows: AnyRows, classes: Classes | None) -> Iterable[tuple[str, Array]]:
-    """Yield each kind of fault, and which rows have it."""
+    """Yield each kind of fault, with a mask of the rows that have it."""
     values = rows.compact().entries["value"] if isinstance(rows, SparseRows) else rows
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         nan = _rows_with(rows, np.isnan(values))
@@ -141,7 +141,7 @@ def _wrong(rows: AnyRows, classes: Classes | None) -> Iterable[tuple[str, Array]
 
 
 def _rows_with(rows: AnyRows, values: Array) -> Array:
-    """Return which rows have one of the marked values."""
+    """Return a mask of the rows with at least one of the marked values."""
     if isinstance(rows, SparseRows):
         counted = np.repeat(np.arange(len(rows)), rows.spans[:, 1])
         values, counted = values[values], counted[values]
@@ -150,14 +150,14 @@ def _rows_with(rows: AnyRows, values: Array) -> Array:
 
 
 def judge(words: str, nan: str) -> None:
-    """Refuse rows that cannot be trained on, or warn of them.
+    """Raise an error or log a warning about rows that cannot be trained on.
 
     Args:
-        words: what is wrong with them; empty if nothing is.
+        words: a description of the faults; empty if there are none.
         nan: "error" or "warn".
 
     Raises:
-        DataError: something is wrong, and rows with faults are an error.
+        DataError: there are faults, and ``nan`` is "error".
     """
     if words and nan == "error":
         raise DataError(f'{words} Drop or mend these rows, or pass nan="warn" to train on them.')
@@ -168,13 +168,13 @@ def judge(words: str, nan: str) -> None:
 def sentences_of(
     found: Iterable[Iterable[Any]], rows: Mapping[int, int], schema: Schema, classes: Mapping[int, Classes]
 ) -> str:
-    """Return what is wrong with rows as sentences, all workers' together; empty if nothing is.
+    """Return the faults of all workers as sentences; an empty string if there are none.
 
     Args:
         found: the faults of every worker.
-        rows: how many rows there are, by what they are for.
-        schema: what rows are.
-        classes: the classes of columns of labels.
+        rows: number of rows in each part.
+        schema: the rows' schema.
+        classes: the classes of label columns.
     """
     totals: dict[tuple[int, int, str], tuple[int, tuple[int, str]]] = {}
     for part, place, kind, count, first in found:

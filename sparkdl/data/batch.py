@@ -1,4 +1,4 @@
-"""A batch: rows as Keras takes them."""
+"""A batch: rows in the form that Keras takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkdl.core.tree import leaves
 
 
 class Batch(NamedTuple):
-    """Rows as Keras takes them: arrays of equal length, or structures of such.
+    """Rows in the form that Keras takes: arrays of equal length, or structures of such arrays.
 
     ``y`` is None without labels, and ``sample_weight`` is None without weights.
     """

@@ -1,15 +1,15 @@
-"""Which rows make which update.
+"""The plan of a run's batches: the rows of each update.
 
-Workers hold different numbers of rows, yet an epoch of synchronous training has to take the same
-updates as one process with the same ``batch_size``. So all rows of a run are put into one order, the
-*even interleaving*: row j of a worker that has n of N rows stands at position (j + 1/2) N / n, ties go to
-the lower worker. The global batch t is made of the rows that rank from t B to (t + 1) B in it, whatever
-the number of workers and however uneven their parts. Every worker can tell its share of each batch from
-the row counts alone, and a driver that deals rows by rank gets the batches of one process exactly.
+Workers hold different numbers of rows, yet an epoch of synchronous training has to make the same updates as
+one process with the same ``batch_size``. Therefore all rows of a run form one order, the *even interleaving*:
+row j of a worker with n of N rows stands at position (j + 1/2) N / n, and ties go to the lower worker. The
+global batch t consists of the rows with ranks from t B to (t + 1) B, for any number of workers and however
+uneven their shares are. Every worker can compute its share of each batch from the row counts alone, and a
+driver that deals rows by rank gets exactly the batches of one process.
 
-In which order a worker takes its rows is drawn anew for every pass. Rows that are more than what is mixed at
-a time lie in *buckets*; a pass takes the buckets in an order of its own, some at a time, and mixes the rows
-of these, so that it reads a stretch of the disk at a time and no order of all rows is ever in memory.
+Each pass draws a new order of a worker's rows. If there are more rows than are mixed at a time, they lie in
+*buckets*. A pass takes the buckets in an order of its own, some at a time, and mixes their rows. So it reads
+one stretch of the disk at a time, and the order of all rows is never in memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-MIXED = 16  # buckets whose rows are mixed with one another
+MIXED = 16  # number of buckets that are mixed together
 
 
 def even_split(num_rows: int, num_workers: int) -> tuple[int, ...]:
-    """Return how many rows each worker gets when they are dealt evenly."""
+    """Return the number of rows of each worker if they are dealt evenly."""
     return tuple(num_rows // num_workers + (k < num_rows % num_workers) for k in range(num_workers))
 
 
@@ -36,7 +36,7 @@ def ranks(rows: tuple[int, ...], worker: int) -> Integers:
 
     Args:
         rows: the number of rows of each worker.
-        worker: whose rows to rank.
+        worker: the worker whose rows to rank.
 
     Returns:
         Ascending whole numbers below sum(rows), shape (rows[worker],).
@@ -45,7 +45,7 @@ def ranks(rows: tuple[int, ...], worker: int) -> Integers:
 
 
 def _rank(rows: tuple[int, ...], worker: int, index: Integers) -> Integers:
-    """Return the ranks of some rows of a worker."""
+    """Return the ranks of the rows of a worker with these indices."""
     mine = rows[worker]
     ours = 2 * index + 1
     total = index.copy()
@@ -58,7 +58,7 @@ def _rank(rows: tuple[int, ...], worker: int, index: Integers) -> Integers:
 
 
 def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers:
-    """Return how many rows of a worker rank before each edge, found by halving: rows may be many."""
+    """Return the number of a worker's rows that rank before each edge, by bisection, as rows may be many."""
     low, high = np.zeros_like(edges), np.full_like(edges, rows[worker])
     for _ in range(rows[worker].bit_length()):
         middle = (low + high) // 2
@@ -68,12 +68,12 @@ def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers
 
 
 def num_before(rows: tuple[int, ...], worker: int, edge: int) -> int:
-    """Return how many rows of a worker rank before an edge among all rows of the run."""
+    """Return the number of a worker's rows that rank before an edge among all rows of the run."""
     return int(_num_before(rows, worker, np.array([edge], np.int64))[0])
 
 
 def num_batches(num_rows: int, batch_size: int) -> int:
-    """Return how many batches an epoch has, a ragged last one included."""
+    """Return the number of batches in an epoch, including a smaller last one."""
     return -(-num_rows // batch_size)
 
 
@@ -81,10 +81,10 @@ class Span(NamedTuple):
     """A worker's share of a batch.
 
     Attributes:
-        turn: which pass over this worker's rows it is of, as ``Plan.order`` takes it.
-        start: its first row, as a place in the order of that pass.
-        stop: where it ends.
-        rows: the rows of the whole batch.
+        turn: the pass over this worker's rows, as in ``Plan.order``.
+        start: its first row, as a position in the order of that pass.
+        stop: the position after its last row.
+        rows: number of rows in the whole batch.
     """
 
     turn: int
@@ -94,11 +94,11 @@ class Span(NamedTuple):
 
 
 class Order:
-    """The order of one worker's rows in a pass: ``order[start:stop]`` are the rows at these places.
+    """The order of one worker's rows in a pass: ``order[start:stop]`` are the rows at these positions.
 
     Args:
-        buckets: the rows of each bucket.
-        seed: what the order is drawn from; None leaves the rows as they lie.
+        buckets: the number of rows of each bucket.
+        seed: the seed of the order; None keeps the rows as they are stored.
     """
 
     def __init__(self, buckets: Sequence[int], seed: tuple[int, ...] | None) -> None:
@@ -118,7 +118,7 @@ class Order:
         return int(self._edges[-1])
 
     def __getitem__(self, places: slice) -> Integers:
-        """Return the rows at some places, which follow one another."""
+        """Return the rows at a range of positions."""
         start, stop, _ = places.indices(len(self))
         if self._seed is None:
             return np.arange(start, stop, dtype=np.int64)
@@ -132,12 +132,12 @@ class Order:
 
     @property
     def upcoming(self) -> Integers:
-        """The buckets whose rows come after those that are being mixed; none at the end of the pass."""
+        """The buckets that will be mixed next; none at the end of the pass."""
         index = self._newest[0] + 1
         return self._mixes[index] if 0 < index < len(self._mixes) else np.zeros(0, np.int64)
 
     def _mix(self, index: int) -> Integers:
-        """Return the rows of the buckets that are mixed with one another, in the order that is drawn."""
+        """Return the rows of the buckets that are mixed together, in random order."""
         if self._newest[0] != index:
             edges = [self._edges[bucket : bucket + 2].tolist() for bucket in self._mixes[index]]
             rows = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in edges])
@@ -150,18 +150,18 @@ class Order:
 class Plan:
     """The batches and windows of one worker's epochs; a window ends where the worker exchanges.
 
-    An epoch is a pass over all rows, unless ``steps_per_epoch`` says otherwise; then one epoch goes on where
-    the last one ended, as in Keras.
+    An epoch is a pass over all rows, unless ``steps_per_epoch`` is given. Then an epoch continues where the
+    last one ended, as in Keras.
 
     Attributes:
         rows: the number of training rows of each worker.
         worker: this worker's index.
-        batch_size: most rows of an update: of all workers together when ``joint``, else of this one.
+        batch_size: maximum rows of an update: of all workers together if ``joint``, else of this one.
         window: local batches per exchange; None is one exchange per epoch.
         joint: whether all workers make each update together (a mean gradient per batch).
         shuffle: whether a worker's rows take a new order in every epoch.
-        seed: what the orders are drawn from, with the pass and the worker.
-        first_epoch: the epoch that the run begins with, whose first exchange has number 0.
+        seed: the seed of the orders, combined with the pass and the worker.
+        first_epoch: the first epoch of the run, whose first exchange has number 0.
         steps_per_epoch: updates per epoch of one process with this ``batch_size``; None is a pass.
     """
 
@@ -177,7 +177,7 @@ class Plan:
 
     @cached_property
     def working(self) -> int:
-        """How many workers have rows; 1 where none has any."""
+        """The number of workers with rows, at least 1."""
         return max(1, sum(count > 0 for count in self.rows))
 
     @cached_property
@@ -187,15 +187,15 @@ class Plan:
 
     @cached_property
     def steps(self) -> int:
-        """Updates per epoch of one process with this ``batch_size``, which schedules count in."""
+        """Updates per epoch of one process with this ``batch_size``, the unit of schedules."""
         return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property
     def bounds(self) -> Integers:
-        """Where each of this worker's batches begins and the last one ends, in rows of a pass.
+        """The edges of this worker's batches, in rows of a pass.
 
-        One worker's batches are Keras's. Several that step on their own divide their rows evenly: how many a
-        worker holds is left to chance, and a last batch of few rows would take a step of mostly noise.
+        One worker has Keras's batches. Several workers that take local steps divide their rows evenly: the
+        number of rows of a worker is random, and a last batch of few rows would make a step of mostly noise.
         """
         if not self.joint:
             mine = self.rows[self.worker]
@@ -208,11 +208,11 @@ class Plan:
 
     @cached_property
     def num_batches(self) -> int:
-        """Batches of this worker in an epoch; some may be empty when updates are made jointly."""
+        """Batches of this worker in an epoch; some may be empty if updates are made jointly."""
         return self.steps if self.joint else self._local_batches(self.rows[self.worker])
 
     def _local_batches(self, rows: int) -> int:
-        """Return the batches per epoch of a worker with so many rows: its part of the steps."""
+        """Return the batches per epoch of a worker with ``rows`` rows: its share of the steps."""
         turn = num_batches(rows, self.batch_size)
         if self.steps_per_epoch is None or not turn:
             return turn
@@ -220,14 +220,14 @@ class Plan:
 
     @cached_property
     def windows(self) -> int:
-        """Exchanges of every worker in an epoch: those of the worker with most batches."""
+        """Exchanges of every worker in an epoch: those of the worker with the most batches."""
         if self.joint:
             return self.steps
         most = self._local_batches(max(self.rows))
         return 1 if self.window is None else max(1, -(-most // self.window))
 
     def window_batches(self, index: int) -> range:
-        """Return which batches of this worker belong to a window; none where it ran out of rows."""
+        """Return the range of this worker's batches in a window; empty if it ran out of rows."""
         length = 1 if self.joint else (self.window or max(1, self.num_batches))
         return range(min(index * length, self.num_batches), min((index + 1) * length, self.num_batches))
 
@@ -239,8 +239,8 @@ class Plan:
         """Return the order of this worker's rows in a pass over them.
 
         Args:
-            turn: which pass.
-            buckets: the rows of each bucket that they lie in; none where all of them can be mixed.
+            turn: the number of the pass.
+            buckets: the number of rows of each bucket; empty if all rows can be mixed.
         """
         seed = (self.seed, turn, self.worker) if self.shuffle else None
         return Order(buckets or (self.rows[self.worker],), seed)
@@ -255,7 +255,7 @@ class Plan:
             yield Span(turn, start, stop, whole if self.joint else stop - start)
 
     def batch_rows(self, epoch: int) -> Integers:
-        """Return the rows of each batch of an epoch whose updates are made jointly."""
+        """Return the number of rows of each batch in an epoch with joint updates."""
         places = (epoch * self.steps + np.arange(self.steps, dtype=np.int64)) % self.turn_steps
         return np.minimum(self.batch_size, self._total - places * self.batch_size)
 
@@ -270,11 +270,11 @@ class Plan:
 
     @cached_property
     def progress_per_step(self) -> float:
-        """What one local step adds to the run's progress, counted in ``steps``; 1 for one worker."""
+        """The contribution of one local step to the run's progress, in ``steps``; 1 for one worker."""
         mine = self.rows[self.worker]
         return self.steps * mine / sum(self.rows) / self.num_batches if mine else 0.0
 
     @cached_property
     def speed(self) -> float:
-        """How much the whole run's progress grows while this worker takes one step; 1 for one worker."""
+        """The progress of the whole run while this worker takes one step; 1 for one worker."""
         return self.steps / self.num_batches if self.num_batches else 0.0

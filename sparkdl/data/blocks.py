@@ -1,11 +1,11 @@
-"""Rows to columnar blocks.
+"""Conversion of rows to columnar blocks.
 
-Rows are decoded once. What comes out of a Spark partition is cut into *blocks*: one array per column and
-a key per row, large enough that a shuffle moves few records and small enough that no list of Python row
-objects outlives one of them. What becomes of them on the worker is the affair of ``spill``.
+Rows are decoded once. The rows of a Spark partition are divided into *blocks*: one array per column and a key
+per row. Blocks are large enough that a shuffle moves few records, and small enough that lists of Python row
+objects are short-lived. ``spill`` stores them on the worker.
 
-A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key, so that
-the order is the same when Spark computes a partition again, in whatever order a shuffle brings the rows.
+A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So the order
+is the same when Spark recomputes a partition, and in whatever order a shuffle delivers the rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sparkdl.errors import DataError
 
 Keys = NDArray[np.uint64]
 BLOCK_BYTES = 4 << 20
-TRAINING, VALIDATION, EMPTY = 0, 1, 2  # what a block is for; the last tells of a partition without rows
-UNKNOWN = 3  # what a row is for that does not say it
+TRAINING, VALIDATION, EMPTY = 0, 1, 2  # parts of blocks; EMPTY reports a partition without rows
+UNKNOWN = 3  # part of rows whose validation indicator is null
 
 
 class Block(NamedTuple):
-    """Some rows: a key each, the part that they are for, and one array per column."""
+    """Some rows: a key for each, the part they belong to, and one array per column."""
 
     keys: Keys
     part: int
@@ -43,29 +43,29 @@ class Block(NamedTuple):
 
 
 def row_keys(partition: int, indices: NDArray[np.uint64]) -> Keys:
-    """Return the keys of rows of a source partition, which sort as (partition, index)."""
+    """Return the keys of a source partition's rows, which sort by (partition, index)."""
     return (np.uint64(partition) << np.uint64(40)) | indices.astype(np.uint64)
 
 
 def scramble(keys: Keys, seed: int) -> Keys:
-    """Return keys that sort in an order drawn from ``seed``: splitmix64 of key and seed, one to one."""
+    """Return keys that sort in an order given by ``seed``: splitmix64 of key and seed, a bijection."""
     with np.errstate(over="ignore"):
         return mixed(keys + np.uint64((2 * seed + 1) * GOLDEN & MASK))
 
 
 def unscrambled(keys: Keys, seed: int) -> Keys:
-    """Return the keys that ``scramble`` makes these of."""
+    """Return the original keys: the inverse of ``scramble``."""
     with np.errstate(over="ignore"):
         return unmixed(keys) - np.uint64((2 * seed + 1) * GOLDEN & MASK)
 
 
 def unit(keys: Keys) -> NDArray[np.float64]:
-    """Return a number from 0 to 1 for each key, the same whenever it is asked."""
+    """Return a pseudorandom number from 0 to 1 for each key, always the same."""
     return (scramble(keys, 0x5EED) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def rows_per_block(columns: Sequence[Column], most: int = BLOCK_BYTES) -> int:
-    """Return how many rows make a block of no more than so many bytes, unless one row alone has more."""
+    """Return the number of rows in a block of at most ``most`` bytes; at least 1."""
     row = max(1, sum(column.nbytes for column in columns))
     return max(1, min(1 << 16, min(most, BLOCK_BYTES) // row))
 
@@ -77,10 +77,10 @@ def blocks_of_rows(
 
     Args:
         rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints.
-        schema: what they have to be.
+        schema: the expected schema.
         partition: the index of the partition, for keys and messages.
-        part: what the rows are for.
-        place: what the index is of: a "partition", or a "worker" that has several.
+        part: the part that the rows belong to.
+        place: the kind of the index: a "partition", or a "worker" with several partitions.
 
     Raises:
         DataError: a row does not fit; names partition and row.
@@ -109,16 +109,16 @@ def _block(
 
 
 def parts_of(value: Any, *, labels: bool = True) -> Iterator[tuple[Any, ...]]:
-    """Yield (x, y) or (x, y, sample_weight) of arrays, or (x,), some rows in each.
+    """Yield tuples of arrays with some of the rows: (x, y), (x, y, sample_weight) or (x,).
 
     Args:
-        value: a tuple of arrays, or structures of such, which is one; a dataset with a length, such as
-            keras.utils.PyDataset; or what can be iterated over, such as a generator, tf.data.Dataset or a
-            DataLoader of torch's, which give one batch after another.
-        labels: whether rows have to have labels; else x alone may stand for (x,).
+        value: a tuple of arrays, or of structures of arrays; a dataset with a length, such as
+            keras.utils.PyDataset; or an iterable of batches, such as a generator, a tf.data.Dataset or a
+            torch DataLoader.
+        labels: whether rows must have labels; if not, x may stand for (x,).
 
     Raises:
-        DataError: it is none of these.
+        DataError: the value is none of these.
     """
     if isinstance(value, tuple):
         yield _part(value, labels)
@@ -153,13 +153,13 @@ def _no_rows(given: str, labels: bool) -> DataError:
 def blocks_of_parts(
     parts: Iterable[tuple[Any, ...]], schema: Schema, partition: int, part: int = TRAINING
 ) -> Iterator[Block]:
-    """Yield the rows of arrays that a task has as blocks.
+    """Yield a task's rows, given as arrays, as blocks.
 
     Args:
-        parts: (x, y) or (x, y, sample_weight), arrays or structures of such, some rows of the task in each.
-        schema: what rows have to be.
+        parts: (x, y) or (x, y, sample_weight): arrays, or structures of arrays, with some rows of the task.
+        schema: the expected schema.
         partition: the index of the task, for keys and messages.
-        part: what the rows are for.
+        part: the part that the rows belong to.
 
     Raises:
         DataError: a row does not fit, or arrays have different lengths; names the task and the row.
@@ -184,7 +184,7 @@ def blocks_of_parts(
 
 
 def hold_out(blocks: Iterable[Block], fraction: float, seed: int) -> Iterator[Block]:
-    """Yield blocks with a seeded choice of the rows moved to the validation part, the same every time."""
+    """Yield blocks with a seeded random choice of rows moved to the validation part."""
     for block in blocks:
         chosen = unit(scramble(block.keys, seed)) < fraction
         for part, mask in ((TRAINING, ~chosen), (VALIDATION, chosen)):
@@ -198,13 +198,13 @@ def select(block: Block, which: Array | slice) -> Block:
 
 
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
-    """Yield each worker's rows of the blocks; with a seed in its order, else in turn.
+    """Yield each worker's rows of the blocks: with a seed in random order, else by index in turn.
 
-    With a seed training rows are dealt one to each worker in turn, and those that are left over at the end by
-    chance; ``worker.rebalance`` makes shares equal. An empty partition gives worker 0 a block that says so.
+    With a seed, training rows are dealt one to each worker in turn, and leftover rows at the end at random;
+    ``worker.rebalance`` makes the shares equal. An empty partition gives worker 0 an EMPTY block.
     """
     block = None
-    turn: list[Block] = []  # rows that are not one for each worker yet
+    turn: list[Block] = []  # rows of an incomplete turn
     for block in blocks:
         if seed is None:
             yield from _by_worker(block, block.keys % np.uint64(num_workers), num_workers)
@@ -228,7 +228,7 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
 
 
 def _drawn(block: Block, num_workers: int) -> NDArray[np.uint64]:
-    """Return a worker for each row, drawn by its key."""
+    """Return a pseudorandom worker for each row, by its key."""
     targets: NDArray[np.uint64] = (block.keys >> np.uint64(3)) % np.uint64(num_workers)
     return targets
 
@@ -242,12 +242,12 @@ def _by_worker(block: Block, targets: NDArray[Any], num_workers: int) -> Iterato
 
 
 def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | None) -> Iterator[Block]:
-    """Yield blocks that all have the sample weights of a schema.
+    """Yield blocks with the sample weights of a schema; missing weights are added.
 
     Args:
         blocks: blocks, some or all of them without weights.
-        schema: what they are to be.
-        classes: the weight of a training row by the class of its label; a class that is missing weighs 1.
+        schema: the schema to match.
+        classes: the weight of a training row by the class of its label; a missing class has weight 1.
     """
     for block in blocks:
         if block.part == EMPTY:
@@ -261,7 +261,7 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
 
 
 def _class_weights(labels: Any, classes: dict[int, float], dtype: str) -> Array:
-    """Return the weight of each label's class, found as Keras finds it."""
+    """Return the weight of each label's class; the class is found as in Keras."""
     if labels.ndim > 1:
         labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
     found, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)

@@ -1,7 +1,7 @@
-"""One column of every row: a shape and a dtype, and the arrays that the values of rows make.
+"""A column of every row: its shape and dtype, and the arrays that the values of rows form.
 
-The first row settles both, on the driver. A value that fits is stored in its column's dtype, and one that
-does not is a DataError that names the row.
+The first row determines both, on the driver. A value that fits is stored in its column's dtype. Any other
+value raises a DataError that names the row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkdl.data.arrays import AnyRows, as_bytes
 from sparkdl.data.sparse import TEXT, SparseRows, TextRows, entry_of
 from sparkdl.errors import ConfigError, DataError
 
-TEXT_BYTES = 256  # the least estimate of a row of strings, since others may be longer than the first one
+TEXT_BYTES = 256  # minimum estimate for a row of strings, since others may be longer than the first one
 LISTS = (
     "A list of columns may hold numbers, vectors and flat arrays, whose values are joined in their order, or "
     "arrays of one shape, which are stacked as the first or the last dimension where the model's input or "
@@ -31,12 +31,12 @@ class Column:
     """The name, shape and dtype of one column of every row.
 
     Attributes:
-        name: how errors call it.
+        name: its name in errors.
         shape: the shape of one row's value.
         dtype: the NumPy dtype that it is stored in; "string" for strings.
-        sparse: where only numbers other than 0 are stored, how many the first row has; 0: all are. For
-            strings, an estimate of the bytes of a row.
-        parts: how many columns of a DataFrame are joined in it; see ``axis_of``.
+        sparse: if only nonzero numbers are stored, their number in the first row; 0 if all are. For strings,
+            an estimate of the bytes of a row.
+        parts: number of DataFrame columns that are joined in it; see ``axis_of``.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of one row's value; about as many, where zeros are not stored."""
+        """The bytes of one row's value as it is stored; an estimate for sparse values and strings."""
         if self.sparse:
             return self.sparse * entry_of(self.dtype).itemsize
         return self.whole_nbytes
 
     @property
     def whole_nbytes(self) -> int:
-        """The bytes of one row's value with all its zeros; an estimate for strings."""
+        """The bytes of one row's value including zeros; an estimate for strings."""
         return self.sparse if self.texts else prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -68,15 +68,15 @@ class Column:
         return np.full(shape, b"", object) if self.texts else np.zeros(shape, self.dtype)
 
     def of(self, values: Sequence[Any] | AnyRows, place: str, first: int = 0) -> AnyRows:
-        """Return the values of some rows as one array of shape (rows, *shape), or without its zeros.
+        """Return the values of some rows as an array of shape (rows, *shape), or as sparse or text rows.
 
         Args:
             values: one value per row.
-            place: where the rows are, for the message.
-            first: the index of the first row there.
+            place: the source of the rows, for the message.
+            first: the index of the first row in that source.
 
         Raises:
-            DataError: a value has another shape or cannot be a number of this dtype; names the row.
+            DataError: a value has another shape, or does not fit the dtype; names the row.
         """
         if self.texts:
             return self._of_texts(values, place, first)
@@ -95,7 +95,7 @@ class Column:
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
                 return self.cast(array, lambda row: f"row {first + row} of {place}")
         except ValueError:
-            pass  # Ragged, or not all numbers; the rows are looked at one by one.
+            pass  # Ragged, or not only numbers; the rows are checked one by one.
         rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
 
@@ -108,7 +108,7 @@ class Column:
         return TextRows.of_texts([text for row in texts for text in row], self.shape)
 
     def _of_sparse(self, rows: SparseRows, place: str, first: int) -> AnyRows:
-        """Return rows without their zeros in this column's dtype; with them, if the column has them."""
+        """Return sparse rows in this column's dtype; as an array if the column is dense."""
 
         def name_row(entry: int) -> str:
             row = int(np.searchsorted(np.cumsum(own.spans[:, 1]), entry, side="right"))
@@ -125,7 +125,11 @@ class Column:
     def _each(
         self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
     ) -> list[Any]:
-        """Return the part that ``take`` takes of each row."""
+        """Return the result of ``take`` for each row.
+
+        Raises:
+            DataError: ``take`` refused rows; names the first, and counts them.
+        """
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]
         except DataError as error:
@@ -151,7 +155,7 @@ class Column:
         return [as_bytes(each, f"{self.name}, row {index} of {place},") for each in flat]
 
     def _numbers(self, value: Any, place: str, index: int) -> tuple[Array, Array]:
-        """Return the numbers of a row that are not 0, after their indices."""
+        """Return the indices and the values of a row's nonzero numbers."""
         if not is_sparse(value) or value.size != prod(self.shape):
             flat = self._row(value, place, index).ravel()
             (indices,) = flat.nonzero()
@@ -176,7 +180,7 @@ class Column:
         return cast
 
     def first(self, value: Array) -> Array:
-        """Return the value of the first row, as ``natural`` gives it, as an array of one row."""
+        """Return the value of the first row, from ``natural``, as an array of one row."""
         shape = (1, *self.shape)
         if self.parts > 1 and len(value) == self.parts:
             value = joined([part[None] for part in value], self.shape)
@@ -189,17 +193,17 @@ class Column:
 
         Args:
             array: the rows.
-            name_row: says where one of them comes from.
+            name_row: a function that describes a row.
 
         Raises:
-            DataError: they are not numbers, or whole numbers are expected and some are none, or too large.
+            DataError: they are not numbers; or the dtype is an integer, and some are fractional or too large.
         """
         if array.dtype.kind not in "biuf":
             raise DataError(
                 f"Expected {self.name} to be numbers ({self.dtype}); {name_row(0)} has "
                 f"{short(array.ravel()[:1].tolist())}."
             )
-        with np.errstate(invalid="ignore"):  # NaN is no whole number, and found to be none
+        with np.errstate(invalid="ignore"):  # NaN is not a whole number; the check below finds it
             result = array.astype(self.dtype, copy=False)
         if result.dtype != array.dtype and result.dtype.kind in "biu" and not (result == array).all():
             bad = int(np.argmax((result != array).reshape(len(array), -1).any(axis=1)))
@@ -211,15 +215,15 @@ class Column:
 
 
 def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | None:
-    """Return how the columns of a list become one array of some shape.
+    """Return the axis along which the columns of a list are stacked to an array of some shape.
 
     Args:
         shape: the shape of a row.
         parts: the shape of each column's value.
 
     Returns:
-        0 where the columns are arrays that are stacked as the first dimension of the shape, -1 where they are
-        stacked as its last; None where their numbers are joined one after the other.
+        0 or -1 if the columns are arrays that are stacked as the first or last dimension of the shape; None
+        if their numbers are joined one after the other.
     """
     core, own = _core(shape), _core(parts[0])
     if len(core) < 2 or len(set(parts)) > 1 or len(parts) * prod(own) != prod(core):
@@ -232,12 +236,12 @@ def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | N
 
 
 def part_shape(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
-    """Return the shape of one column of a list that is stacked along an axis, or has so many numbers."""
+    """Return the shape of one column of a list: without the stacked axis, or flat with ``size`` numbers."""
     return (size,) if axis is None else _core(shape)[1:] if axis == 0 else _core(shape)[:-1]
 
 
 def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without last dimensions of 1."""
+    """Return a shape without trailing dimensions of 1."""
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape
@@ -247,7 +251,7 @@ def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the columns of a list as one array of shape (rows, *shape).
 
     Args:
-        parts: an array per column, of as many rows.
+        parts: an array per column, all with the same number of rows.
         shape: the shape of a row.
     """
     rows = len(parts[0])
@@ -259,12 +263,12 @@ def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
 
 
 def natural(parts: Sequence[Array]) -> Array:
-    """Return the values that the columns of a list have in the first row as one array.
+    """Return the first row's values of the columns in a list as one array.
 
     Arrays of one shape are stacked; numbers, vectors and flat arrays are joined.
 
     Raises:
-        ConfigError: there are nested arrays of several shapes.
+        ConfigError: there are nested arrays of different shapes.
     """
     if len({part.shape for part in parts}) == 1:
         return np.stack(parts)
@@ -275,15 +279,15 @@ def natural(parts: Sequence[Array]) -> Array:
 
 
 def is_sparse(value: Any) -> bool:
-    """Return whether this is a vector of Spark's that is stored without its zeros."""
+    """Return True if a value is a sparse vector of Spark's."""
     return hasattr(value, "toArray") and hasattr(value, "indices")
 
 
 def count_sparse(value: Any) -> int:
-    """Return how many numbers a row's value has that is better stored without its zeros; 0: it is not.
+    """Return the count of numbers to store for a row's value without its zeros; 0 to store it as an array.
 
     Args:
-        value: the value; a tuple of those of several columns that are joined.
+        value: the value; a tuple of values if several columns are joined.
     """
     parts = value if isinstance(value, tuple) else (value,)
     if not any(map(is_sparse, parts)):
@@ -294,23 +298,27 @@ def count_sparse(value: Any) -> int:
 
 
 def as_array(value: Any) -> Array:
-    """Return the value of a row as an array; it may be a vector of Spark's."""
+    """Return the value of a row, which may be a Spark vector, as an array."""
     return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
 
 
 def share_of(refused: int, rows: int) -> str:
-    """Return the sentence that says how many rows of a batch cannot be taken."""
+    """Return a sentence with the number of rows in a batch that cannot be used."""
     return f"Of the {rows} rows read together, {refused} cannot be taken."
 
 
 def _present(array: Array) -> Array:
-    """Return an array of objects; None, which NumPy would make a NaN of, is no number."""
+    """Return an array of objects as it is.
+
+    Raises:
+        TypeError: it contains None, which NumPy would convert to NaN.
+    """
     if any(value is None for value in array.ravel()):
         raise TypeError("None is not a number.")
     return array
 
 
 def short(value: Any) -> str:
-    """Return a value as an error shows it, in 80 characters at most."""
+    """Return a value as shown in errors, with at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

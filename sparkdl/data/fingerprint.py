@@ -1,15 +1,17 @@
-"""Two numbers that say which rows a worker holds: Spark may give it others when it computes them again.
+"""Fingerprints of a worker's rows: Spark may assign other rows when it recomputes them.
 
-A row's key, which decides its order, is of the place that it came from and not of what is in it: where
-``df.repartition(8)`` is computed again, other rows may come under the same keys, and on other workers.
-So a row has a *digest* of its bytes, NaN and -0.0 as they are, and a worker sums modulo 2 ** 64 the digests
-mixed with their keys (``ordered``), and the digests alone (``free``). Sums do not see blocks, nor in what
-order a shuffle brings them; the sum of ``free`` over a gang does not see who has which row.
+A row's key, which determines its order, depends on the place it came from and not on its content. If
+``df.repartition(8)`` is recomputed, other rows may get the same keys, also on other workers. So each row has
+a *digest* of its bytes, with NaN and -0.0 as they are. A worker computes two sums modulo 2 ** 64: of the
+digests mixed with their keys (``ordered``), and of the digests alone (``free``). The sums do not depend on
+blocks, nor on the order in which a shuffle delivers rows. The sum of ``free`` over a worker group does not
+depend on the worker that holds a row.
 
-A row is words of 64 bits, or of as many as its columns can be divided into. Each is multiplied by an odd
-number of its place in the row, after it was shifted to the right, by no multiple of a number's bits, and put
-into itself, so that changed signs do not make up for each other; the sum is mixed by splitmix64. It tells
-mistakes, and withstands no attack. A row of strings is one word, a digest of its bytes.
+A row is a sequence of 64-bit words, or smaller ones if the bytes of a column are not a multiple of 8. Each
+64-bit word is first XORed with itself shifted right by 29 bits, not a multiple of a number's size, so that
+changed signs do not cancel out. Then each word is multiplied by an odd number that depends on its place in
+the row. The sum is mixed by splitmix64. A row of strings is one word, a digest of its bytes. The fingerprint
+detects mistakes, not attacks.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from sparkdl.data.sparse import SparseRows, TextRows
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-TOGETHER = 1 << 18  # bytes of rows that are looked at at a time, so that they stay in the processor's cache
+TOGETHER = 1 << 18  # bytes of rows processed at a time; they fit into the processor's cache
 
 
 class Fingerprint(NamedTuple):
-    """What tells rows from others.
+    """Two sums that identify a set of rows.
 
     Attributes:
-        ordered: of the rows, each under its key.
-        free: of the rows, whatever their keys.
+        ordered: depends on the rows and their keys.
+        free: depends on the rows only.
     """
 
     ordered: int
@@ -45,10 +47,10 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> Fingerprint:
-        """Return the fingerprint of which these are the values.
+        """Return the fingerprint with these values.
 
         Raises:
-            ValueError: they are no two numbers of 64 bits.
+            ValueError: they are not two numbers of 64 bits.
         """
         two = isinstance(values, list | tuple) and len(values) == 2
         if not two or not all(type(value) is int and 0 <= value <= MASK for value in values):
@@ -60,20 +62,20 @@ NOTHING = Fingerprint(0, 0)
 
 
 def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the fingerprint of all the rows of which these are some each."""
+    """Return the fingerprint of all rows from fingerprints of disjoint parts."""
     sums = (sum(values) & MASK for values in zip(NOTHING, *fingerprints, strict=True))
     return Fingerprint(*sums)
 
 
 def mixed(words: Words) -> Words:
-    """Return words in which each bit depends on all of theirs: the last steps of splitmix64, one to one."""
+    """Return words in which each bit depends on all input bits: the last steps of splitmix64, a bijection."""
     z = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def unmixed(words: Words) -> Words:
-    """Return the words that ``mixed`` makes these of."""
+    """Return the original words: the inverse of ``mixed``."""
     z = words ^ (words >> np.uint64(31)) ^ (words >> np.uint64(62))
     z = z * np.uint64(0x319642B2D24D8EC3)
     z = (z ^ (z >> np.uint64(27)) ^ (z >> np.uint64(54))) * np.uint64(0x96DE1B173F119089)
@@ -86,7 +88,7 @@ def fingerprint(keys: Words, part: int, columns: Sequence[Array | SparseRows]) -
 
     Args:
         keys: the key of each row.
-        part: what the rows are for; a key may be there once in each part.
+        part: the part that the rows belong to; a key may occur once in each part.
         columns: an array per column.
     """
     row = sum(column.nbytes for column in columns) // max(1, len(keys))
@@ -124,7 +126,7 @@ def _words(column: Array) -> Words:
 
 
 def _entries(rows: SparseRows) -> Words:
-    """Return a word for each row, the sum of what its numbers and their indices make."""
+    """Return a word for each row: the sum of hashes of its numbers and their indices."""
     own = rows.compact()
     values = _words(own.entries["value"][:, None])[:, 0]
     places = own.entries["index"].astype(np.uint64) * np.uint64(GOLDEN)
@@ -136,5 +138,5 @@ def _entries(rows: SparseRows) -> Words:
 
 @lru_cache
 def _odds(first: int, count: int) -> Words:
-    """Return odd numbers that have nothing to do with each other, for so many places."""
+    """Return unrelated odd numbers for ``count`` places."""
     return mixed(np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN)) | np.uint64(1)

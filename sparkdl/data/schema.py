@@ -1,8 +1,8 @@
-"""The schema that every row has to fit, and how rows make the batches that Keras takes.
+"""The schema of all rows, and the conversion of rows to the batches that Keras takes.
 
-The first row settles it, on the driver. A ``Sample`` is that row taken apart into flat values; its
-``Schema`` has a ``Column`` for each of them, and says how the columns make x, y and sample weights. Every
-other row is held to the schema wherever it is read.
+The first row determines the schema, on the driver. A ``Sample`` is that row as flat values. Its ``Schema``
+has a ``Column`` for each value, and the structure that the columns form as x, y and sample weights. All
+other rows are checked against the schema wherever they are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkdl.data.column import TEXT_BYTES, Column, as_array, count_sparse, shor
 from sparkdl.data.sparse import TEXT, SparseRows, TextRows
 from sparkdl.errors import DataError
 
-Counts = tuple[int | None, ...]  # how many arrays a model takes for x and for y; None: not known
+Counts = tuple[int | None, ...]  # number of arrays that a model takes for x and for y; None: unknown
 PARTS = "x", "y", "sample_weight"
 
 
@@ -38,12 +38,12 @@ class Takes(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """The flat columns that every row has, and how they make the batches that Keras takes.
+    """The flat columns of every row, and the structure of the batches that Keras takes.
 
     Attributes:
-        columns: those of x, then of y, then of the sample weights.
-        form: how rows come: (x, y) or (x, y, sample_weight), or (x,) to predict and for models without
-            labels, with the place of a column, or a structure of such places, for each.
+        columns: the columns of x, then of y, then of the sample weights.
+        form: the structure of a row: (x, y) or (x, y, sample_weight), or (x,) to predict and for models
+            without labels. Each part is the index of a column, or a structure of such indices.
     """
 
     columns: tuple[Column, ...]
@@ -56,7 +56,7 @@ class Schema:
 
     @cached_property
     def template(self) -> tuple[Template, ...]:
-        """How Keras takes them: as they come, but that one weight beside several outputs is that of each."""
+        """The structure that Keras takes: ``form``, but a single weight is repeated for each output."""
         if len(self.form) < 3 or not isinstance(self.form[2], int):
             return self.form
         x, y, weight = self.form
@@ -72,14 +72,14 @@ class Schema:
         return Schema(self.columns[: len(self.columns) - len(self.weights)], self.form[:2])
 
     def with_weights(self, other: Schema) -> Schema:
-        """Return the schema of rows like these, which have none, with another's sample weights, if any."""
+        """Return this schema, which has no sample weights, with another schema's, if it has any."""
         return Schema((*self.columns, *other.weights), (*self.form, *other.form[2:]))
 
     def held(self, other: Schema) -> Schema:
-        """Return the schema of validation rows, which may have other weights than training rows like these.
+        """Return the schema of validation rows: x and y of this schema, with the other's sample weights.
 
         Raises:
-            DataError: x or y of those rows are other than here.
+            DataError: the validation rows have a different x or y, or weights of a different form.
         """
         mine, theirs = self.without_weights(), other.without_weights()
         if mine.form != theirs.form:
@@ -105,7 +105,7 @@ class Schema:
         """Return the values of a row, one per column.
 
         Raises:
-            DataError: the row is not a tuple, or its parts have another structure; names it.
+            DataError: the row is not a tuple, or its parts have a different structure; names the row.
         """
         try:
             return tuple(flatten(self.form, row))
@@ -116,7 +116,7 @@ class Schema:
             ) from None
 
     def batch(self, arrays: Sequence[AnyRows]) -> Batch:
-        """Return the arrays of some rows, one per column, as Keras takes them."""
+        """Return a batch from the arrays of some rows, one per column."""
         whole = [array.toarray() if isinstance(array, SparseRows) else array for array in arrays]
         return Batch(*assemble(self.template, whole))
 
@@ -127,15 +127,15 @@ def _form_of(schema: Schema) -> tuple[Any, ...]:
 
 
 class Sample(NamedTuple):
-    """A row, or the arrays behind all rows: flat values, and how they make x, y and sample weights.
+    """A row, or the arrays behind all rows: flat values, and their structure as x, y and sample weights.
 
     Attributes:
-        form: how the values make (x, y) or (x, y, sample_weight), or (x,).
-        names: what errors call each value.
+        form: the structure of the values: (x, y) or (x, y, sample_weight), or (x,).
+        names: the names of the values in errors.
         values: the values.
-        sparse: of values of x that are better stored without their zeros, ``count_sparse``; of arrays of
-            strings, the bytes of a row; 0 of others.
-        parts: how many columns of a DataFrame are joined in each value; 1 where nothing is said.
+        sparse: by value: ``count_sparse`` if it is one of x that is better stored without its zeros, the
+            bytes of a row if it is an array of strings, else 0.
+        parts: number of DataFrame columns that are joined in each value; empty: 1 each.
     """
 
     form: tuple[Template, ...]
@@ -145,7 +145,7 @@ class Sample(NamedTuple):
     parts: tuple[int, ...] = ()
 
     def first_of(self, arrays: Sequence[AnyRows]) -> Sample:
-        """Return the sample with the first row of each array, and the mean size of rows that differ in it.
+        """Return the sample with each array's first row, and the mean row size of sparse and text arrays.
 
         Raises:
             DataError: labels or weights are sparse; names them.
@@ -167,12 +167,12 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
-        """Take apart x, y and sample weights, or fewer.
+        """Return the sample of x, y and sample weights, or fewer.
 
         Args:
-            parts: for each an array or a structure of arrays.
-            counts: how many arrays the model takes for x and for y.
-            names: what errors call them.
+            parts: an array or a structure of arrays for each.
+            counts: number of arrays that the model takes for x and for y.
+            names: their names in errors.
         """
         form: list[Template] = []
         labels: list[str] = []
@@ -184,10 +184,10 @@ class Sample(NamedTuple):
         return cls(tuple(form), tuple(labels), tuple(values))
 
     def schema(self, floatx: str) -> Schema:
-        """Return the schema of rows like this one: floats in Keras's float type, the rest kept.
+        """Return the schema of rows like this one: floats in Keras's float type, other dtypes unchanged.
 
         Raises:
-            DataError: a value of the row is not made of numbers.
+            DataError: a value does not consist of numbers, or in x of strings.
         """
         features, weights = set(leaves(self.form[:1])), set(leaves(self.form[2:]))
         columns = []
@@ -224,14 +224,14 @@ def _holds_texts(array: Array) -> bool:
 
 
 def as_pair(row: Any) -> Any:
-    """Return (x, y) of a row that is no tuple and has features and a label, as LabeledPoint, else the row."""
+    """Return (x, y) of a row with features and a label, such as a LabeledPoint; any other row as it is."""
     if isinstance(row, tuple) or not (hasattr(row, "features") and hasattr(row, "label")):
         return row
     return row.features, row.label
 
 
 def as_row(row: Any, schema: Schema) -> Any:
-    """Return a row as the tuple that a schema takes apart; where there are no labels, x stands for (x,)."""
+    """Return a row as the tuple that a schema expects; without labels, x may stand for (x,)."""
     row = as_pair(row)
     alone = not schema.labelled and not (isinstance(row, tuple) and len(row) == 1)
     return (row,) if alone else row

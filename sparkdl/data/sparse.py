@@ -1,7 +1,6 @@
-"""Rows of different sizes: numbers without their zeros, and strings.
+"""Rows of varying size: numbers without their zeros, and strings.
 
-Such rows lie one after another in one array. A pair of whole numbers says where each row begins and how long
-it is.
+The rows lie one after another in one array. A pair of integers gives the start and the length of each row.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ TEXT = "string"  # Keras's name for the dtype of strings
 
 
 def entry_of(dtype: str) -> np.dtype[Any]:
-    """Return the dtype of a number and its index in its row, or that of a byte of a string."""
+    """Return the dtype of a nonzero number with its index in the row; for strings, that of a byte."""
     return np.dtype(np.uint8) if dtype == TEXT else np.dtype([("index", np.int32), ("value", dtype)])
 
 
 class SparseRows:
-    """An array of rows without their zeros; some of its rows share the numbers with it.
+    """An array of rows without their zeros. A slice shares the numbers with it.
 
     Args:
-        spans: int64, (rows, 2): where in ``entries`` the numbers of a row begin, and how many there are.
-        entries: of dtype ``entry_of``: the numbers of a row one after another, with their indices in the
+        spans: int64, (rows, 2): the start of each row's numbers in ``entries``, and their count.
+        entries: of dtype ``entry_of``: the numbers of the rows one after another, with their indices in the
             flat row.
         shape: the shape of a row.
     """
@@ -39,7 +38,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, Any]], shape: tuple[int, ...], dtype: str) -> SparseRows:
-        """Return rows, each given as indices and numbers."""
+        """Return rows that are given as pairs of indices and numbers."""
         counts = np.array([len(indices) for indices, _ in rows], np.int64)
         entries = np.empty(int(counts.sum()), entry_of(dtype))
         if len(entries):
@@ -49,7 +48,7 @@ class SparseRows:
 
     @classmethod
     def of_array(cls, array: Array, shape: tuple[int, ...], dtype: str) -> SparseRows:
-        """Return the rows of an array of as many numbers."""
+        """Return the rows of an array; ``shape`` is the shape of a row, of the same size."""
         flat = array.reshape(len(array), prod(shape))
         rows, indices = flat.nonzero()
         entries = np.empty(len(rows), entry_of(dtype))
@@ -58,7 +57,7 @@ class SparseRows:
 
     @classmethod
     def beside(cls, parts: Sequence[SparseRows], shape: tuple[int, ...]) -> SparseRows:
-        """Return rows that have the numbers of several parts, one part after the other."""
+        """Return rows that join the numbers of several parts, one part after the other."""
         counts = np.stack([part.spans[:, 1] for part in parts], axis=1)
         ends = np.cumsum(counts).reshape(counts.shape)
         entries = np.empty(int(counts.sum()), parts[0].entries.dtype)
@@ -72,17 +71,17 @@ class SparseRows:
 
     @classmethod
     def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> Self:
-        """Return rows whose numbers lie one row after another."""
+        """Return rows whose numbers lie one row after another, ``counts`` for each."""
         return cls(np.column_stack([np.cumsum(counts) - counts, counts]), entries, shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that they would have as an array."""
+        """The shape of the rows as an array."""
         return (len(self.spans), *self._row)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of these rows, without those that share their numbers."""
+        """The bytes of these rows, without other rows in ``entries``."""
         return self.spans.nbytes + int(self.spans[:, 1].sum()) * self.entries.itemsize
 
     @property
@@ -92,7 +91,7 @@ class SparseRows:
 
     @property
     def row(self) -> int:
-        """How many numbers a row has, on average and no fewer than 1."""
+        """The average number of entries in a row, rounded up and at least 1."""
         return max(1, -(-int(self.spans[:, 1].sum()) // max(1, len(self.spans))))
 
     def __len__(self) -> int:
@@ -106,13 +105,13 @@ class SparseRows:
         return type(self), (own.spans, own.entries, self._row)
 
     def compact(self) -> Self:
-        """Return the same rows with no numbers but their own, one row after another."""
+        """Return the same rows with only their own entries, one row after another."""
         starts, counts = self.spans.T
         shifts = np.repeat(starts - np.cumsum(counts) + counts, counts)
         return type(self).packed(counts, self.entries[shifts + np.arange(len(shifts))], self._row)
 
     def toarray(self) -> Array:
-        """Return them as an array, which a backend can use without another copy."""
+        """Return the rows as an array that a backend can use without another copy."""
         dtype = self.entries.dtype["value"]
         array = aligned(prod(self.shape) * dtype.itemsize).view(dtype).reshape(len(self), prod(self._row))
         array[:] = 0
@@ -122,20 +121,20 @@ class SparseRows:
 
 
 class TextRows(SparseRows):
-    """An array of rows of strings, as their bytes.
+    """An array of rows of strings, stored as bytes.
 
-    A row of one string is its bytes. A row of several begins with the length of each, int32.
+    A row of one string is its bytes. A row of several strings begins with the length of each, int32.
     """
 
     @classmethod
     def of_texts(cls, texts: Sequence[bytes], shape: tuple[int, ...]) -> TextRows:
-        """Return rows of strings, which are given one row after another."""
+        """Return rows from their strings, one row after another."""
         lengths = np.fromiter(map(len, texts), np.int32, len(texts))
         return cls.of_bytes(lengths, np.frombuffer(b"".join(texts), np.uint8), shape)
 
     @classmethod
     def of_bytes(cls, lengths: NDArray[np.int32], data: Array, shape: tuple[int, ...]) -> TextRows:
-        """Return rows of strings.
+        """Return rows from the bytes of their strings.
 
         Args:
             lengths: the number of bytes of each string, one row after another.
@@ -156,15 +155,15 @@ class TextRows(SparseRows):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the array that they make."""
+        """The dtype of the rows as an array."""
         return np.dtype(object)
 
     def reshaped(self, shape: tuple[int, ...]) -> TextRows:
-        """Return the same strings in rows of another shape of as many."""
+        """Return the same strings in rows of another shape of the same size."""
         return type(self)(self.spans, self.entries, shape)
 
     def toarray(self) -> Array:
-        """Return them as an array of bytes objects."""
+        """Return the rows as an array of bytes objects."""
         each, flat = prod(self._row), np.empty(prod(self.shape), object)
         starts, counts = self.spans.T[:, :, None]
         if each != 1:
@@ -175,7 +174,7 @@ class TextRows(SparseRows):
         return flat.reshape(self.shape)
 
     def compact(self) -> Self:
-        """Return the same rows with no bytes but their own, one row after another."""
+        """Return the same rows with only their own bytes, one row after another."""
         return self.packed(self.spans[:, 1], np.frombuffer(b"".join(self.rows()), np.uint8), self._row)
 
     def rows(self) -> Iterator[memoryview]:
@@ -189,10 +188,10 @@ class TextRows(SparseRows):
 
 
 def _places(starts: Places, count: int) -> Places:
-    """Return the places of the first so many entries of each row, (rows, count)."""
+    """Return the indices of the first ``count`` entries of each row, (rows, count)."""
     return starts[:, None] + np.arange(count)
 
 
 def rows_of(dtype: str) -> type[SparseRows]:
-    """Return the class of the rows of a column of this dtype that is not stored as an array."""
+    """Return the class of sparse or text rows for a column's dtype."""
     return TextRows if dtype == TEXT else SparseRows

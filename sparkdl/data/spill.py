@@ -1,14 +1,13 @@
-"""A worker's rows on the disk of its executor: blocks go in, batches come out.
+"""A worker's rows on the executor's disk: blocks are written, batches are read.
 
-Rows are written once, to files in Spark's local directories whose names are gone as soon as they are open,
-so that a killed worker leaves nothing, and the files are mapped: every epoch reads from there, no row is a
-Python object again, and memory that is short is the page cache's affair.
+Rows are written once, to files in Spark's local directories. The files are unlinked as soon as they are open,
+so a killed worker leaves nothing behind. They are memory-mapped: every epoch reads from there, without Python
+objects for rows, and the page cache handles a lack of memory.
 
-Rows of up to ``MEMORY`` bytes are mixed whole. More are first moved into *buckets*, each a choice of rows
-that is drawn by their keys, and of these as many are mixed at a time as make ``MEMORY``: see
-``batches.Order``. So a pass reads a stretch of the disk after the other, however many rows there are, and the
-next one while the rows of this are trained on; what is kept of every row, its key and its place, is in mapped
-files too.
+Up to ``MEMORY`` bytes of rows are mixed as a whole. More rows are first moved into *buckets*, each a random
+selection by key; as many buckets are mixed at a time as fit into ``MEMORY``, see ``batch_plan.Order``. So a
+pass reads one stretch of the disk at a time, for any number of rows, and prefetches the next one while it
+trains on the current one. Keys and positions of rows are in mapped files too.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, entry_of, rows_of
 
 MEMORY = 256 << 20
-INDEX_BYTES = 128  # what a row counts at least, for its places while it is mixed with others
+INDEX_BYTES = 128  # minimum size assumed for a row, because mixing needs memory for its indices
 KEY, PLACE = Column("key", (), "uint64"), Column("place", (), "int64")
-SPAN = Column("span", (2,), "int64")  # where the numbers of a row are, in a file of their own
+SPAN = Column("span", (2,), "int64")  # start and length of a row in the file of entries
 
 
 class Rows:
-    """A worker's rows of one part, in an order that their keys decide; batches are views where they can be.
+    """A worker's rows of one part, in the order of their keys; batches are views if possible.
 
     Args:
         columns: an array per column of the schema.
-        schema: what rows are.
-        order: where in the arrays each row is; None: in their order.
-        buckets: how many rows are in each bucket, of which the first has the first rows.
+        schema: the rows' schema.
+        order: the index of each row in the arrays; None keeps their order.
+        buckets: number of rows in each bucket; the first bucket has the first rows.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class Rows:
         self._order, self._expected = order, np.zeros(0, np.int64)
 
     def batch(self, rows: Integers) -> Batch:
-        """Return some rows."""
+        """Return a batch of these rows."""
         places = rows if self._order is None else self._order[rows]
         if _consecutive(places):
             return self.schema.batch([column[places[0] : places[-1] + 1] for column in self.columns])
         return self.schema.batch([_take(column, places) for column in self.columns])
 
     def expect(self, buckets: Integers) -> None:
-        """Bring buckets that will be read into memory, in a thread of its own: the disk may take its time."""
+        """Read the next buckets into memory ahead of time, in a separate thread, as the disk may be slow."""
         if len(buckets) and not np.array_equal(buckets, self._expected):
             self._expected = buckets
             threading.Thread(target=self._touch, args=(buckets,), daemon=True).start()
@@ -83,7 +82,7 @@ class Rows:
                 rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
-        """Return whether every row has the same label, where labels are whole numbers."""
+        """Return True if labels are whole numbers and all rows have the same one."""
         if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
         labels: Any = self.columns[self.schema.template[1]]
@@ -93,17 +92,17 @@ class Rows:
 
 
 def _fixed(column: AnyRows) -> Array:
-    """Return what of a column has the same size in every row: all, or where its numbers are."""
+    """Return the part of a column with a fixed row size: the array, or the spans of sparse or text rows."""
     return column.spans if isinstance(column, SparseRows) else column
 
 
 def _take(column: AnyRows, rows: Integers) -> AnyRows:
-    """Return some rows of a column, where a backend can use them without another copy."""
+    """Return some rows of a column, in memory that a backend can use without another copy."""
     if isinstance(column, SparseRows):
         return column[rows]
     shape = (len(rows), *column.shape[1:])
     memory = aligned(prod(shape) * column.itemsize).view(column.dtype).reshape(shape)
-    return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would take them into a copy first
+    return column.take(rows, axis=0, out=memory, mode="clip")  # "raise" would make another copy
 
 
 def _consecutive(places: Integers) -> bool:
@@ -113,17 +112,17 @@ def _consecutive(places: Integers) -> bool:
 
 
 class SpillFile:
-    """Blocks on their way into files, then the rows in them.
+    """Blocks while they are written to files, then the rows in those files.
 
     Args:
-        schema: what the blocks are.
-        directory: where the files are made; they never have a name there for long.
-        seed: what buckets are drawn from; None keeps rows in the order of their keys.
-        memory: the bytes of rows that are mixed with one another.
+        schema: the blocks' schema.
+        directory: the directory of the files, which are unlinked at once.
+        seed: the seed of the buckets; None keeps rows in the order of their keys.
+        memory: bytes of rows that are mixed together.
 
     Attributes:
-        empty: of how many source partitions blocks told that they have no rows.
-        fingerprint: that of all rows, of every part.
+        empty: number of source partitions that were reported as empty.
+        fingerprint: the fingerprint of all rows, of every part.
     """
 
     def __init__(
@@ -134,11 +133,11 @@ class SpillFile:
         self._piles: dict[int, _Pile] = {}
 
     def extend(self, blocks: Iterable[Block], *, counted: bool = True) -> None:
-        """Write blocks out.
+        """Write blocks to the files.
 
         Args:
             blocks: the blocks.
-            counted: whether the fingerprint counts them.
+            counted: whether to include them in the fingerprint.
         """
         for block in blocks:
             if block.part == EMPTY:
@@ -149,13 +148,13 @@ class SpillFile:
                     self.fingerprint = total([self.fingerprint, fingerprint(*block)])
 
     def count(self, part: int) -> int:
-        """Return how many rows of one part there are."""
+        """Return the number of rows of one part."""
         return self._piles[part].count if part in self._piles else 0
 
     def remove(self, part: int, count: int) -> Block:
-        """Take out the rows of one part with the largest keys; nothing is to be added to it afterwards.
+        """Remove and return the rows of one part with the largest keys; nothing may be added to it later.
 
-        The fingerprint still counts them.
+        The fingerprint still includes them.
         """
         return self._pile(part).remove(part, count)
 
@@ -165,7 +164,7 @@ class SpillFile:
         return self._piles[part]
 
     def rows(self, part: int) -> Rows:
-        """Return the rows of one part, mapped; the files are closed."""
+        """Return the rows of one part, memory-mapped, and close the files."""
         pile = self._pile(part)
         keys, columns = pile.mapped()
         row = max(INDEX_BYTES, sum(column.nbytes for column in (KEY, *self.schema.columns)))
@@ -177,7 +176,7 @@ class SpillFile:
         return self._moved(keys, columns, buckets, max(1, self._memory // MIXED // row))
 
     def _moved(self, keys: Keys, columns: list[AnyRows], buckets: int, together: int) -> Rows:
-        """Return rows after they were moved into buckets, so many rows at a time."""
+        """Return the rows after moving them into buckets, ``together`` rows at a time."""
         chunks, bounds = list(_slices(len(keys), together)), self._bounds(keys, buckets)
         found = (self._buckets(keys[chunk], bounds) for chunk in chunks)
         sizes = sum((np.bincount(each, minlength=buckets) for each in found), np.zeros(buckets, np.int64))
@@ -202,7 +201,7 @@ class SpillFile:
         return Rows(tuple(moved), self.schema, order, tuple(sizes.tolist()))
 
     def _bounds(self, keys: Keys, buckets: int) -> Keys:
-        """Return what parts the buckets: about equal parts of what is drawn, or of a sample of the keys."""
+        """Return the edges between buckets: equal parts of the hash range, or quantiles of sampled keys."""
         if self._seed is not None:
             return np.array([(index << 64) // buckets for index in range(1, buckets)], np.uint64)
         sample = np.sort(keys[:: max(1, len(keys) // (64 * buckets))])
@@ -215,7 +214,7 @@ class SpillFile:
 
 
 class _Pile:
-    """The rows of one part as they come: a file of keys, and one for each column, two if it is sparse."""
+    """The rows of one part: a file of keys, and a file per column, or two if the column is sparse or text."""
 
     def __init__(self, schema: Schema, directory: str) -> None:
         self.count, self.sorted, self._last = 0, True, 0
@@ -229,7 +228,7 @@ class _Pile:
         }
 
     def add(self, block: Block) -> None:
-        """Write a block out."""
+        """Write a block to the files."""
         if not len(block.keys):
             return
         rising = int(block.keys[0]) >= self._last and (block.keys[1:] >= block.keys[:-1]).all()
@@ -245,7 +244,7 @@ class _Pile:
                 self._files[place].write(as_bytes(np.ascontiguousarray(fixed)))
 
     def remove(self, part: int, count: int) -> Block:
-        """Take out the rows with the largest keys; the last rows of the files take their places."""
+        """Remove and return the rows with the largest keys; the last rows of the files fill the gaps."""
         keys, columns = self.mapped()
         rest = self.count - count
         taken = np.argsort(keys, kind="stable")[rest:]
@@ -260,7 +259,7 @@ class _Pile:
         return block
 
     def mapped(self) -> tuple[Keys, list[AnyRows]]:
-        """Return the keys and the columns; the files are closed."""
+        """Return the keys and the columns, memory-mapped, and close the files."""
         if self._mapped is None:
             self._mapped = self._map()
         return self._mapped
@@ -279,12 +278,12 @@ class _Pile:
 
 
 def _stored(column: Column) -> Column:
-    """Return what of a column is in its first file."""
+    """Return the format of a column's first file."""
     return SPAN if column.sparse else column
 
 
 def _map(file: IO[bytes], dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Return what is in a file as an array, and close it."""
+    """Return the contents of a file as an array, and close it."""
     size = prod(shape) * np.dtype(dtype).itemsize
     with file:
         if not size:
@@ -297,12 +296,12 @@ def _map(file: IO[bytes], dtype: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _made(directory: str, column: Column, count: int) -> Array:
-    """Return a new array in a file."""
+    """Return a new array that is mapped to a file."""
     size = count * column.nbytes
     if not size:
         return np.empty((count, *column.shape), column.dtype)
     with tempfile.TemporaryFile(dir=directory) as file:
-        if sys.platform == "linux":  # else a full disk would end the process without a word
+        if sys.platform == "linux":  # otherwise a full disk would kill the process silently
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)
@@ -311,7 +310,7 @@ def _made(directory: str, column: Column, count: int) -> Array:
 
 
 def _places(buckets: Integers, free: Integers) -> Integers:
-    """Return the next free place in the bucket of each row, which is free no longer."""
+    """Return the next free position in the bucket of each row, and update ``free``."""
     order, sizes = np.argsort(buckets, kind="stable"), np.bincount(buckets, minlength=len(free))
     places = np.empty_like(order)
     places[order] = np.arange(len(order)) + np.repeat(free - np.cumsum(sizes) + sizes, sizes)
@@ -320,13 +319,13 @@ def _places(buckets: Integers, free: Integers) -> Integers:
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
-    """Yield slices of so many rows, which make all of them."""
+    """Yield consecutive slices of at most ``size`` rows that cover all ``count`` rows."""
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
 
 
 def local_directory() -> str:
-    """Return a directory of Spark's for temporary files on this executor, else the system's."""
+    """Return a Spark directory for temporary files on this executor, or the system's if there is none."""
     for directory in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         if directory and os.access(directory, os.W_OK):
             return directory

@@ -1,1 +1,1 @@
-"""Services for one Python process: Ctrl-C, memory limits, and the texts of exceptions."""
+"""Services for one Python process: Ctrl-C, memory limits, and the messages of exceptions."""

@@ -1,9 +1,10 @@
 """Ctrl-C during a call of the public interface: it ends the call once, at a safe point.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread. There it breaks a lock of the
-store, a conversation with the JVM, or the cleanup of the interrupt before it. Therefore the handler of a
-call only notes the first interrupt, and ``check`` raises it. A call that comes to no ``check`` for a while,
-as in a long callback, is interrupted where it is. Further interrupts are ignored while the call cleans up.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. There it could break a lock of
+the coordinator, a conversation with the JVM, or the cleanup after an earlier interrupt. Therefore the signal
+handler of a call only records the first interrupt, and ``check`` raises it. A call that reaches no ``check``
+for a while, as in a long callback, is interrupted where it is. Further interrupts are ignored while the call
+cleans up.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
-# Seconds after the interrupt.
-SOON = 0.3  # A call that has come to no check is interrupted where it is,
-LATE = 1.5  # also within a request to the JVM.
-CLEANED = 2.5  # The waits of a cleanup end.
-GRACE = 10.0  # The next interrupt breaks off a cleanup that hangs.
-NUDGE_SECONDS = 0.1  # between two looks at where the main thread is
-# Modules whose locks other threads share, or that are about to own a socket, a thread or slots.
+# Seconds after the first interrupt.
+SOON = 0.3  # A call that reached no check is interrupted where it is.
+LATE = 1.5  # A call in a request to the JVM is interrupted too.
+CLEANED = 2.5  # A cleanup stops waiting.
+GRACE = 10.0  # Another interrupt aborts a cleanup that hangs.
+NUDGE_SECONDS = 0.1  # interval at which the handler looks where the main thread is
+# Modules with locks that other threads share, or code that acquires a socket, a thread or slots.
 LOCKED = {
     "sparkdl.server.coordinator",
     "sparkdl.server.group_coordinator",
@@ -38,21 +39,21 @@ LOCKED = {
     "sparkdl.driver.worker_group",
     "sparkdl.spark.jobs",
 }
-BUSY = {"py4j", "pyspark", "logging"}  # An exception within these leaves tracebacks, or half a message.
+BUSY = {"py4j", "pyspark", "logging"}  # An exception in these leaves tracebacks or half a message.
 OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"  # PySpark 3.5 to 4.3; cancels all jobs first
-OF_PY4J = {  # what py4j 0.10.9 logs with a traceback, and by which logger
+OF_PY4J = {  # messages that py4j 0.10.9 logs with a traceback, by logger
     None: "KeyboardInterrupt while sending command.",
     "py4j.clientserver": "Exception occurred while shutting down connection",
 }
 
-_guard: _Guard | None = None  # that of the call which the main thread is in
+_guard: _Guard | None = None  # the guard of the main thread's current call
 
 
 class _Guard:
     """The handler of SIGINT during one call.
 
     Args:
-        handler: the handler before.
+        handler: the previous handler.
     """
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -60,13 +61,13 @@ class _Guard:
         self.noted: BaseException | None = None
         self.since = 0.0
         self.raised = self.said = self._nudged = self._closed = False
-        self.depth = 0  # of blocks that hold interrupts back
+        self.depth = 0  # number of nested blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
         self._nudged_out = _thread.allocate_lock()  # held until they have ended
         self._undo: list[Callable[[], Any]] = []
 
     def install(self) -> None:
-        """Take the place of the handler that there is, unless it is this one or the call has ended."""
+        """Replace the current handler, unless it is this one or the call has ended."""
         handler = signal.getsignal(signal.SIGINT)
         if self._closed:
             return
@@ -75,9 +76,9 @@ class _Guard:
             signal.signal(signal.SIGINT, self.on_signal)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note the first interrupt, and raise it where no check does."""
+        """Record the first interrupt; raise it if no check did."""
         nudged, self._nudged = self._nudged, False
-        if self._closed:  # An interrupt kept close from putting the handler before back.
+        if self._closed:  # An interrupt kept close() from restoring the previous handler.
             self.handler(number, frame)
             return
         if self.noted is None:
@@ -86,7 +87,7 @@ class _Guard:
                 self.since = time.monotonic()
                 self._nudging.acquire()
                 self._nudged_out.acquire()
-                # Not of threading, one of whose locks the main thread may hold right now.
+                # Not threading.Thread: the main thread may hold a lock of that module right now.
                 _thread.start_new_thread(self._nudge, ())
             return
         waited = time.monotonic() - self.since
@@ -113,7 +114,7 @@ class _Guard:
         return getattr(self.handler, "__qualname__", "") == OF_SPARK
 
     def _nudge(self) -> None:
-        """Send the interrupt again until it was raised: the handler looks where the main thread is."""
+        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread."""
         main = threading.main_thread().ident
         while not self._nudging.acquire(timeout=NUDGE_SECONDS):
             if not self.raised and main is not None:
@@ -122,7 +123,7 @@ class _Guard:
         self._nudged_out.release()
 
     def _quieten_py4j(self) -> None:
-        """Keep py4j from logging a traceback, and from configuring the root logger for that."""
+        """Keep py4j from logging a traceback, and logging from configuring the root logger for it."""
         root = logging.getLogger()
         if not root.handlers and logging.lastResort is not None:
             last = logging.lastResort
@@ -143,9 +144,9 @@ class _Guard:
             logger.warning("Interrupted: the call is being ended, and its Spark job cancelled.")
 
     def close(self) -> None:
-        """Put the handler before back, once no nudge is under way.
+        """Restore the previous handler, once no nudge is under way.
 
-        An interrupt in between, as of a handler of PySpark's that hangs, leaves out none of the other steps.
+        If an interrupt occurs meanwhile, such as in a PySpark handler that hangs, the other steps still run.
         """
         self.depth += 1
         with ExitStack() as steps:
@@ -154,20 +155,20 @@ class _Guard:
             self.say()
 
     def _end_nudges(self) -> None:
-        """End the thread that nudges, and cancel Spark's jobs as PySpark does after an interrupt."""
+        """End the thread that nudges, and cancel Spark's jobs, as PySpark does after an interrupt."""
         if self.noted is None:
             return
         self._nudging.release()
         self._nudged_out.acquire()
-        os.getppid()  # The kernel delivers a nudge that was sent at the end of any system call.
+        os.getppid()  # The kernel delivers a pending nudge at the end of any system call.
         if self._is_of_spark:
             try:
-                self.handler(signal.SIGINT, None)  # which cancels the jobs of other threads
+                self.handler(signal.SIGINT, None)  # cancels the jobs of other threads
             except BaseException as raised:  # noqa: BLE001 - the interrupt is raised anyway
                 logger.debug("PySpark's handler raised %r.", raised)
 
     def _restore(self) -> None:
-        """Put back the handler before and what py4j logs."""
+        """Restore the previous handler and the logging of py4j."""
         with ExitStack() as steps:
             steps.callback(self._restore_handler)
             for undo in self._undo:
@@ -183,7 +184,7 @@ class _Guard:
 def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """Call a function and return its result; raise an interrupt once, after the cleanup.
 
-    Calls within this call, and those of other threads than the main one, are made as they are.
+    Nested calls, and calls in other threads than the main one, are plain calls.
     """
     global _guard
     handler = signal.getsignal(signal.SIGINT)
@@ -210,7 +211,7 @@ def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
 
 
 def check() -> None:
-    """Raise the interrupt that was noted, unless a cleanup is under way."""
+    """Raise the recorded interrupt, unless a cleanup is under way."""
     guard = _of_this_thread()
     if guard is not None and guard.noted is not None and not guard.depth:
         guard.raised = True
@@ -219,14 +220,14 @@ def check() -> None:
 
 
 def reinstall() -> None:
-    """Handle interrupts again after a SparkContext was made, which installs a handler of its own."""
+    """Handle interrupts again after a SparkContext, which installs its own handler, was created."""
     guard = _of_this_thread()
     if guard is not None:
         guard.install()
 
 
 def limited(seconds: float, *, reserve: float = 0.0) -> float:
-    """Return how long a cleanup may wait; an interrupt shortens the wait.
+    """Return the seconds that a cleanup may wait; an interrupt shortens them.
 
     Args:
         seconds: the time without an interrupt.
@@ -254,7 +255,7 @@ def held() -> Iterator[None]:
 
 
 class Cleanup(ExitStack):
-    """An ExitStack whose callbacks no interrupt breaks off."""
+    """An ExitStack whose callbacks are not interrupted."""
 
     def __exit__(self, *details: Any) -> None:
         """Call the callbacks."""
@@ -267,11 +268,11 @@ def _of_this_thread() -> _Guard | None:
 
 
 def _is_busy(frame: FrameType | None, *, late: bool) -> bool:
-    """Return whether an exception must not come in a frame.
+    """Return True if an exception must not be raised in a frame.
 
     Args:
-        frame: where the main thread is.
-        late: whether it may come in a request to the JVM all the same.
+        frame: the current frame of the main thread.
+        late: whether a request to the JVM may be interrupted.
     """
     if frame is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
         return True

@@ -1,6 +1,6 @@
-"""Memory that ran out: which limit there is, what the process had, and which setting to raise.
+"""Explanations of failed allocations: the limit, the memory in use, and the setting to raise.
 
-Libraries report a failed allocation each in their own way, and none of them names the limit.
+Each library reports a failed allocation in its own way, and none of them names the limit.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-SHORT = "Memory ran out"  # how the reason begins
+SHORT = "Memory ran out"  # the beginning of the reason
 SETTING = "spark.executor.pyspark.memory"
 OVERHEAD = "spark.executor.memoryOverhead"
-OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # set by Spark 3.5 to 4.3 for the workers that it limits
-REPORTED = re.compile(  # by Python, NumPy, the loader, C++, TensorFlow, JAX, torch and Arrow
+OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # Spark 3.5 to 4.3 sets it for workers with a limit
+REPORTED = re.compile(  # messages of Python, NumPy, the loader, C++, TensorFlow, JAX, torch and Arrow
     r"\bMemoryError\b|ArrowMemoryError|[Cc]annot allocate memory|can't allocate memory|Unable to allocate|"
     r"failed to map segment from shared object|bad_alloc|ResourceExhausted|RESOURCE_EXHAUSTED|"
     r"OutOfMemoryError|[Oo]ut of memory|OOM when allocating|malloc of size \d+ failed"
@@ -25,7 +25,7 @@ ASKED = re.compile(
     r"[Tt]ried to allocate ([\d.]+ \w+)|malloc of size (\d+)|shape\[([\d,]+)\]"
 )
 OF_GPU = re.compile(r"device:GPU|\bGPU\b|CUDA")
-NEAR = 0.8  # the part of a limit from which on an error without words is taken for want of memory
+NEAR = 0.8  # share of the limit above which an error without a message counts as a lack of memory
 MEMORY = (
     f"Take a smaller batch_size or fewer workers per executor, or give executors more memory ({OVERHEAD})."
 )
@@ -34,11 +34,11 @@ RAISE_LIMIT = f"Raise the limit ({OVERHEAD} in a container), or take a smaller b
 
 
 def explained(error: BaseException, reason: str) -> str:
-    """Return a reason that says first that memory ran out, if an error is of a failed allocation.
+    """Return the reason for an error; if an allocation failed, it begins with "Memory ran out".
 
     Args:
         error: the exception.
-        reason: what it says, in one line.
+        reason: its message, as one line.
     """
     if reason.startswith(SHORT) or not _is_shortage(error, reason):
         return reason
@@ -48,10 +48,10 @@ def explained(error: BaseException, reason: str) -> str:
 
 
 def explained_by(reason: str, setting: str) -> str:
-    """Return a reason that says first that memory ran out, where only the error's text is known.
+    """Return the reason for an error of which only the text is known, as ``explained`` does.
 
     Args:
-        reason: what the error of an executor says, in one line.
+        reason: the message of an executor's error, as one line.
         setting: the value of ``spark.executor.pyspark.memory``; empty if it is not set.
     """
     silent = bool(setting) and reason.startswith("SystemError")
@@ -62,7 +62,7 @@ def explained_by(reason: str, setting: str) -> str:
 
 
 def advice(reason: str) -> str | None:
-    """Return what to do about a reason; None if memory did not run out."""
+    """Return the remedy for a reason; None if memory did not run out."""
     if SETTING in reason:
         return RAISE
     if "RLIMIT_AS" in reason or "memory.max" in reason:
@@ -71,7 +71,7 @@ def advice(reason: str) -> str | None:
 
 
 def _is_shortage(error: BaseException, reason: str) -> bool:
-    """Return whether an error, or what caused it, is of a failed allocation."""
+    """Return True if an error or its cause is a failed allocation."""
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:
@@ -79,8 +79,8 @@ def _is_shortage(error: BaseException, reason: str) -> bool:
         if isinstance(seen, MemoryError) or isinstance(seen, OSError) and seen.errno == errno.ENOMEM:
             return True
         if isinstance(seen, SystemError) and _is_near_limit():
-            return True  # as C code says where it did not check what it was given
-        with suppress(Exception):  # somebody else's __str__
+            return True  # C code raises it if it did not check the result of an allocation
+        with suppress(Exception):  # a foreign __str__ may raise anything
             if REPORTED.search(f"{type(seen).__name__}: {seen}"[:10_000]):
                 return True
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
@@ -88,7 +88,7 @@ def _is_shortage(error: BaseException, reason: str) -> bool:
 
 
 def _asked(reason: str) -> str:
-    """Return what was asked for, where a reason says that."""
+    """Return the size or shape of the failed allocation, if the reason contains it; else an empty string."""
     found = ASKED.search(reason)
     if not found:
         return ""
@@ -98,7 +98,7 @@ def _asked(reason: str) -> str:
 
 
 def _state() -> str:
-    """Return the limits of this process, and what it has."""
+    """Return the memory limits of this process and its usage."""
     size, resident = _of_status("VmSize"), _of_status("VmRSS")
     parts = []
     if limit := _address_limit():
@@ -117,7 +117,7 @@ def _is_near_limit() -> bool:
 def _address_limit() -> int | None:
     """Return the limit of this process's address space in bytes; None if there is none."""
     try:
-        import resource  # which Windows does not have
+        import resource  # not available on Windows
     except ImportError:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -136,7 +136,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _of_status(name: str) -> int:
-    """Return a line of /proc/self/status in bytes; 0 where there is none."""
+    """Return the value of a line in /proc/self/status, in bytes; 0 if there is none."""
     with suppress(OSError):
         found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(found[1]) << 10 if found else 0

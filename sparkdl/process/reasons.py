@@ -1,6 +1,6 @@
-"""Why something failed, in one line: what an exception says, wherever in its text that stands.
+"""Reasons for failures, in one line: the informative part of an exception's text, wherever it stands.
 
-Many libraries put their reason below something else. TensorFlow's errors have an empty ``repr`` and begin
+Many libraries put the reason below other text. TensorFlow's errors have an empty ``repr`` and begin
 with the graph. AutoGraph's and torch's begin with a traceback. Keras names the layer first, in bold.
 """
 
@@ -12,8 +12,8 @@ import traceback
 from sparkdl.process import memory
 
 LONGEST = 500  # characters of a reason
-FRAMES = 2  # of a traceback that a message shows; .traceback has all
-RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # the name of an exception, as the last line of a traceback has it
+FRAMES = 2  # frames of a traceback in a message; .traceback has all
+RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # an exception's name in the last line of a traceback
 PREAMBLE = re.compile(
     r"Graph execution error:|Detected at node|Stack trace for op definition|Traceback \(most recent|"
     r"Original Traceback|in user code:|in [\w.]+ code:|Node: |\[\[|File \"|Original stack trace|"
@@ -33,7 +33,7 @@ LIBRARIES = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the name of an exception and what it says, as one line; where memory ran out, that first."""
+    """Return the name and message of an exception as one line; a lack of memory comes first."""
     return memory.explained(_innermost(error), _reason_of(error))
 
 
@@ -54,12 +54,12 @@ def _reason_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException | None) -> str:
-    """Return the traceback of an exception as text; nothing for None."""
+    """Return the traceback of an exception as text; an empty string for None."""
     return "".join(traceback.format_exception(error)) if error is not None else ""
 
 
 def first_reason(text: str) -> str:
-    """Return the line of an error's text that says the reason; nothing if there is none."""
+    """Return the line of an error's text that gives the reason; an empty string if there is none."""
     lines = [NOISE.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if line]
     if not lines:
@@ -80,11 +80,11 @@ def first_reason(text: str) -> str:
 
 
 def own_lines(text: str, *, others: bool = True) -> list[str]:
-    """Return the last frames of a traceback that are of nobody's library, a line each.
+    """Return the last frames of a traceback outside of libraries, a line each.
 
     Args:
         text: tracebacks as Python formats them.
-        others: whether to return the last frames where all are of libraries.
+        others: whether to return the last frames if all of them are in libraries.
     """
     blocks = [list(FRAME.finditer(block[1])) for block in BLOCK.finditer(f"{text}\n")]
     own = [[frame for frame in block if not LIBRARIES.search(frame["path"])] for block in blocks]
@@ -93,13 +93,13 @@ def own_lines(text: str, *, others: bool = True) -> list[str]:
 
 
 def with_own_lines(message: str, text: str, *, last: str = "", others: bool = True) -> str:
-    """Return a message, the user's own lines of a traceback, and once more the reason.
+    """Return a message, then the user's own lines of a traceback, then the reason again.
 
     Args:
-        message: its first line says the reason.
-        text: the traceback as Python formats it; where it is empty there is the message alone.
-        last: the last line; by default the first of the message.
-        others: as of ``own_lines``.
+        message: a message whose first line gives the reason.
+        text: the traceback as Python formats it; if it is empty, the message is returned as it is.
+        last: the last line; by default the first line of the message.
+        others: see ``own_lines``.
     """
     frames = own_lines(text, others=others)[-FRAMES:]
     lines = [message, *(f"  {frame}" for frame in frames), last or message.split("\n")[0]]
@@ -114,9 +114,9 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _said(error: BaseException) -> str:
-    """Return what an exception says, as one line of bounded length."""
+    """Return the reason in an exception's text, as one line of bounded length."""
     if isinstance(error, KeyError) and len(error.args) == 1 and " " in str(error.args[0]):
-        text = str(error.args[0])  # a sentence, which KeyError quotes
+        text = str(error.args[0])  # a sentence; str() of a KeyError would quote it
     else:
         text = _text(error)
     reason = first_reason(text)
@@ -132,7 +132,7 @@ def _text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return where an exception was raised, as the end of a sentence."""
+    """Return the place where an exception was raised, as the end of a sentence."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""

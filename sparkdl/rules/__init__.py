@@ -1,10 +1,10 @@
-"""How an update changes the center variable: one algorithm per file.
+"""Merge rules, which define how an update changes the center variable: one algorithm per file.
 
-A rule is a pair of pure functions with a state between them, after optax's ``init`` and ``update``:
-``init(center)`` returns the state before the first merge, ``update(delta, state, merge)`` what is added
-to the center and the next state. delta is after minus before, so merging adds. Where updates meet in
-rounds, the rule's ``reduction()`` makes one delta of them first. Workers go on from the center, but those
-of an *elastic* rule, whose worker half is ``draw(local, center)``.
+A rule is a pair of pure functions with a state between them, like optax's ``init`` and ``update``.
+``init(center)`` returns the state before the first merge. ``update(delta, state, merge)`` returns the step to
+add to the center, and the next state. A delta is after minus before, so merging adds. If updates are merged
+in rounds, the rule's ``reduction()`` first makes one delta of them. Workers continue from the center, except
+with an *elastic* rule, whose worker half is ``draw(local, center)``.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = [
 
 KINDS: tuple[type[Rule], ...] = Average, Sum, ADAG, DynSGD, AEASGD, EAMSGD, BMUF, FedOpt, DiLoCo, Adasum
 RULES = {rule.name: rule for rule in KINDS}
-STUDIED = 8  # so many workers the study of convergence had at most
+STUDIED = 8  # largest number of workers in the study of convergence
 
 
 class Choice(NamedTuple):
-    """A rule, and what goes with it.
+    """A rule, and the learning rate that goes with it.
 
     Attributes:
         rule: the rule.
@@ -58,19 +58,19 @@ class Choice(NamedTuple):
     power: float = 0.0
 
     def bound(self, num_workers: int) -> tuple[Rule, float]:
-        """Return the rule for this many workers with rows, and by what their learning rate is multiplied.
+        """Return the rule for this many workers with rows, and the factor of their learning rate.
 
-        Where it is, no further than the study went: more workers take what it found for its most.
+        If the rate is scaled, the number is capped at that of the study, ``STUDIED``.
         """
         num_workers = min(num_workers, STUDIED) if self.power else num_workers
         return self.rule.bound(num_workers), float(num_workers**self.power)
 
 
 def default(mode: str, window: int | None) -> Choice:
-    """Return what experiment chose for a mode and frequency: docs/modes.md has the table.
+    """Return the rule that experiments favour for a mode and frequency; see the table in docs/modes.md.
 
-    Workers that step on their own for several batches step at the root of K times the learning rate, as suits
-    the mean of K; in rounds a momentum makes up for the rest. For one worker each default is plain Keras.
+    With several local steps per exchange, workers use sqrt(K) times the learning rate, which suits the mean
+    of K; in rounds a momentum makes up for the rest. For one worker each default is plain Keras.
     """
     if mode == "synchronous":
         return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)
@@ -78,15 +78,15 @@ def default(mode: str, window: int | None) -> Choice:
 
 
 def choose(merge: str | Rule | None, *, mode: str, window: int | None) -> Choice:
-    """Return the rule that is asked for, at the learning rate as it is, or the default of mode and frequency.
+    """Return the given rule, with an unscaled learning rate, or the default for a mode and frequency.
 
     Args:
-        merge: a rule, the name of one, or None.
+        merge: a rule, the name of one, or None for the default.
         mode: "synchronous", "asynchronous" or "hogwild".
         window: local batches per exchange; None is an epoch.
 
     Raises:
-        ConfigError: there is no such rule, or it means nothing in this mode.
+        ConfigError: the rule is not known, or does not work in this mode.
     """
     if merge is None:
         return default(mode, window)

@@ -1,4 +1,4 @@
-"""ADAG (Hermans, 2017): c += delta / window, where the window counts the batches that made the delta."""
+"""ADAG (Hermans, 2017): c += delta / window, where window is the number of batches in the delta."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparkdl.rules.base import Merge, Rule
 
 
 class ADAG(Rule):
-    """Normalize an accumulated gradient: a long window moves the center no further than one batch does."""
+    """A rule that divides a delta by its batches: long windows move the center no further than one batch."""
 
     name = "adag"
     rounds: ClassVar[str | None] = 'it normalizes updates that come one by one; take merge="average"'
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
-        """Return the delta divided by the batches of its window."""
+        """Return the delta divided by the number of batches in its window."""
         return (delta if merge.steps <= 1 else delta * np.float32(1 / merge.steps)), state

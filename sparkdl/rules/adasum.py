@@ -1,4 +1,4 @@
-"""Adasum (Maleki et al., 2020): c += delta_1 + ... + delta_K, each less what it has in common with others."""
+"""Adasum (Maleki et al., 2020): c += delta_1 + ... + delta_K, without the parts that they share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkdl.rules.base import Merge, Rule
 
 
 class Adasum(Rule):
-    """Average the deltas of a round as far as they agree, and add them as far as they are orthogonal.
+    """A rule that averages the deltas of a round where they agree, and adds them where they are orthogonal.
 
     Lengths and angles are those of all trainable variables as one vector.
     """

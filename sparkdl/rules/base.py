@@ -1,4 +1,4 @@
-"""What every rule is: two pure functions, and what the second is told about the update."""
+"""The base of every rule: two pure functions, and a record about each update."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparkdl.process.reasons import reason_of
 
 
 class Merge(NamedTuple):
-    """What a rule is told about one update.
+    """The facts about one update that a rule may use.
 
     Attributes:
-        staleness: how many other updates the center took since this worker last pulled; 0 in rounds.
-        workers: how many workers with rows send updates that are merged one by one; 1 in rounds, where
-            those of all workers were reduced to one.
-        steps: how many batches the worker trained on since it last pulled.
-        center: in rounds, the center that is to be moved.
+        staleness: number of other updates merged since this worker last pulled; 0 in rounds.
+        workers: number of workers with rows whose updates are merged one by one; 1 in rounds, where all
+            updates were reduced to one.
+        steps: number of batches the worker trained on since it last pulled.
+        center: in rounds, the center before this update.
     """
 
     staleness: int
@@ -30,17 +30,17 @@ class Merge(NamedTuple):
 
 
 class Rule:
-    """How an update changes the center variable.
+    """A merge rule: it computes the change of the center variable for an update.
 
-    Subclasses hold settings only; the state is handed over, and neither it nor an update is changed, so
-    that a run can be taken up again from an earlier one.
+    Subclasses hold settings only. The state is passed in and out. Neither it nor an update is modified, so
+    that a run can resume from an earlier state.
 
     Attributes:
-        name: the word that ``merge=`` takes.
-        rounds: why the rule has no meaning where updates are merged in rounds, or None where it has one.
-        alone: the same for updates that are merged one by one.
-        elastic: whether a worker keeps weights of its own, and ``draw`` says what it sends.
-        momentum: whether the workers' optimizer has to be SGD with Nesterov's momentum.
+        name: the value of ``merge=`` for this rule.
+        rounds: the reason why the rule cannot merge updates in rounds; None if it can.
+        alone: the reason why the rule cannot merge updates one by one; None if it can.
+        elastic: whether workers keep their own weights, and ``draw`` computes the updates they send.
+        momentum: whether the workers' optimizer has to be SGD with Nesterov momentum.
     """
 
     name: ClassVar[str]
@@ -50,27 +50,27 @@ class Rule:
     momentum: ClassVar[bool] = False
 
     def bound(self, num_workers: int) -> Rule:
-        """Return the rule for this many workers with rows: itself, unless a setting depends on it."""
+        """Return the rule for this many workers with rows; itself unless a setting depends on the number."""
         return self
 
     def reduction(self) -> Reduction:
-        """Return what makes one delta of a round's; a mean weighted by rows, unless a rule says else."""
+        """Return the reduction of a round's deltas; by default their mean, weighted by rows."""
         return Mean()
 
     def init(self, center: Vector) -> Any:
-        """Return the state before the first merge; most rules have none."""
+        """Return the state before the first merge; None for most rules."""
         return None
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
-        """Return what one update adds to the center, shape of ``delta``, and the next state."""
+        """Return the step to add to the center, of the shape of ``delta``, and the next state."""
         raise NotImplementedError
 
     def draw(self, local: Vector, center: Vector) -> Vector:
-        """Return what a worker of an elastic rule sends, and takes off its own weights.
+        """Return the update of a worker of an elastic rule, which is also subtracted from its own weights.
 
         Args:
             local: the worker's weights at the end of a window.
-            center: the center of this moment.
+            center: the current center.
         """
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ def apply(rule: Rule, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, 
     """Return a rule's step as float32, and the next state.
 
     Raises:
-        RuleError: the rule, which may be the user's own, failed, or made something else than a step.
+        RuleError: the rule, which may be the user's own, failed or returned an invalid step.
     """
     try:
         step, after = rule.update(delta, state, merge)
@@ -92,10 +92,10 @@ def apply(rule: Rule, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, 
 
 
 def require(name: str, value: object, holds: bool, expected: str) -> None:
-    """Refuse a setting that does not hold.
+    """Raise an error if a setting is invalid.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: ``holds`` is False.
     """
     if not holds:
         raise ConfigError(f"{name} should be {expected}; got {value!r}.")

@@ -1,8 +1,8 @@
-"""BMUF (Chen and Huo, 2016): averaging with a momentum of the center that makes up for the averaging.
+"""BMUF (Chen and Huo, 2016): averaging with a momentum of the center that compensates for the averaging.
 
-K workers that each take a K-th of the rows take a K-th of the steps, and the mean of their deltas goes no
-further than one of them. v = momentum v + mean; c += mean + momentum v (Nesterov's) repeats each mean
-1 / (1 - momentum) times.
+K workers that each take a K-th of the rows make a K-th of the steps, and the mean of their deltas goes
+no further than one of them. With v = momentum v + mean and c += mean + momentum v (Nesterov), each mean
+counts 1 / (1 - momentum) times in the end.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sparkdl.rules.outer import SGD
 
 @dataclass(frozen=True)
 class BMUF(Rule):
-    """Blockwise model-update filtering: the mean of a round, and what is left of those before.
+    """Blockwise model-update filtering: a round's mean delta, plus a decaying sum of earlier ones.
 
     Attributes:
-        block_momentum: what the velocity keeps of itself, from 0 up to below 1; None is 1 - K ** -power.
-        power: 1, the default, is the paper's choice: each mean counts K times in the end. 0.5, with workers
-            that step at the root of K times the learning rate, is the default of ``SparkModel``.
+        block_momentum: fraction of the velocity kept in each round, from 0 up to below 1; None is
+            1 - K ** -power.
+        power: 1 (default) is the paper's choice: each mean counts K times in the end. 0.5, with sqrt(K) times
+            the learning rate in the workers, is the default of ``SparkModel``.
     """
 
     name = "bmuf"
@@ -39,7 +40,7 @@ class BMUF(Rule):
         require("power", self.power, 0 <= self.power <= 1, "from 0 to 1")
 
     def bound(self, num_workers: int) -> Rule:
-        """Return the rule for this many workers."""
+        """Return the rule for this many workers, with its momentum set."""
         if self.block_momentum is not None:
             return self
         return replace(self, block_momentum=1 - num_workers**-self.power)
@@ -48,9 +49,9 @@ class BMUF(Rule):
         return SGD(1.0, self.block_momentum or 0.0, nesterov=True)
 
     def init(self, center: Vector) -> Any:
-        """Return the velocity, which is 0."""
+        """Return the initial velocity, 0."""
         return self._outer().init(center)
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
-        """Return the mean and what the velocity adds to it, and the next velocity."""
+        """Return the mean plus the velocity's part, and the next velocity."""
         return self._outer().step(np.negative(delta), state, merge.center)

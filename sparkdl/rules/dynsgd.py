@@ -11,7 +11,7 @@ from sparkdl.rules.base import Merge, Rule
 
 
 class DynSGD(Rule):
-    """Let an update count the less, the more others the center took since its worker last pulled."""
+    """A rule that scales an update by 1 / (staleness + 1)."""
 
     name = "dynsgd"
     rounds: ClassVar[str | None] = (

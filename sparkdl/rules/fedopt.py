@@ -1,4 +1,4 @@
-"""FedOpt (Reddi et al., 2020) and DiLoCo (Douillard et al., 2023): the center has an optimizer of its own."""
+"""FedOpt (Reddi et al., 2020) and DiLoCo (Douillard et al., 2023): the center has its own optimizer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ALONE = 'its optimizer steps once per round; take mode="synchronous"'
 
 @dataclass(frozen=True)
 class FedOpt(Rule):
-    """Take the mean delta of a round, turned around, for a gradient of the center, and step down it.
+    """A rule that uses the negative mean delta of a round as a gradient of the center, and takes a step.
 
     Attributes:
-        optimizer: whose step: one of ``sparkdl.rules.outer``, by default FedAdam's, or an optimizer of
-            Keras, which sees all trainable variables as one vector.
+        optimizer: one of ``sparkdl.rules.outer``, by default FedAdam's, or a Keras optimizer, which gets all
+            trainable variables as one vector.
     """
 
     name = "fedopt"
@@ -28,7 +28,7 @@ class FedOpt(Rule):
     optimizer: Any = Adam()
 
     def init(self, center: Vector) -> Any:
-        """Return the optimizer's first state."""
+        """Return the optimizer's initial state."""
         return self.optimizer.init(center)
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
@@ -39,11 +39,11 @@ class FedOpt(Rule):
 
 @dataclass(frozen=True)
 class DiLoCo(Rule):
-    """FedOpt with Nesterov's momentum outside; inside, hundreds of AdamW's steps between rounds.
+    """FedOpt with Nesterov momentum outside, and hundreds of AdamW steps between rounds inside.
 
     Attributes:
-        outer_learning_rate: the step's length; 1 without momentum is rule "average".
-        outer_momentum: what a step keeps of the one before, from 0 up to below 1.
+        outer_learning_rate: the step size; 1 without momentum is the rule "average".
+        outer_momentum: fraction of the velocity kept in each step, from 0 up to below 1.
     """
 
     name = "diloco"
@@ -58,7 +58,7 @@ class DiLoCo(Rule):
         return SGD(self.outer_learning_rate, self.outer_momentum, nesterov=True)
 
     def init(self, center: Vector) -> Any:
-        """Return the outer optimizer's first state."""
+        """Return the outer optimizer's initial state."""
         return self._outer().init(center)
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:

@@ -1,4 +1,4 @@
-"""Optimizers of the center, for FedOpt and DiLoCo: pure functions of a gradient and a state."""
+"""Optimizers of the center for FedOpt, DiLoCo and BMUF: pure functions of a gradient and a state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkdl.rules.base import require
 
 
 class Outer(ABC):
-    """An optimizer that takes the mean delta of a round, turned around, for a gradient."""
+    """An optimizer that uses the negative mean delta of a round as a gradient."""
 
     @abstractmethod
     def init(self, center: Vector) -> Any:
@@ -21,17 +21,17 @@ class Outer(ABC):
 
     @abstractmethod
     def step(self, gradient: Vector, state: Any, center: Vector) -> tuple[Vector, Any]:
-        """Return what is added to the center, and the next state; no argument is changed."""
+        """Return the step to add to the center, and the next state; the arguments are not modified."""
 
 
 @dataclass(frozen=True)
 class SGD(Outer):
-    """Gradient descent with momentum: v = momentum v + g; c -= rate v, of Nesterov rate (g + momentum v).
+    """Gradient descent with momentum: v = momentum v + g; c -= rate v. Nesterov: c -= rate (g + momentum v).
 
     Attributes:
-        learning_rate: the step's length; 1 takes the mean delta as it is.
-        momentum: what a step keeps of the one before, from 0 up to below 1.
-        nesterov: whether the momentum is Nesterov's.
+        learning_rate: the step size; 1 takes the mean delta as it is.
+        momentum: fraction of the velocity kept in each step, from 0 up to below 1.
+        nesterov: whether to use Nesterov momentum.
     """
 
     learning_rate: float = 1.0
@@ -43,11 +43,11 @@ class SGD(Outer):
         require("momentum", self.momentum, 0 <= self.momentum < 1, "from 0 up to below 1")
 
     def init(self, center: Vector) -> Vector:
-        """Return the velocity, which is 0."""
+        """Return the initial velocity, 0."""
         return np.zeros_like(center)
 
     def step(self, gradient: Vector, state: Vector, center: Vector) -> tuple[Vector, Vector]:
-        """Return the step down the gradient, and the velocity."""
+        """Return the step down the gradient, and the next velocity."""
         rate, momentum = np.float32(-self.learning_rate), np.float32(self.momentum)
         if not momentum:
             return gradient * rate, state
@@ -64,13 +64,13 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam(Outer):
-    """FedAdam (Reddi et al., 2020, algorithm 2): no bias correction, and a floor under the root.
+    """FedAdam (Reddi et al., 2020, algorithm 2): without bias correction, and with ``tau`` added to the root.
 
     Attributes:
-        learning_rate: the step's length in units of the parameters.
-        beta_1: what the mean keeps of itself.
-        beta_2: what the mean of squares keeps of itself.
-        tau: added to the root; the larger, the less adaptive.
+        learning_rate: the step size, in units of the parameters.
+        beta_1: fraction of the mean kept in each step.
+        beta_2: fraction of the mean of squares kept in each step.
+        tau: added to the root; larger values are less adaptive.
     """
 
     learning_rate: float = 0.01
@@ -85,11 +85,11 @@ class Adam(Outer):
         require("tau", self.tau, self.tau > 0, "above 0")
 
     def init(self, center: Vector) -> Moments:
-        """Return moments of 0 and, as in the paper, of tau squared."""
+        """Return the initial moments: 0 and, as in the paper, tau squared."""
         return Moments(np.zeros_like(center), np.full_like(center, self.tau**2))
 
     def step(self, gradient: Vector, state: Moments, center: Vector) -> tuple[Vector, Moments]:
-        """Return the step, and the moments."""
+        """Return the step, and the next moments."""
         one, two = np.float32(self.beta_1), np.float32(self.beta_2)
         first = one * state.first + (1 - one) * gradient
         second = two * state.second + (1 - two) * gradient * gradient

@@ -1,4 +1,4 @@
-"""A rule as values that JSON can hold, and back."""
+"""Conversion of a rule to values that JSON can hold, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTER: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
 
 
 def to_settings(merge: str | Rule | None) -> Any:
-    """Return what ``from_settings`` makes the same rule of.
+    """Return a rule as settings, from which ``from_settings`` makes the same rule.
 
     Raises:
         ConfigError: the rule, or its optimizer, is not one of sparkdl's.
@@ -51,7 +51,7 @@ def _unknown(value: Any) -> ConfigError:
 
 
 def from_settings(value: Any) -> str | Rule | None:
-    """Return the rule that ``to_settings`` made values of."""
+    """Return the rule for the settings that ``to_settings`` returned."""
     if not isinstance(value, dict):
         return value  # type: ignore[no-any-return]
     settings = dict(value)

@@ -1,4 +1,4 @@
-"""DOWNPOUR (Dean et al., 2012): every delta is added whole, c += delta."""
+"""DOWNPOUR (Dean et al., 2012): every delta is added as it is, c += delta."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sparkdl.rules.base import Merge, Rule
 
 
 class Sum(Rule):
-    """Add every delta to the center as it is. With many workers the steps add up and may diverge."""
+    """A rule that adds every delta to the center. With many workers the steps add up and may diverge."""
 
     name = "sum"
 
     def reduction(self) -> Reduction:
-        """Return a round's sum."""
+        """Return the sum of a round."""
         return Total()
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:

@@ -1,8 +1,8 @@
-"""The Exchange over HTTP/1.1, with TLS where asked: a kept-alive connection, bounded retries, no proxies.
+"""The HTTP/1.1 client: the Exchange, with keep-alive, bounded retries, optional TLS, and no proxies.
 
-A worker's updates are the chunks of one long request and the replies those of its answer, because at a
-batch of 32 rows the heads of a request and an answer take longer than the gradient. A stream that broke
-off is begun anew with the update that got no reply, which the endpoint counts once.
+A worker's updates are the chunks of one long request, and the replies those of its response: with a batch of
+32 rows, the headers of separate requests and responses would take longer than the gradient. A stream that
+breaks is restarted with the update that got no reply, which the endpoint counts once.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from sparkdl.transport import messages, tls
 from sparkdl.transport.exchange import Endpoint, Exchange, awaiting
 from sparkdl.transport.messages import Flag, Reply, Running, Update
 
-TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint makes a request wait
+TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint holds a request
 RETRIES = 6
-OUTAGE_SECONDS = 60.0  # how long a worker waits while its host knows no way to the endpoint
+OUTAGE_SECONDS = 60.0  # how long a worker retries while its host has no route to the endpoint
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
-# Log records of one heartbeat, as JSON. With metric states it stays below what the endpoint reads (1 MiB).
+# Log records of one heartbeat, as JSON. With metric states it stays below the endpoint's limit (1 MiB).
 LOG_BYTES = 256 << 10
 
 T = TypeVar("T")
 
 
 class Connection:
-    """A connection to an endpoint, opened when it is needed.
+    """A connection to an endpoint, opened on first use.
 
     Args:
-        endpoint: where it is.
-        retries: how often a request that got no answer is sent again, with growing pauses.
-        outage: seconds for which it is sent again in any case while there is no way to the endpoint.
+        endpoint: the endpoint.
+        retries: maximum number of times to resend an unanswered request, with growing pauses.
+        outage: seconds during which it is resent in any case while there is no route to the endpoint.
 
     Attributes:
-        retried: how often one was sent again.
+        retried: number of requests that were resent.
     """
 
     def __init__(self, endpoint: Endpoint, retries: int, *, outage: float = 0.0) -> None:
@@ -61,17 +61,17 @@ class Connection:
         self._answer: http.client.HTTPResponse | None = None
 
     def call(self, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """POST a JSON object; return the status and the object that is answered.
+        """POST a JSON object; return the status and the object in the response.
 
         Raises:
-            TransportError: there was no answer, however often it was asked for.
-            RefusedError: the endpoint would not take the request.
+            TransportError: no attempt got a response.
+            RefusedError: the endpoint refused the request.
         """
         status, answer = self.post(path, json.dumps(fields).encode())
         return status, json.loads(answer or b"{}")
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """POST bytes; return the status and the bytes that are answered, as ``call`` does."""
+        """POST bytes; return the status and the bytes of the response. Raises like ``call``."""
 
         def send() -> None:
             self._http.request("POST", path, body, self._token)
@@ -83,10 +83,10 @@ class Connection:
         return self.patiently(send, receive)
 
     def send(self, update: Update) -> None:
-        """Send an update in the stream of this connection, which begins with the first."""
+        """Send an update in this connection's stream, which begins with the first update."""
         parts = messages.sections(update)
         if self._http.sock is None:
-            self.close()  # an answer after which the connection ended
+            self.close()  # the endpoint closed the connection after the last response
             self._http.putrequest("POST", "/v1/exchange")
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
@@ -119,14 +119,14 @@ class Connection:
         raise RefusedError(answer.status, message or f"status {answer.status}")
 
     def _read(self, body: memoryview) -> memoryview:
-        """Fill a buffer with what comes next of the answer; return it."""
+        """Fill a buffer with the next bytes of the response; return it."""
         assert self._answer is not None  # noqa: S101 - receive sees to it
         if len(body) and self._answer.readinto(body) != len(body):
             raise ConnectionError("the answer broke off")
         return body
 
     def attempt(self, send: Callable[[], None]) -> bool:
-        """Send something; False if it did not get through."""
+        """Try to send something; return False if that failed."""
         try:
             send()
         except (OSError, http.client.HTTPException) as error:
@@ -136,11 +136,11 @@ class Connection:
         return True
 
     def patiently(self, send: Callable[[], None], receive: Callable[[], T], *, sent: bool = False) -> T:
-        """Return what is received, sending again what got no answer; ``sent``: it was sent once already.
+        """Return a response; resend the request until there is one. ``sent``: it was already sent once.
 
         Raises:
-            TransportError: there was none, however often it was sent.
-            RefusedError: the endpoint would not take the request.
+            TransportError: no attempt got a response.
+            RefusedError: the endpoint refused the request.
         """
         begun = time.monotonic()
         for number in itertools.count():
@@ -162,12 +162,12 @@ class Connection:
         )
 
     def _is_out(self) -> bool:
-        """Return whether there was no way to the endpoint, or to its name, when last it was tried."""
+        """Return True if the last attempt found no route to the endpoint, or could not resolve its name."""
         no_way = isinstance(self._problem, OSError) and self._problem.errno in NO_WAY
         return no_way or isinstance(self._problem, socket.gaierror)
 
     def close(self) -> None:
-        """Close the connection; what is sent next opens another."""
+        """Close the connection; the next request opens another."""
         if self._answer is not None:
             self._answer.close()
             self._answer = None
@@ -175,7 +175,7 @@ class Connection:
 
 
 def _message(body: bytes) -> str | None:
-    """Return the error message of an answer; None if the answer is not from the endpoint's Flask app."""
+    """Return the error message of a response; None if the response is not from the endpoint's Flask app."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -186,10 +186,10 @@ class HttpExchange(Exchange):
     """The Exchange of a worker with its run's endpoint.
 
     Args:
-        endpoint: where it is.
+        endpoint: the endpoint.
         worker: this worker's index.
-        attempt: Spark's taskAttemptId, which grows.
-        generation: which start of the gang this is.
+        attempt: Spark's taskAttemptId, which increases.
+        generation: the number of this start of the worker group.
         layout: the digest of the trainable variables' layout.
     """
 
@@ -201,18 +201,18 @@ class HttpExchange(Exchange):
 
     @property
     def retried(self) -> int:
-        """How often this worker has sent again what got no answer."""
+        """The number of requests that this worker has resent."""
         return self._connection.retried
 
     def join(self, host: str, pid: int) -> None:
-        """Take part in the run, once no older attempt of this worker is at work."""
+        """Join the run, once no older attempt of this worker is active."""
         while self._connection.call("/v1/join", **self.identity, host=host, pid=pid)[0] == 202:
             time.sleep(BEAT_SECONDS)
 
     def ready(
         self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
     ) -> dict[str, Any]:
-        """Say what this worker holds; return where to begin, once the whole gang is ready."""
+        """Report this worker's rows; return the starting point, once the whole worker group is ready."""
         while True:
             status, begin = self._connection.call(
                 "/v1/ready",
@@ -227,7 +227,7 @@ class HttpExchange(Exchange):
                 return begin
 
     def begin(self, update: Update) -> Update:
-        """Stamp an update and send it; the ticket it returns is redeemed by ``finish``."""
+        """Stamp an update and send it; return it as the ticket for ``finish``."""
         update.worker, update.attempt = self.identity["worker"], self.identity["attempt"]
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
@@ -236,7 +236,7 @@ class HttpExchange(Exchange):
         return update
 
     def finish(self, ticket: Update) -> Reply:
-        """Return the reply to an update, asking again while it is not ready."""
+        """Return the reply to an update; request it again while it is not ready."""
         connection, sent = self._connection, self._sent
         while True:
             reply = connection.patiently(partial(connection.send, ticket), connection.receive, sent=sent)
@@ -250,10 +250,10 @@ class HttpExchange(Exchange):
 
 
 def report_failure(endpoint: Endpoint, **fields: Any) -> None:
-    """Tell the driver what went wrong in a task; a driver that is gone is not told.
+    """Report the failure of a task to the driver; do nothing if the driver is gone.
 
     Args:
-        endpoint: where to tell it.
+        endpoint: the endpoint to report to.
         fields: kind ("worker", "data" or "preflight"), worker, generation, attempt, host, message,
             traceback.
     """
@@ -267,9 +267,9 @@ def report_failure(endpoint: Endpoint, **fields: Any) -> None:
 
 
 class LogBuffer(logging.Handler):
-    """Keeps the newest log records until a heartbeat takes them to the driver.
+    """A handler that keeps the newest log records until a heartbeat takes them to the driver.
 
-    As the root logger's only handler it also does what Python does where there is none: it prints warnings.
+    As the root logger's only handler it also prints warnings, as Python does without any handler.
     """
 
     def __init__(self, capacity: int = 200) -> None:
@@ -277,7 +277,7 @@ class LogBuffer(logging.Handler):
         self.records: deque[dict[str, Any]] = deque(maxlen=capacity)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record as plain values."""
+        """Store a record as plain values."""
         self.records.append(
             {"name": record.name, "level": record.levelno, "message": record.getMessage()[:4000]}
         )
@@ -286,7 +286,7 @@ class LogBuffer(logging.Handler):
             last.handle(record)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return and forget the oldest records, as many as one heartbeat takes."""
+        """Remove and return the oldest records, as many as fit into one heartbeat."""
         taken: list[dict[str, Any]] = []
         left = LOG_BYTES
         self.acquire()
@@ -301,7 +301,7 @@ class LogBuffer(logging.Handler):
         return taken
 
     def put_back(self, taken: list[dict[str, Any]]) -> None:
-        """Keep records again that were taken last; where there is no room for all, the oldest are lost."""
+        """Put records back that were just taken; if there is no room for all, the oldest are lost."""
         self.acquire()
         try:
             self.records = deque([*taken, *self.records], self.records.maxlen)
@@ -310,29 +310,29 @@ class LogBuffer(logging.Handler):
 
 
 def _plain(running: Running | None) -> list[Any]:
-    """Return metric states as JSON holds them."""
+    """Return metric states as values that JSON can hold."""
     return [running.epoch, running.rows, base64.b64encode(running.metrics).decode()] if running else []
 
 
 class Loop(Protocol):
-    """What a heartbeat tells of, and may end."""
+    """A training loop, as a heartbeat sees it: it reports a position and can be stopped."""
 
     def position(self) -> tuple[int, int]:
-        """Return the epoch that is being trained and the rows used in it."""
+        """Return the epoch in training and the number of its rows used so far."""
 
     def running(self) -> Running | None:
-        """Return metric states that were not returned before, if there are; ask for the next ones."""
+        """Return metric states that were not returned before, if any, and request the next ones."""
 
     def stop(self) -> None:
-        """End soon."""
+        """Stop soon."""
 
 
 class Heartbeat:
-    """A small thread that tells the driver how far a worker is, also during a long stretch.
+    """A thread that reports a worker's progress to the driver, also during long computations.
 
     Args:
-        exchange: whose worker it is.
-        log: what else there is to tell.
+        exchange: the worker's exchange.
+        log: log records to send along.
     """
 
     def __init__(self, exchange: HttpExchange, log: LogBuffer) -> None:
@@ -343,7 +343,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
 
     def follow(self, loop: Loop) -> None:
-        """Tell from now on how far this loop is, and let it know when it is to end."""
+        """Report the progress of this loop from now on, and stop it when the driver says so."""
         self._loop = loop
 
     def __enter__(self) -> Heartbeat:
@@ -352,7 +352,7 @@ class Heartbeat:
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
-            self._connection.retries = 1  # for the last heartbeats, which no other one follows
+            self._connection.retries = 1  # no later heartbeat makes up for the last ones
         self._done.set()
         self._thread.join()
         self._connection.close()
@@ -368,9 +368,9 @@ class Heartbeat:
                 return
 
     def _beat(self) -> bool:
-        """Send a heartbeat; return whether others may follow.
+        """Send a heartbeat; return True if more may follow.
 
-        Log records arrive at least once: those of a heartbeat that got no answer are sent again.
+        Log records arrive at least once: if a heartbeat gets no response, its records are sent again.
         """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
@@ -387,9 +387,9 @@ class Heartbeat:
             )
         except TransportError:
             self._log.put_back(log)
-            return True  # The exchange's own retries say so if it lasts.
+            return True  # If the outage lasts, the exchange's own retries report it.
         except RefusedError as error:
-            # Of an old attempt, or a run that is over: the loop learns of it at its next exchange.
+            # An old attempt, or a run that is over: the loop learns this at its next exchange.
             return error.status not in (409, 410)
         if answer["stop"] and self._loop:
             self._loop.stop()

@@ -1,13 +1,13 @@
-"""Connections that have not shown a token yet: they keep no thread busy, are few, and do not stay long.
+"""Pending connections (no token sent yet): they occupy no thread, and their number and time are limited.
 
-cheroot hands a connection to a thread as soon as a byte has come, and the thread waits for the rest of the
-request's head. As many connections as there are threads, each with half a head, would so keep all workers
-out ("slow loris"). Here a thread gets a connection when the head is there, whole or so long that the thread
-refuses it at once; until then it is looked at now and then. A head has its token in it, and a request without
-one is refused and closed.
+cheroot hands a connection to a thread at its first byte, and the thread waits for the rest of the request's
+head. A client with as many half-sent heads as there are threads would lock out all workers ("slow loris").
+Here a thread gets a connection once its head is complete, or so long that the thread refuses it at once.
+Until then the connection is checked a few times a second. A head contains the token; a request without one
+is refused and closed.
 
-Connections without a head are counted when they are accepted, and times are those of a clock that nobody
-sets. Where the process may open no more files, the oldest of them make room.
+Connections without a head are counted from when they are accepted, and times are from a monotonic clock. If
+the process cannot open more files, the oldest of these connections are closed.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any
 from cheroot.connections import ConnectionManager
 
 logger = logging.getLogger(__name__)
-HEAD_BYTES = 16 << 10  # the longest head that is read
-LINE_BYTES = 256  # what cheroot reads of a head at once, before it compares its length with the limit
-HEAD_SECONDS = 10.0  # how long a head may take
-MOST = 128  # connections without a head; the one that has been there longest makes room
-SAID_SECONDS = 60.0  # how long nothing more is logged of connections that had to make room
-FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # there is no room for another connection
+HEAD_BYTES = 16 << 10  # maximum length of a head
+LINE_BYTES = 256  # read by cheroot at once, before it checks the length of a head
+HEAD_SECONDS = 10.0  # time limit for a head
+MOST = 128  # maximum number of connections without a head; the oldest is closed for a new one
+SAID_SECONDS = 60.0  # minimum time between two warnings about closed connections
+FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
 
 Connection = Any  # a cheroot.server.HTTPConnection
 
 
 class PendingConnections(ConnectionManager):
-    """cheroot's connections between their requests, and those whose request has not begun."""
+    """cheroot's connections between requests, and those whose request has not begun."""
 
     _selector: Any
     _stop_requested: bool
 
     def __init__(self, server: Any) -> None:
         super().__init__(server)
-        self._until: dict[Connection, float] = {}  # when those without a head are closed, oldest first
-        self._begun: set[Connection] = set()  # those of them that have sent a part of it
+        self._until: dict[Connection, float] = {}  # closing times of those without a head, oldest first
+        self._begun: set[Connection] = set()  # those with a partial head
         self._silent_until = 0.0
 
     def has_head(self, connection: Connection) -> bool:
-        """Return whether a thread can take up a connection; one that has to wait is kept here."""
+        """Return True if a thread can process a connection; otherwise keep it here."""
         self._begun.discard(connection)
         head = _sent(connection.socket)
         if head is None or b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES:
@@ -55,18 +55,18 @@ class PendingConnections(ConnectionManager):
         if head:
             self._begun.add(connection)
         else:
-            self.put(connection)  # whose first byte wakes this thread
-        most = max(MOST, self.server.request_queue_size)  # of many workers many may come at once
+            self.put(connection)  # its first byte wakes this thread
+        most = max(MOST, self.server.request_queue_size)  # many workers may connect at once
         self._drop_oldest(len(self._until) - most, f"at most {most} may wait without a request")
         return False
 
     def put(self, connection: Connection) -> None:
-        """Keep a connection until more comes on it."""
+        """Keep a connection until more data arrives."""
         super().put(connection)
-        connection.last_used = time.monotonic()  # for cheroot has set it by a clock that may be set
+        connection.last_used = time.monotonic()  # cheroot uses the wall clock, which may be changed
 
     def _run(self, expiration_interval: float) -> None:
-        """Take up connections, as cheroot 10 and 11 do, by a clock that nobody sets."""
+        """Process connections as cheroot 10 and 11 do, but by a monotonic clock."""
         due = 0.0
         while not self._stop_requested:
             for number, connection in self._ready(expiration_interval):
@@ -81,7 +81,7 @@ class PendingConnections(ConnectionManager):
                 due = now + expiration_interval
 
     def _ready(self, seconds: float) -> list[tuple[int, Connection]]:
-        """Return the connections that something has come on, and the server if one wants to connect."""
+        """Return the connections with new data, and the server if a client wants to connect."""
         try:
             return list(self._selector.select(seconds))
         except OSError:
@@ -89,18 +89,21 @@ class PendingConnections(ConnectionManager):
             return []
 
     def _from_server_socket(self, server_socket: socket.socket) -> Connection:
-        """Accept a connection; None if there is none, or no room for it."""
+        """Accept a connection; return None if there is none, or no resources for it."""
         try:
             return super()._from_server_socket(server_socket)  # type: ignore[misc]
         except OSError as error:
             if error.errno not in FULL:
                 raise
             self._drop_oldest(1 + len(self._until) // 2, error.strerror)
-            time.sleep(0.01)  # where there was none to drop, the system has to make room
+            time.sleep(0.01)  # if there was none to drop, other resources have to become free
             return None
 
     def _expire(self, threshold: float) -> None:
-        """Look at all that wait, a few times a second; elsewhere none is dropped that cheroot still holds."""
+        """Check all pending connections, a few times a second; close those that exceed their time.
+
+        They time out only here, between events, when cheroot itself holds none of them.
+        """
         super()._expire(threshold)  # type: ignore[misc]
         for connection in tuple(self._begun):
             self.server.process_conn(connection)
@@ -132,14 +135,14 @@ class PendingConnections(ConnectionManager):
         connection.close()
 
     def close(self) -> None:
-        """Close all connections that wait."""
+        """Close all pending connections."""
         for connection in self._begun:
             connection.close()
         super().close()
 
 
 def _sent(sock: socket.socket) -> bytes | None:
-    """Return what a peer has sent and nobody has read; None where its end is closed or broken."""
+    """Return the unread data of a peer; None if its end is closed or broken."""
     try:
         return sock.recv(HEAD_BYTES + LINE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT) or None
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""The seam between the training loop and everything else.
+"""The interface between the training loop and the endpoint.
 
-``frequency`` decides only when the loop comes to its Exchange, ``mode`` only what is behind it. An
-exchange has two phases, so that what lies between them can overlap with it: ``begin`` sends an update,
-``finish`` returns the reply to it.
+``frequency`` only decides when the loop calls its Exchange, and ``mode`` only what handles the call. An
+exchange has two phases, so that work between them can overlap with it: ``begin`` sends an update, ``finish``
+returns the reply.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a run's endpoint is and how to speak to it.
+    """The address and credentials of a run's endpoint.
 
     Attributes:
         host: the host that executors connect to.
         port: its port.
         token: the run's secret.
-        run: sixteen bytes that name the run.
-        certificate: the one (DER) that the endpoint shows, with TLS.
+        run: sixteen bytes that identify the run.
+        certificate: the endpoint's certificate (DER); empty without TLS.
     """
 
     host: str
@@ -38,25 +38,25 @@ class Endpoint:
 
 
 class Exchange(ABC):
-    """What a worker's loop talks to. One thread uses it, and finishes each ticket before the next."""
+    """A worker loop's connection to the endpoint. One thread uses it, and finishes one ticket at a time."""
 
     @abstractmethod
     def ready(
         self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
     ) -> dict[str, Any]:
-        """Say what this worker holds; return where to begin, once the whole gang is ready."""
+        """Report this worker's rows; return the starting point, once the whole worker group is ready."""
 
     @abstractmethod
     def begin(self, update: Update) -> Update:
-        """Send an update; the ticket it returns is redeemed by ``finish``."""
+        """Send an update; return the ticket for ``finish``."""
 
     @abstractmethod
     def finish(self, ticket: Update) -> Reply:
-        """Return the reply to an update, which may mean waiting for other workers."""
+        """Return the reply to an update; may wait for other workers."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back whatever the exchange holds."""
+        """Release the resources of the exchange."""
 
     def __call__(self, update: Update) -> Reply:
         """Send an update and return its reply."""
@@ -64,7 +64,7 @@ class Exchange(ABC):
 
 
 def awaiting(update: Update) -> Update:
-    """Return the header of an update that was sent before, to ask for its reply again."""
+    """Return the header that requests the reply to an update that was already sent."""
     return Update(
         kind=update.kind,
         flags=update.flags | Flag.AWAIT,

@@ -1,14 +1,15 @@
-"""The bytes of one message.
+"""The binary format of messages between workers and the endpoint.
 
 A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
 
-* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on; with the flag
-  SLICES a gradient with slices, see ``core.sparse_gradients``, of ``count`` words;
-* statistics: ``statistics`` float32, the flat moving statistics;
-* metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype; of arrays of the
-  user's own, their dtype as NumPy writes it;
-* state: ``state`` bytes, optimizer variables, the states of random generators, the weights that an elastic
-  rule leaves to the worker; or arrays of the user's own, one after the other; or rows in NumPy's format.
+* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on. With the flag
+  SLICES: a gradient with slices of ``count`` words, see ``core.sparse_gradients``.
+* statistics: ``statistics`` float32, the flat moving statistics.
+* metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
+  user's own: their dtype in NumPy's notation.
+* state: ``state`` bytes: optimizer variables, the states of random generators, and the weights that an
+  elastic rule leaves to the worker; or arrays of the user's own, one after the other; or rows in NumPy's
+  format.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -21,8 +22,8 @@ A reply's header (endpoint to worker, ``REPLY``, 88 bytes)::
     4s magic "SDLR"     H kind      H flags      q evaluate    Q version    Q round
     d progress  d learning_rate  Q offset   Q count   Q statistics   Q metrics   Q state
 
-The header states the length of every section, so the endpoint knows what a message is, and refuses what
-it should not be, before it reads a byte of a section. Nothing here is ever unpickled.
+The header states the length of every section, so the endpoint can check and refuse a message before it reads
+a byte of a section. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ NO_ID = bytes(16)
 
 
 class Kind(IntEnum):
-    """What an update is."""
+    """The kinds of update."""
 
-    GRADIENT = 1  # a gradient, to be averaged with those of the other workers
+    GRADIENT = 1  # a gradient, to be averaged with the other workers'
     DELTA = 2  # weights after minus weights before a window of local steps
-    REPORT = 3  # the end of an epoch: metric states, and state for a cut
+    REPORT = 3  # the end of an epoch: metric states, and state for a snapshot
     VALIDATION = 4  # metric states over this worker's validation rows
-    PULL = 5  # asks for the snapshot of the center that is being evaluated
-    RESTORE = 6  # a worker that starts asks for all it needs to go on from the last cut
-    CENTER = 7  # asks for the center of this moment
-    ARRAYS = 8  # arrays of the user's own, to be added to those of the other workers
-    CUT = 9  # what a worker is in the middle of an epoch: metric states, and state for a cut
-    SHARE = 10  # the number of training rows of this worker; asks for those of all workers, uint64
+    PULL = 5  # requests the weights that are being evaluated
+    RESTORE = 6  # requests the state with which a starting worker resumes from the last snapshot
+    CENTER = 7  # requests the current center
+    ARRAYS = 8  # arrays of the user's own, to be added to the other workers'
+    CUT = 9  # the middle of an epoch: metric states, and state for a snapshot
+    SHARE = 10  # the number of this worker's training rows; requests those of all workers, uint64
     GIVE = 11  # training rows for worker ``sequence``
-    TAKE = 12  # asks for the training rows that worker ``sequence`` gives to this one
+    TAKE = 12  # requests the training rows that worker ``sequence`` gives to this one
 
 
 class Answer(IntEnum):
-    """What a reply's parameters are."""
+    """The contents of a reply's parameters."""
 
     NOTHING = 0
     MEAN = 1  # the mean gradient of the round
@@ -71,24 +72,25 @@ class Answer(IntEnum):
 
 
 class Flag(IntFlag, boundary=STRICT):
-    """What else an update or a reply says."""
+    """Flags of an update or a reply."""
 
     NONE = 0
-    AWAIT = 1  # update: the same message was sent before; only its reply is asked for
-    STOP = 2  # reply: training is to end here; update: this report ends a stopped epoch
-    DUPLICATE = 4  # reply: the update had been counted already
-    AGAIN = 8  # reply: not ready yet; ask again with AWAIT
-    NOT_FINITE = 16  # reply: the update had NaN or Inf in it, and nothing of it was merged
-    CUT = 32  # reply: before its next update, the worker is to say what it is now
-    SPEAK = 64  # reply: the worker is the one that says what all replicas have: weights and optimizer
+    AWAIT = 1  # update: the same message was sent before; requests only its reply
+    STOP = 2  # reply: stop training; update: this report ends a stopped epoch
+    DUPLICATE = 4  # reply: the update had already been counted
+    AGAIN = 8  # reply: not ready yet; request it again with AWAIT
+    NOT_FINITE = 16  # reply: the update contained NaN or Inf, and was not merged
+    CUT = 32  # reply: the worker must send its state (kind CUT) before its next update
+    SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
 
 
 @dataclass(slots=True)
 class Update:
-    """What a worker sends. Arrays are float32 vectors; empty ones are absent sections.
+    """A message from a worker. Arrays are float32 vectors; an empty one is a missing section.
 
-    A gradient weighs by ``normalizer`` in the mean of a round, what its loss was divided by; 0: by its rows.
+    ``normalizer`` is the divisor of a gradient's loss, and the weight of the gradient in the mean of a round.
+    If it is 0, the number of rows is the weight.
     """
 
     kind: Kind
@@ -114,9 +116,9 @@ class Update:
 
 @dataclass(slots=True)
 class Reply:
-    """What the endpoint answers. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate.
+    """A message from the endpoint. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate.
 
-    ``round`` is the round that is open, where updates are merged in rounds.
+    ``round`` is the open round, if updates are merged in rounds.
     """
 
     kind: Answer = Answer.NOTHING
@@ -137,7 +139,7 @@ Message = TypeVar("Message", Update, Reply)
 
 
 class Sections(NamedTuple):
-    """How long each section of a message is: elements of the vectors, bytes of the others."""
+    """The length of each section of a message: elements of the vectors, bytes of the others."""
 
     parameters: int
     statistics: int
@@ -146,18 +148,18 @@ class Sections(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all sections together."""
+        """The number of bytes of all sections together."""
         return 4 * (self.parameters + self.statistics) + self.metrics + self.state
 
 
 def sections(message: Update | Reply) -> tuple[Any, ...]:
-    """Return the non-empty sections of a message as buffers, to be sent after its header."""
+    """Return the non-empty sections of a message as buffers, to send after its header."""
     parts = (message.parameters, message.statistics, message.metrics, message.state)
     return tuple([as_bytes(part) for part in parts if len(part)])
 
 
 def lengths_of(message: Update | Reply) -> Sections:
-    """Return how long the sections of a message are."""
+    """Return the lengths of a message's sections."""
     return Sections(
         len(message.parameters), len(message.statistics), len(message.metrics), len(message.state)
     )
@@ -187,10 +189,10 @@ def encode_update(update: Update) -> bytes:
 
 
 def decode_update(header: bytes) -> tuple[Update, Sections]:
-    """Return an update without its sections, and how long these are.
+    """Return an update without its sections, and their lengths.
 
     Raises:
-        WireError: not an update's header.
+        WireError: ``header`` is not an update's header.
     """
     if len(header) != UPDATE.size:
         raise WireError(f"An update's header has {UPDATE.size} bytes; got {len(header)}.")
@@ -238,10 +240,10 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
-    """Return a reply without its sections, and how long these are.
+    """Return a reply without its sections, and their lengths.
 
     Raises:
-        WireError: not a reply's header.
+        WireError: ``header`` is not a reply's header.
     """
     if len(header) != REPLY.size:
         raise WireError(f"A reply's header has {REPLY.size} bytes; got {len(header)}.")
@@ -266,12 +268,12 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
 
 
 def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:
-    """Give a message its sections, taken from ``body``. Returns the message.
+    """Fill the sections of a message from ``body``; return the message.
 
-    The parameters are a view into it; whoever keeps another section does not keep the whole body with it.
+    The parameters are a view into ``body``. The other sections are copies, which do not keep it in memory.
 
     Raises:
-        WireError: ``body`` is not as long as the sections are.
+        WireError: the length of ``body`` does not match the sections.
     """
     if len(body) != lengths.nbytes:
         raise WireError(f"The sections have {lengths.nbytes} bytes; got {len(body)}.")
@@ -286,7 +288,7 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
 
 
 def send(connection: socket.socket, parts: list[Any]) -> None:
-    """Send buffers one after the other, in as few packets as they fit in."""
+    """Send buffers one after the other, in as few packets as possible."""
     while parts:
         sent = connection.sendmsg(parts)
         while parts and sent >= len(parts[0]):
@@ -296,12 +298,12 @@ def send(connection: socket.socket, parts: list[Any]) -> None:
 
 
 class Running(NamedTuple):
-    """A worker's metric states after some rows of an epoch that is not over yet.
+    """A worker's metric states after some rows of an unfinished epoch.
 
     Attributes:
         epoch: the epoch.
-        rows: the worker's training rows of the epoch that the states are of.
-        metrics: the states; empty where they are too large to be sent during an epoch.
+        rows: number of the worker's training rows of this epoch that the states cover.
+        metrics: the states; empty if they are too large to be sent during an epoch.
     """
 
     epoch: int

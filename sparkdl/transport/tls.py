@@ -1,8 +1,8 @@
-"""TLS 1.3 between workers and endpoint, with a certificate that is made for one run.
+"""TLS 1.3 between workers and the endpoint, with a certificate made for one run.
 
-Workers get the certificate with their task, and trust no other. The connection is one of OpenSSL's over
-memory, with a socket's own calls around it: ``ssl.SSLSocket`` refuses the flags by which the endpoint looks
-at what has come without waiting for it, and by which it waits for a whole body at once.
+Workers receive the certificate with their task, and trust no other. The connection combines OpenSSL over
+memory buffers with plain socket calls, because ``ssl.SSLSocket`` rejects the flags that the endpoint needs:
+MSG_PEEK with MSG_DONTWAIT to look at data without waiting, and MSG_WAITALL to read a whole body at once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 from sparkdl.errors import ConfigError
 
-RECORD = 17 << 10  # more than a record of TLS has
-BLOCK = 1 << 18  # bytes that are encrypted at once
-SOME = 1 << 16  # bytes that are read where it is not known how many come
+RECORD = 17 << 10  # bytes; more than a TLS record has
+BLOCK = 1 << 18  # maximum bytes encrypted at once
+SOME = 1 << 16  # maximum bytes to read if it is unknown how many will come
 EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
-ENCRYPTED = (  # Spark's settings that say that traffic between its processes is encrypted
+ENCRYPTED = (  # Spark's settings that encrypt the traffic between its processes
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",
     "spark.network.crypto.enabled",
@@ -35,19 +35,19 @@ ENCRYPTED = (  # Spark's settings that say that traffic between its processes is
 
 
 class Settings(Protocol):
-    """What knows the application's settings."""
+    """An object with the application's settings."""
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting."""
 
 
 def is_wanted(asked: bool | None, settings: Settings) -> bool:
-    """Return whether an endpoint speaks TLS.
+    """Return True if an endpoint uses TLS.
 
     Args:
-        asked: what the user said; None leaves it to ``spark.sparkdl.tls``, and that to whether Spark itself
-            encrypts.
-        settings: those of the application.
+        asked: the user's choice; None leaves it to ``spark.sparkdl.tls``, or without that to whether Spark
+            itself encrypts.
+        settings: the application's settings.
 
     Raises:
         ConfigError: ``spark.sparkdl.tls`` is neither true nor false.
@@ -61,10 +61,10 @@ def is_wanted(asked: bool | None, settings: Settings) -> bool:
 
 
 def server_context() -> tuple[ssl.SSLContext, bytes]:
-    """Return what an endpoint needs, with a new key, and the certificate (DER) that its workers are to see.
+    """Return an endpoint's context with a new key, and the certificate (DER) for its workers.
 
     Raises:
-        ConfigError: the library that makes them is not there, which only an endpoint's process needs.
+        ConfigError: the package "cryptography", which only an endpoint's process needs, is not installed.
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
@@ -104,7 +104,7 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
 
 
 def client_context(certificate: bytes) -> ssl.SSLContext:
-    """Return what a worker needs, which trusts one certificate (DER) and no other, whatever its name is."""
+    """Return a worker's context, which trusts only this certificate (DER), whatever its name is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -113,19 +113,19 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
 
 
 class TlsError(ConnectionResetError):
-    """The other end is not who it should be, or is not understood."""
+    """The peer is not authentic, or its data is not valid TLS."""
 
 
 class Socket(socket.socket):
     """A connection with TLS, for one thread at a time.
 
     Args:
-        sock: the connection, which this takes over.
-        context: an endpoint's or a worker's.
-        server: whether it is an endpoint's, which greets when it first reads.
+        sock: the connection, which this object takes over.
+        context: an endpoint's or a worker's context.
+        server: whether this is the endpoint's side, which does the handshake at its first read.
 
     Raises:
-        TlsError: from every call, where the other end does not speak TLS or has another key.
+        TlsError: from every method, if the peer does not speak TLS or has another key.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
@@ -138,7 +138,7 @@ class Socket(socket.socket):
         self._greeted = False
 
     def greet(self, flags: int = 0) -> None:
-        """Agree on keys, and see that the other end has the key of its certificate."""
+        """Do the handshake: agree on keys, and check that the peer has the key of its certificate."""
         while not self._greeted:
             try:
                 self._tls.do_handshake()
@@ -151,7 +151,7 @@ class Socket(socket.socket):
         self._flush(flags)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to so many bytes, at least one; MSG_PEEK leaves them, MSG_DONTWAIT does not wait."""
+        """Return 1 to ``size`` bytes; MSG_PEEK leaves them unread, MSG_DONTWAIT does not wait."""
         if not flags & socket.MSG_PEEK:
             buffer = bytearray(size)
             return bytes(buffer[: self.recv_into(buffer, size, flags)])
@@ -169,7 +169,7 @@ class Socket(socket.socket):
         return bytes(self._peeked[:size])
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Read into a buffer, which MSG_WAITALL fills; return how many bytes."""
+        """Read into a buffer, and with MSG_WAITALL fill it; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         view = view[: nbytes or len(view)]
         count = min(len(view), len(self._peeked))
@@ -180,7 +180,7 @@ class Socket(socket.socket):
         return count
 
     def sendmsg(self, buffers: Iterable[Any], *unused: Any) -> int:
-        """Send the first bytes of some buffers, as ``socket.sendmsg`` does; return how many."""
+        """Send the first bytes of some buffers, as ``socket.sendmsg`` does; return their number."""
         parts, size = [], 0
         for buffer in buffers:
             parts.append(memoryview(buffer).cast("B")[: BLOCK - size])
@@ -197,17 +197,17 @@ class Socket(socket.socket):
         return size
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send the first bytes of some; return how many."""
+        """Send the first bytes of ``data``; return their number."""
         return self.sendmsg([data])
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send bytes."""
+        """Send all bytes."""
         left = memoryview(data).cast("B")
         while left:
             left = left[self.sendmsg([left]) :]
 
     def _read(self, view: memoryview, flags: int) -> int:
-        """Decrypt what comes into a buffer, all of it with MSG_WAITALL; return how many bytes."""
+        """Decrypt received data into a buffer, and with MSG_WAITALL fill it; return the number of bytes."""
         self.greet(flags)
         count = 0
         while count < len(view):
@@ -229,9 +229,9 @@ class Socket(socket.socket):
         return count
 
     def _receive(self, wanted: int, flags: int) -> bool:
-        """Answer what TLS itself has to, and take in more of what comes; False: that has ended."""
+        """Send TLS's own messages, then receive more data; return False at the end of the connection."""
         self._flush(flags)
-        certain = min(wanted, BLOCK) - RECORD  # as much is on its way, besides what is here of a record
+        certain = min(wanted, BLOCK) - RECORD  # at least as much is still to come; part of a record is here
         if flags & socket.MSG_WAITALL and certain > SOME:
             data = super().recv(certain, flags)
         else:
@@ -243,7 +243,7 @@ class Socket(socket.socket):
         return True
 
     def _flush(self, flags: int) -> None:
-        """Send what was encrypted; without waiting there is a greeting, for which there is always room."""
+        """Send encrypted data. With MSG_DONTWAIT this is only the handshake, which always fits."""
         data = self._outgoing.read()
         if not data:
             return
@@ -253,7 +253,7 @@ class Socket(socket.socket):
             raise TlsError(errno.ECONNRESET, "TLS: nobody reads the greeting")
 
     def _broken(self, why: object) -> TlsError:
-        """Tell the other end, if it is still there; return the error."""
+        """Notify the peer, if it is still there; return the error."""
         with suppress(OSError):
             self._flush(socket.MSG_DONTWAIT)
         return TlsError(errno.ECONNRESET, f"TLS: {why}")
@@ -263,10 +263,10 @@ class HTTPConnection(http.client.HTTPConnection):
     """A worker's connection with TLS.
 
     Args:
-        host: the endpoint's.
-        port: its port.
-        certificate: its certificate (DER).
-        timeout: seconds without a byte.
+        host: the endpoint's host.
+        port: the endpoint's port.
+        certificate: the endpoint's certificate (DER).
+        timeout: maximum seconds without a byte.
     """
 
     def __init__(self, host: str, port: int, certificate: bytes, timeout: float) -> None:
@@ -274,14 +274,14 @@ class HTTPConnection(http.client.HTTPConnection):
         self._context = client_context(certificate)
 
     def connect(self) -> None:
-        """Connect, and see that the other end is the run's endpoint."""
+        """Connect, and check that the peer is the run's endpoint."""
         super().connect()
         self.sock = sock = Socket(self.sock, self._context, server=False)
         sock.greet()
 
 
 def connection_to(host: str, port: int, certificate: bytes, timeout: float) -> http.client.HTTPConnection:
-    """Return a connection, not made yet, to an endpoint; without a certificate there is no TLS."""
+    """Return an unopened connection to an endpoint; without a certificate it does not use TLS."""
     if certificate:
         return HTTPConnection(host, port, certificate, timeout)
     return http.client.HTTPConnection(host, port, timeout=timeout)
