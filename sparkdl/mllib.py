@@ -1,4 +1,4 @@
-"""MLlib's types: LabeledPoint, Vector and Matrix, and NumPy arrays from and to them."""
+"""Support for MLlib's LabeledPoint, Vector and Matrix, and conversions from and to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sparkdl.sources.columns import resolve
 
 
 class SparkMLlibModel(SparkModel):
-    """A SparkModel that takes LabeledPoints to train on, and vectors and matrices to predict from.
+    """A SparkModel that trains on LabeledPoints and predicts from vectors and matrices.
 
-    Its arguments are SparkModel's.
+    It takes the arguments of SparkModel.
 
     Example:
         >>> SparkMLlibModel(model).fit(to_labeled_point(sc, x, y), epochs=10)  # doctest: +SKIP
@@ -38,14 +38,15 @@ class SparkMLlibModel(SparkModel):
         """Train the model in place, as ``SparkModel.fit`` does.
 
         Args:
-            x: an RDD of LabeledPoint, or whatever ``SparkModel.fit`` takes.
+            x: an RDD of LabeledPoint, or any rows that ``SparkModel.fit`` takes.
             arguments: as in ``SparkModel.fit``.
-            categorical: whether labels are class indices for a model that takes one-hot vectors.
-            nb_classes: how long these are; by default the model's output.
+            categorical: whether to convert labels, which are class indices, to one-hot vectors.
+            nb_classes: number of classes; by default the width of the model's output.
             more: as in ``SparkModel.fit``.
 
         Raises:
-            ConfigError: ``categorical`` for something else than an RDD, or without a number of classes.
+            ConfigError: ``categorical`` is given for rows that are not an RDD, or the number of classes is
+                not known.
         """
         if categorical:
             if not isinstance(x, RDD):
@@ -64,7 +65,7 @@ class SparkMLlibModel(SparkModel):
         nb_classes: int | None = None,
         **more: Any,
     ) -> Any:
-        """Return the loss and the metrics, as ``SparkModel.evaluate`` does, of what ``fit`` takes here."""
+        """Return the loss and the metrics, as ``SparkModel.evaluate`` does, for rows that ``fit`` takes."""
         if categorical:
             x = _one_hot(x, nb_classes or self._width())
         return super().evaluate(x, *arguments, **more)
@@ -82,13 +83,13 @@ class SparkMLlibModel(SparkModel):
         """Return the model's predictions.
 
         Args:
-            x: a Vector, for one row; a Matrix of rows; or what ``SparkModel.predict`` takes.
+            x: a Vector, for one row; a Matrix of rows; or any rows that ``SparkModel.predict`` takes.
             arguments: as in ``SparkModel.predict``.
             more: as in ``SparkModel.predict``.
 
         Returns:
-            For a Vector a Vector, and for a Matrix a Matrix, computed here; else what ``SparkModel.predict``
-            returns.
+            For a Vector a Vector, and for a Matrix a Matrix, computed in this process; otherwise the result
+            of ``SparkModel.predict``.
         """
         if isinstance(x, Vector):
             return to_vector(execution.predict(self.model, from_vector(x)[None], 1)[0])
@@ -98,7 +99,7 @@ class SparkMLlibModel(SparkModel):
 
 
 def _one_hot(points: RDD[Any], classes: int) -> RDD[Any]:
-    def pair(point: Any) -> Any:  # pickled by value, for executors that have no sparkdl yet
+    def pair(point: Any) -> Any:  # self-contained: executors may not have sparkdl yet
         import numpy
 
         label = int(point.label)
@@ -117,11 +118,11 @@ def to_labeled_point(context: Any, features: Any, labels: Any, categorical: bool
     Args:
         context: the SparkContext.
         features: shape (rows, features).
-        labels: shape (rows,), or (rows, classes) if they are categorical.
-        categorical: whether labels are one-hot vectors, which become class indices.
+        labels: shape (rows,), or (rows, classes) if ``categorical``.
+        categorical: whether to convert labels, which are one-hot vectors, to class indices.
 
     Raises:
-        DataError: the arrays have other shapes.
+        DataError: an array has another shape.
     """
     features, labels = _aligned(features, labels, categorical)
     pairs = zip(labels.tolist(), features, strict=True)
@@ -135,27 +136,27 @@ def from_labeled_point(
 
     Args:
         points: the RDD.
-        categorical: whether labels are to become one-hot vectors.
-        nb_classes: how long these are; by default the largest label and one.
+        categorical: whether to convert labels, which are class indices, to one-hot vectors.
+        nb_classes: number of classes; by default the largest label plus 1.
 
     Raises:
-        DataError: labels that are to be one-hot are no class indices.
+        DataError: ``categorical``, and a label is not a class index.
     """
     pairs = points.map(lambda point: (point.features.toArray(), point.label)).collect()
     return _arrays(pairs, categorical, nb_classes)
 
 
 def to_data_frame(context: Any, features: Any, labels: Any, categorical: bool = False) -> DataFrame:
-    """Return a DataFrame of columns ``features``, vectors of Spark ML, and ``label``, from two arrays.
+    """Return a DataFrame with columns ``features`` (vectors of Spark ML) and ``label`` from two arrays.
 
     Args:
         context: the SparkContext.
         features: shape (rows, features).
-        labels: shape (rows,), or (rows, classes) if they are categorical.
-        categorical: whether labels are one-hot vectors, which become class indices.
+        labels: shape (rows,), or (rows, classes) if ``categorical``.
+        categorical: whether to convert labels, which are one-hot vectors, to class indices.
 
     Raises:
-        DataError: the arrays have other shapes.
+        DataError: an array has another shape.
     """
     features, labels = _aligned(features, labels, categorical)
     rows = list(zip(features.astype(float).tolist(), labels.astype(float).tolist(), strict=True))
@@ -174,13 +175,13 @@ def from_data_frame(
 
     Args:
         frame: the DataFrame.
-        categorical: whether labels are to become one-hot vectors.
-        nb_classes: how long these are; by default the largest label and one.
+        categorical: whether to convert labels, which are class indices, to one-hot vectors.
+        nb_classes: number of classes; by default the largest label plus 1.
         features_col: the column of vectors or arrays.
         label_col: the column of labels.
 
     Raises:
-        DataError: labels that are to be one-hot are no class indices.
+        DataError: ``categorical``, and a label is not a class index.
     """
     found = resolve(frame, (features_col, label_col))
     rows = frame.select(found[features_col].column, found[label_col].column).collect()
@@ -189,10 +190,10 @@ def from_data_frame(
 
 
 def to_matrix(array: Any) -> DenseMatrix:
-    """Return an array of two dimensions as a Matrix.
+    """Return a two-dimensional array as a Matrix.
 
     Raises:
-        DataError: it has other dimensions.
+        DataError: the array does not have two dimensions.
     """
     array = np.asarray(array)
     if array.ndim != 2:
@@ -206,10 +207,10 @@ def from_matrix(matrix: Matrix) -> Array:
 
 
 def to_vector(array: Any) -> DenseVector:
-    """Return an array of one dimension as a Vector.
+    """Return a one-dimensional array as a Vector.
 
     Raises:
-        DataError: it has other dimensions.
+        DataError: the array does not have one dimension.
     """
     array = np.asarray(array)
     if array.ndim != 1:

@@ -1,4 +1,4 @@
-"""The driver's side of ``sparkdl.run``: a function of the user's on every worker of a group."""
+"""The driver's side of ``sparkdl.run``: a user's function on every worker of a group."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def run(
     tls: bool | None = None,
     start_timeout: float = 300,
 ) -> list[Any]:
-    """Run a function of your own on every worker at once; it needs no model.
+    """Run a function of your own on all workers at the same time; it needs no model.
 
     Args:
-        function: takes a ``WorkerContext``, with ``rank``, ``size``, ``device``, ``all_reduce`` and
-            ``barrier``, and returns what can be pickled. What it uses of the driver's program goes with it.
-        num_workers: how many workers; None takes the slots that there are.
-        bind_address: as of ``SparkModel``.
-        advertised_host: as of ``SparkModel``.
-        port: as of ``SparkModel``.
-        tls: as of ``SparkModel``.
-        start_timeout: as of ``SparkModel``.
+        function: a function of a ``WorkerContext`` (``rank``, ``size``, ``device``, ``all_reduce`` and
+            ``barrier``) that returns a value that can be pickled. Objects that it uses are sent with it.
+        num_workers: the number of workers; None takes all slots.
+        bind_address: as in ``SparkModel``.
+        advertised_host: as in ``SparkModel``.
+        port: as in ``SparkModel``.
+        tls: as in ``SparkModel``.
+        start_timeout: as in ``SparkModel``.
 
     Returns:
-        What the function returned on each worker, in the order of their ranks.
+        The function's result on each worker, in the order of ranks.
 
     Raises:
-        ConfigError: an argument that cannot be honoured.
-        ClusterError: too few slots, an executor whose environment does not match, or somebody cancelled the
-            job.
-        WorkerError: the function failed on a worker, whose traceback it carries, or returned while others
-            wait for it.
-        WorkerLostError: a worker died. Nothing is run again, for nobody but the function knows where it was.
+        ConfigError: an argument cannot be honoured.
+        ClusterError: there are too few slots, or the job was cancelled.
+        PreflightError: an executor's environment does not match the driver's.
+        WorkerError: the function failed on a worker (the error has its traceback), or returned on one while
+            others wait for it.
+        WorkerLostError: a worker died. The function is not restarted, because only it knows its progress.
 
     Example:
         >>> sparkdl.run(lambda worker: worker.all_reduce(worker.rank), num_workers=2)  # doctest: +SKIP
@@ -68,7 +68,7 @@ def run(
     )
     _require_one_argument(function)
     cluster = application_of(own_gpus=True)
-    context = cluster.context  # which says so where there is none
+    context = cluster.context  # raises ConfigError over Spark Connect
     cluster.require_python(_backend())
     num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
     jobs.logger.info("%d workers: %s.", num_workers, why)
@@ -125,6 +125,6 @@ def _require_one_argument(function: Callable[[WorkerContext], Any]) -> None:
 
 
 def _backend() -> str | None:
-    """Return the backend of Keras if it was imported here; functions that use Keras then have it too."""
+    """Return the Keras backend if this process has imported Keras; executors must then have it too."""
     keras = sys.modules.get("keras")
     return str(keras.backend.backend()) if keras is not None else None

@@ -1,4 +1,4 @@
-"""Saving and loading of a SparkModel: a plain Keras file, with the settings as JSON beside it."""
+"""Saving and loading of a SparkModel: a plain Keras file, and a JSON file with the settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.spark import files, jobs
 
-Model = Any  # a keras.Model, which this file hands on and does not open
+Model = Any  # a keras.Model, which this module only passes on
 
 
 def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> None:
@@ -24,11 +24,11 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
         model: the model.
         config: the settings.
         path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
-        overwrite: whether files that are there may be replaced.
+        overwrite: whether existing files may be replaced.
 
     Raises:
-        ConfigError: the path does not end with ".keras", or ``merge`` is a rule of the user's own.
-        FileExistsError: there is a file already.
+        ConfigError: the path does not end with ".keras", or ``merge`` is the user's own rule.
+        FileExistsError: the file exists, and ``overwrite`` is False.
     """
     _require_keras_file(path)
     values = config.to_dict() | {"merge": to_settings(config.merge)}
@@ -43,7 +43,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
         try:
             files.put(settings, _settings_path(path), overwrite=True, context=context)
         except BaseException:
-            # The settings of an older model may not fit this one, which can be loaded without any.
+            # Settings of an older model may not fit this one. A model can be loaded without settings.
             with suppress(OSError):
                 files.discard(_settings_path(path), context=context)
             raise
@@ -57,7 +57,7 @@ def load(
     Args:
         path: the path or URI of the ".keras" file.
         custom_objects: classes and functions that the model needs, by name.
-        safe_mode: whether to refuse models that carry code, such as Lambda layers.
+        safe_mode: whether to refuse models that contain code, such as Lambda layers.
 
     Raises:
         FileNotFoundError: there is no such file.

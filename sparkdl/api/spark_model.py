@@ -41,12 +41,12 @@ from sparkdl.worker.inference import features_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_in_fits: set[int] = set()  # ids of the models that are being trained
+_in_fits: set[int] = set()  # ids of the models in training
 _fits_lock = threading.Lock()
 
 
 def _alone(fit: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a second fit of a model while one trains it: each would set the other's weights."""
+    """Refuse a fit of a model that another fit trains: each would overwrite the other's weights."""
 
     @functools.wraps(fit)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,62 +68,62 @@ def _alone(fit: Callable[P, R]) -> Callable[P, R]:
 
 
 class SparkModel:
-    """A compiled Keras model, and how it is trained on the executors of a Spark application.
+    """A compiled Keras model, with the settings to train it on the executors of a Spark application.
 
     Args:
-        model: a compiled keras.Model, which is trained in place, or a function without arguments that
+        model: a compiled keras.Model, which is trained in place; or a function without arguments that
             returns one, for models that Keras cannot serialize.
         mode: "synchronous", "asynchronous" or "hogwild".
-        frequency: "batch", a number of batches, or "epoch": how often a worker exchanges.
-        num_workers: how many workers; None takes the slots that there are.
-        merge: how updates change the center, the name of a rule or one of ``sparkdl.rules``: "average",
-            "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum". None is the
-            default of mode and frequency (docs/modes.md), which may go with another learning rate.
-        custom_objects: classes and functions that the model needs, by name; those that the live model
-            uses are found without.
+        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
+        num_workers: number of workers; None is the number of task slots.
+        merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
+            "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum".
+            None is the default of mode and frequency, which may scale the learning rate (docs/modes.md).
+        custom_objects: classes and functions that the model needs, by name; those that the live model uses
+            are found automatically.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         bind_address: the address that the endpoint listens on; default ``spark.driver.bindAddress``.
         advertised_host: the host that executors connect to; default ``spark.driver.host``.
-        port: the endpoint's port, a range of ports to try, or 0 for any. Each of these three is also a
-            Spark setting: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
-        tls: whether workers and the endpoint speak TLS 1.3, with a certificate made for this fit, which
-            needs the package cryptography where the endpoint is. None asks ``spark.sparkdl.tls``, and where
-            that is not set whether Spark itself encrypts (``spark.network.crypto.enabled``,
-            ``spark.ssl.enabled``, ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
-        start_timeout: seconds that executors which are to come may take, and a gang which has begun to form.
-        max_restarts: how often in a row a run that lost a worker is taken up again.
-        stall_timeout: after how many seconds without a word a worker is lost: one whose process hangs, or
-            whose machine is gone or cut off. Workers say something twice a second, also during a long step.
-        on_worker_loss: "fail": a run that lost a worker is taken up again with all of them, up to
-            ``max_restarts`` times; "continue": it goes on without that one, which comes back if Spark starts
-            its task again (docs/lifecycle.md).
-        recovery_every: in synchronous mode, after how many exchanges of an epoch, and again after as many,
-            the driver notes where training is: where a run that lost a worker goes on. None: at epochs' ends.
-        share_gpus: whether two workers may be on one GPU, which is refused otherwise.
-        staleness: in asynchronous and hogwild modes, how many exchanges a worker may be ahead of the slowest
-            one before it waits for it (stale-synchronous parallel); None: it never waits.
-        quorum: in synchronous mode, how many workers with rows, or which share of all (a float up to 1.0), an
-            exchange waits for; the others are backup workers. None: all.
-        straggler_timeout: after how many seconds an exchange goes on with those that are in; None: it waits.
-        late_updates: what becomes of an update whose exchange went on without it: "drop", or "merge" into the
-            one that is under way when it comes.
-        distribution: with Keras on JAX, a function that returns how a worker's model is spread over the
-            devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
-            keras.distribution.DataParallel where a task has several GPUs.
-        placement: "driver": the endpoint is in this process; "worker": over Spark Connect, where executors
-            do not reach this process, it is in worker 0 (docs/deployment.md).
-        parameter_server_mode: for code written for Elephas; only "http" is known.
+        port: the endpoint's port, a range of ports to try, or 0 for any. Address, host and port are also
+            Spark settings: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
+        tls: whether the endpoint uses TLS 1.3, with a certificate made for this fit. TLS needs the package
+            cryptography on the endpoint's machine. None follows ``spark.sparkdl.tls``; if that is not set,
+            TLS is on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
+            ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
+        start_timeout: seconds to wait for executors to register, and for the remaining workers once the
+            first has joined.
+        max_restarts: maximum number of consecutive restarts after a worker is lost.
+        stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
+            or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
+        on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
+            workers go on, and the lost one comes back if Spark starts its task again (docs/lifecycle.md).
+        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run that lost a
+            worker restarts from the last snapshot. None takes one at the end of an epoch only.
+        share_gpus: whether two workers may use the same GPU.
+        staleness: in asynchronous and hogwild modes, the number of exchanges by which a worker may be ahead
+            of the slowest one before it waits (stale-synchronous parallel); None is unlimited.
+        quorum: in synchronous mode, the number of workers with rows, or the share of all workers (a float up
+            to 1.0), that suffices for a round; the others are backup workers. None is all.
+        straggler_timeout: seconds after which a round closes with the updates it has; None waits for all.
+        late_updates: the action for an update whose round closed without it: "drop", or "merge" into the
+            round that is open when it arrives.
+        distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
+            the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
+            keras.distribution.DataParallel for tasks with several GPUs.
+        placement: "driver": the endpoint runs in this process; "worker": it runs in worker 0, for Spark
+            Connect, where executors cannot reach this process (docs/deployment.md).
+        parameter_server_mode: accepted for code written for Elephas; must be "http".
 
     Raises:
-        ConfigError: a setting that cannot be honoured.
+        ConfigError: a setting cannot be honoured.
         ModelError: the model is not a compiled Keras model.
 
     Example:
         >>> history = SparkModel(model).fit(rdd, epochs=10, batch_size=64)  # doctest: +SKIP
     """
 
-    _original: keras.Model | None = None  # what the model is a copy of
-    # What the last fit left; the row is that of the last evaluate, if it came later.
+    _original: keras.Model | None = None  # the model that this one is a copy of
+    # State that the last fit left; ``_settled`` may come from a later evaluate.
     _carried: tuple[int, bytes, CarriedState | None] | None = None
     _flags: trainability.Trainability | None = None
     _settled: FirstRow | None = None
@@ -191,7 +191,7 @@ class SparkModel:
 
     @property
     def master_network(self) -> keras.Model:
-        """The model, by the name that Elephas gives it."""
+        """The model, under its name in Elephas."""
         return self.model
 
     @short
@@ -228,64 +228,64 @@ class SparkModel:
         """Train the model in place on the cluster.
 
         Args:
-            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y) or (x, y, sample_weight), or of
-                LabeledPoint; a DataFrame; or a function of (worker, num_workers) that returns on each worker
-                what ``keras.Model.fit`` takes there: a tuple of arrays, or batches one after another. For a
-                model of several inputs a tuple or a dict stands in the place of an array. A model that adds
-                its own losses, or has its own ``train_step``, may do without labels: rows of x, or (x,).
+            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y), (x, y, sample_weight) or LabeledPoint; a
+                DataFrame; or a function of (worker, num_workers) that returns on each worker the arguments of
+                ``keras.Model.fit`` there: a tuple of arrays, or an iterable of batches. For a model of
+                several inputs, pass a tuple or a dict in place of each array. A model that adds its own
+                losses, or has its own ``train_step``, may train without labels, on rows of x or (x,).
             y: labels, one per row of arrays; for several outputs a tuple or a dict.
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
-                frequency "batch" all workers together take so many rows per update, elsewhere each one.
-            epochs: how many epochs.
-            verbose: 0 silent, 1 a bar, 2 a line per epoch, "auto" a bar where one can be drawn.
-            callbacks: Keras callbacks; they run on the driver, batch hooks as workers report (docs/modes.md).
-            validation_split: the fraction of rows held out, where there is no ``validation_data``: the last
-                rows of arrays, a seeded choice of the rows of RDDs and DataFrames, the same in every epoch.
-            validation_data: (x, y) arrays, or (x,) or x for a model without labels, an RDD or a DataFrame,
-                evaluated on the executors each epoch.
-            shuffle: deal rows in a seeded random order, and reorder them every epoch.
-            class_weight: the weight of a training row by the class of its label, a whole number or a
-                one-hot vector; as in Keras for models of one output, and not beside sample weights.
+                frequency "batch" it counts the rows of all workers together, otherwise those of each worker.
+            epochs: number of epochs, including those before ``initial_epoch``.
+            verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
+            callbacks: Keras callbacks. They run on the driver, batch hooks as workers report (docs/modes.md).
+            validation_split: the fraction of rows held out if there is no ``validation_data``: the last rows
+                of arrays, or a seeded random choice of the rows of RDDs and DataFrames. The same rows are
+                held out in every epoch.
+            validation_data: (x, y) arrays, (x,) or x for a model without labels, an RDD or a DataFrame.
+                Executors evaluate it each epoch.
+            shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
+            class_weight: the weight of a training row by the class of its label, an integer or a one-hot
+                vector. As in Keras, only for models of one output and without sample weights.
             sample_weight: weights of the rows of arrays, shape (rows,) or one per time step; for several
                 outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
-            initial_epoch: the epoch at which training begins, to go on with an earlier fit.
-            steps_per_epoch: updates per epoch of one process; the next epoch goes on with the rows that are
-                left. Where workers step on their own each takes its part of them. Default: all rows. As in
-                Keras, arrays without ``batch_size`` are divided into so many batches.
-            validation_steps: how many batches of validation rows are evaluated, the first ones in each
-                epoch; by default all. As in Keras, arrays without ``batch_size`` are divided into so many.
+            initial_epoch: the epoch at which training begins, to continue an earlier fit.
+            steps_per_epoch: updates per epoch of one process; the next epoch continues with the remaining
+                rows. Where workers step on their own, each takes its share. Default: all rows. As in Keras,
+                arrays without ``batch_size`` are divided into this many batches.
+            validation_steps: the number of batches of validation rows to evaluate, always the first ones;
+                by default all. As in Keras, arrays without ``batch_size`` are divided into this many batches.
             validation_batch_size: rows per forward pass over validation rows; ``batch_size`` by default.
-            validation_freq: evaluate after every so many epochs, or after the epochs of a list.
+            validation_freq: number of epochs between evaluations, or a list of the epochs to evaluate after.
             features_col: the features column of a DataFrame; a list of columns that make one array; for
-                several inputs a list, or a dict by the names of the inputs.
-            label_col: the label column of a DataFrame, or several, in the same way; None: there is none.
-            validation_indicator_col: the column of booleans that says which rows of a DataFrame are held out.
-            seed: what every random order is drawn from.
-            preserve_partitions: give each worker whole partitions of an RDD or a DataFrame, whose rows are
-                not shuffled between workers: as many of them to each worker as to another, one at least.
-                ``num_workers`` is then no more than there are partitions. ``shuffle`` reorders a worker's
-                rows every epoch, as ever.
-            decode: functions by the names of a DataFrame's columns, each of which makes an array of a value,
-                such as the bytes of an image; executors call them, and the driver for the first row.
-            checkpoint: a folder where checkpoints are kept, or a ``sparkdl.CheckpointConfig`` that also says
-                when they are made and how many stay. One run at a time uses a folder.
-            resume: whether to resume from the newest checkpoint in that folder, if there is one, also in
-                the middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists what
-                may change. A learning rate other than the first run's is used.
-
-            nan: "error" or "warn": what to do about rows with NaN or Inf, or with a label that a sparse
-                categorical cross-entropy has no class for; they are found before the first update.
+                several inputs a list, or a dict by input name.
+            label_col: the label column of a DataFrame, or several in the same way; None: there is none.
+            validation_indicator_col: the column of booleans that marks the rows of a DataFrame to hold out.
+            seed: the seed of every random order; None draws one.
+            preserve_partitions: whether each worker gets whole partitions of an RDD or a DataFrame, without
+                a shuffle between workers. Partitions are divided evenly, and each worker gets at least one,
+                so ``num_workers`` is limited to their number. ``shuffle`` still reorders the rows of each
+                worker every epoch.
+            decode: functions by column name of a DataFrame that convert a value, such as the bytes of an
+                image, to an array. Executors call them, and the driver for the first row.
+            checkpoint: a folder for checkpoints, or a ``sparkdl.CheckpointConfig`` that also sets their
+                schedule and retention. Only one run at a time can use a folder.
+            resume: whether to resume from the newest checkpoint in that folder, if there is one, also in the
+                middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists the
+                exceptions. If the learning rate differs from the first run's, the new one is used.
+            nan: "error" or "warn" about rows with NaN or Inf, or with a label outside the classes of a sparse
+                categorical cross-entropy. They are found before the first update.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
 
         Raises:
-            ConfigError: an argument that cannot be honoured, or another fit trains the model meanwhile.
-            DataError: rows that do not fit the model; names partition and row.
-            CheckpointError: another run keeps its checkpoints in the folder, or took it over meanwhile.
-            ClusterError: too few slots, an executor whose environment does not match, or somebody
-                cancelled the job.
-            WorkerError: training failed on an executor; carries the worker's traceback.
+            ConfigError: an argument cannot be honoured, or another fit is training the model.
+            DataError: rows do not fit the model; names partition and row.
+            CheckpointError: another run keeps its checkpoints in the folder, or has taken the folder over.
+            ClusterError: there are too few slots, an executor's environment does not match, or the job was
+                cancelled.
+            WorkerError: training failed on an executor; has the worker's traceback.
         """
         return self._fit(
             FitArguments(
@@ -328,12 +328,13 @@ class SparkModel:
                 self._flags = request.flags
             finally:
                 self.training_histories.append(getattr(self.history, "history", {}))
-            if not self.config.joint:  # there all replicas share the optimizer's state, which the model has
+            # In a joint run all replicas share the optimizer's state, which is in the model.
+            if not self.config.joint:
                 self._carried = request.num_workers, keras_variables.fingerprint(self.model), run.carried
             return self.history
 
     def _user_model(self) -> UserModel:
-        """Return the model, its settings, and what earlier fits left."""
+        """Return the model, its settings, and the state that earlier fits left."""
         return UserModel(
             model=self.model,
             builder=self._builder,
@@ -346,7 +347,7 @@ class SparkModel:
         )
 
     def _stage(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
-        """Return what makes inference stages, and what their tasks share."""
+        """Return the factory of inference stages, and the value that their tasks share."""
         return inference_stage(
             cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
         )
@@ -371,7 +372,7 @@ class SparkModel:
             x: as in ``fit``.
             y: as in ``fit``.
             batch_size: rows per forward pass; 32 by default.
-            verbose: taken for Keras's sake; nothing is shown.
+            verbose: accepted for compatibility with Keras; nothing is shown.
             sample_weight: as in ``fit``.
             return_dict: whether to return a dict by metric name.
             features_col: as in ``fit``.
@@ -379,11 +380,11 @@ class SparkModel:
             decode: as in ``fit``.
 
         Returns:
-            What ``keras.Model.evaluate`` returns: a number, a list of the loss and the metrics, or a dict.
+            The same as ``keras.Model.evaluate``: a number, a list of the loss and the metrics, or a dict.
 
         Raises:
-            ConfigError: an argument that cannot be honoured.
-            DataError: rows that do not fit the model.
+            ConfigError: an argument cannot be honoured.
+            DataError: rows do not fit the model.
         """
         counts = signature.count_parts(self.model)
         source = make_source(
@@ -428,19 +429,19 @@ class SparkModel:
         Args:
             x: arrays; an RDD of x or of (x, y); or a DataFrame.
             batch_size: rows per forward pass; 32 by default.
-            verbose: taken for Keras's sake; nothing is shown.
+            verbose: accepted for compatibility with Keras; nothing is shown.
             features_col: as in ``fit``.
-            output_col: the name of the column that a DataFrame gets.
+            output_col: the name of the column that is added to a DataFrame.
             decode: as in ``fit``.
 
         Returns:
-            For arrays what ``keras.Model.predict`` returns; for an RDD a lazy RDD of a row's prediction, in
-            the same order and partitioning; for a DataFrame the same DataFrame with a column more: a float,
-            or an array of floats, or for several outputs a struct of these by their names.
+            For arrays, the same as ``keras.Model.predict``. For an RDD, a lazy RDD of one prediction per row,
+            in the same order and partitioning. For a DataFrame, the same DataFrame with one more column: a
+            float, an array of floats, or for several outputs a struct of these by output name.
 
         Raises:
-            ConfigError: an argument that cannot be honoured.
-            DataError: rows that do not fit the model.
+            ConfigError: an argument cannot be honoured.
+            DataError: rows do not fit the model.
         """
         count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):
@@ -453,7 +454,7 @@ class SparkModel:
             try:
                 schema = _features_of(self.model, x, count)
             except NoRowsError:
-                return x  # there is no row to predict, and nobody asks what a prediction would be
+                return x  # an RDD without rows is its own prediction
             stage, _ = self._stage(cluster, schema, batch_size)
             ship(cluster)
             return x.mapPartitions(stage("predict", encoding="rows").function)
@@ -478,7 +479,7 @@ class SparkModel:
             cluster.forget(shared)
 
     def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
-        """Return a DataFrame with a column of predictions, lazily and without a job if the model allows."""
+        """Return the DataFrame with a column of predictions, lazily; only unknown input shapes need a job."""
         require_free(source.frame, output_col)
         predict = column_function(
             self.model,
@@ -493,22 +494,22 @@ class SparkModel:
         return source.frame.withColumn(output_col, predict(*source.features()))
 
     def output_shapes(self) -> Any:
-        """Return the shape of one row's prediction, or a dict of them by output; known after a fit."""
+        """Return the shape of one row's prediction, or a dict of shapes by output; known after a fit."""
         return signature.output_shapes(self.model, self._settled and self._settled.predicted)
 
     @short
     def save(self, path: str, overwrite: bool = False) -> None:
-        """Write the model as a plain Keras file, and the settings as JSON beside it.
+        """Write the model as a plain Keras file, and the settings to a JSON file beside it.
 
-        Addresses, port, ``tls`` and ``placement`` are not written, for they are of the place it runs in.
+        Addresses, port, ``tls`` and ``placement`` are not saved, because they depend on the place of a run.
 
         Args:
             path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
-            overwrite: whether files that are there may be replaced.
+            overwrite: whether existing files may be replaced.
 
         Raises:
             ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own.
-            FileExistsError: there is a file already.
+            FileExistsError: the file exists, and ``overwrite`` is False.
         """
         saving.save(self.model, self.config, path, overwrite=overwrite)
 
@@ -517,12 +518,12 @@ class SparkModel:
     def load(
         cls, path: str, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
     ) -> SparkModel:
-        """Return what ``save`` wrote.
+        """Return a SparkModel that ``save`` wrote.
 
         Args:
             path: the path or URI of the ".keras" file.
             custom_objects: classes and functions that the model needs, by name.
-            safe_mode: whether to refuse models that carry code, such as Lambda layers.
+            safe_mode: whether to refuse models that contain code, such as Lambda layers.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -533,10 +534,10 @@ class SparkModel:
 
 
 def _require_http(mode: str) -> None:
-    """Check the argument that Elephas has for its protocols.
+    """Check ``parameter_server_mode``, the protocol argument of Elephas.
 
     Raises:
-        ConfigError: it is not "http".
+        ConfigError: the mode is not "http".
     """
     if mode != "http":
         raise ConfigError(
@@ -548,7 +549,7 @@ def _rule_of(config: TrainConfig) -> Rule:
     """Return the merge rule of a SparkModel.
 
     Raises:
-        ConfigError: there is no such rule, or it does not go with the other settings.
+        ConfigError: the rule does not exist, or cannot be combined with the other settings.
     """
     merge = config.merge
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
@@ -566,11 +567,11 @@ def _rule_of(config: TrainConfig) -> Rule:
 
 
 def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[], Any] | None) -> None:
-    """Check that workers can train a model, with this rule and distribution.
+    """Require a model that workers can train with this rule and distribution.
 
     Raises:
-        ConfigError: the rule, the distribution or the backend does not go with the model.
-        ModelError: it is not a compiled Keras model, or it has what workers cannot honour.
+        ConfigError: the rule, the distribution or the backend does not support the model.
+        ModelError: the model is not a compiled Keras model, or has features that workers cannot honour.
     """
     checks.require_compiled(model)
     checks.require_honoured(model)
@@ -581,7 +582,7 @@ def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[]
 
 
 def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema:
-    """Return the columns of x in an RDD, by its first row if the model does not say them."""
+    """Return the columns of x in an RDD; look at its first row if the model does not define them."""
     known = signature.known_features(model)
     if known is not None:
         return known
@@ -591,7 +592,7 @@ def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema
 def load_spark_model(
     path: str, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
 ) -> SparkModel:
-    """Return what ``SparkModel.save`` wrote; see ``SparkModel.load``."""
+    """Return a SparkModel that ``SparkModel.save`` wrote; see ``SparkModel.load``."""
     return SparkModel.load(path, custom_objects, safe_mode=safe_mode)
 
 
@@ -604,7 +605,7 @@ def to_simple_rdd(context: Any, features: Any, labels: Any) -> Any:
         labels: one label per example.
 
     Raises:
-        DataError: they have different lengths.
+        DataError: the arrays have different lengths.
     """
     arrays = array_of(features), array_of(labels)
     ArraySource(Sample.of(arrays, (1, 1)))  # checks their lengths

@@ -1,12 +1,12 @@
 """The batch hooks of the user's callbacks, called on the driver while executors train.
 
 Executors do not wait for the driver after a batch. They report rows and metric states about twice a second.
-At each report the driver calls the hooks of every batch since the one before, in order, with the merged
-results at that report. An epoch thus has as many calls as in Keras, and the last one has the final results.
+At each report the driver calls the hooks of every batch since the last report, in order, with the merged
+results so far. So an epoch has as many calls as in Keras, and the last one gets the final results.
 
-The driver's model has the weights that the epoch began with meanwhile. A callback with a number of batches
-as ``save_freq``, such as ModelCheckpoint, is a *saver*: it is called with weights that were taken from the
-workers for it.
+During an epoch the driver's model keeps the weights that the epoch began with. A callback with a number of
+batches as ``save_freq``, such as ModelCheckpoint, is a *saver*: it is called with weights that the driver
+requested from the workers.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from sparkdl.modeling import keras_variables, optimizers
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
 TEST_HOOKS = "on_test_batch_begin", "on_test_batch_end"
-LOOK_AT_RESULTS = "keras", "tqdm", "wandb", "mlflow"  # packages whose batch hooks need no weights
+LOOK_AT_RESULTS = "keras", "tqdm", "wandb", "mlflow"  # packages whose batch hooks use only results
 
 
 def overrides(callback: Any, hook: str) -> bool:
-    """Return whether a callback has a hook of its own, in its class or as an attribute."""
+    """Return True if a callback has its own version of a hook, in its class or as an attribute."""
     method = getattr(callback, hook, None)
     own = getattr(method, "__func__", method)
     return bool(own is not getattr(keras.callbacks.Callback, hook))
 
 
 def saves(callback: Any) -> bool:
-    """Return whether a callback saves weights after a number of batches, as ModelCheckpoint can."""
+    """Return True if a callback saves weights after a number of batches, as ModelCheckpoint can."""
     freq = getattr(callback, "save_freq", None)
     return isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
 
 
 def require_results_only(callback: Any) -> None:
-    """Check that a callback's batch hooks need nothing but results.
+    """Refuse a callback that profiles batches.
 
     Raises:
-        ConfigError: it is TensorBoard, and profiles batches.
+        ConfigError: the callback is a TensorBoard with ``profile_batch``.
     """
     if isinstance(callback, keras.callbacks.TensorBoard) and callback._should_trace:
         raise ConfigError(
@@ -66,7 +66,7 @@ class BatchHooks:
         model: the user's model.
 
     Attributes:
-        done: the batches of the epoch whose hooks were called.
+        done: the number of batches of the epoch whose hooks were called.
         savers: the callbacks that are called with weights of their batch.
     """
 
@@ -77,24 +77,24 @@ class BatchHooks:
         self.savers = [one for one in kept if saves(one)]
         self.others = [one for one in kept if one not in self.savers]
         self.every = min((one.save_freq for one in self.savers), default=0)
-        self.saved, self.unsaved = 0, 0  # batches of the epoch at the savers' last call, and since one saved
+        self.saved, self.unsaved = 0, 0  # batches at the savers' last call, and since the last save
         self.iterations = 0
-        self.weights: list[bytes] = []  # digests of those that hooks are to leave; none: they may set them
+        self.weights: list[bytes] = []  # digests of weights that hooks must not change; empty: no check
         self.announced, self.warned = False, False
 
     @property
     def size(self) -> int:
-        """The batches that hooks are called once for."""
+        """The number of batches per call of a hook."""
         return getattr(self.model, "steps_per_execution", None) or 1
 
     @property
     def listening(self) -> list[Any]:
-        """The callbacks that have batch hooks now; some make theirs when an epoch begins."""
+        """The callbacks that have batch hooks now; some create their hooks when an epoch begins."""
         return [one for one in self.others if _listens(one)]
 
     @property
     def strangers(self) -> list[str]:
-        """The names of the callbacks with batch hooks that may look at more than results."""
+        """The names of the callbacks whose batch hooks may use more than results."""
         return [
             type(one).__name__
             for one in self.listening
@@ -111,7 +111,7 @@ class BatchHooks:
             self._announce()
 
     def mark(self) -> None:
-        """Take the weights that the model has now for those that hooks are to leave."""
+        """Record the model's present weights, which hooks must not change."""
         self.weights = keras_variables.digests(self.model.weights) if self.strangers else []
 
     def _announce(self) -> None:
@@ -135,13 +135,13 @@ class BatchHooks:
     def reach(self, done: int, results: dict[str, Any], *, ends: bool = False) -> None:
         """Call the hooks of each batch before ``done`` whose hooks were not called yet.
 
-        A callback that stops training ends that, as in Keras, which calls hooks once for each
-        ``steps_per_execution`` batches.
+        As in Keras, hooks are called once per ``steps_per_execution`` batches, and no more after a callback
+        stops training.
 
         Args:
-            done: how many batches of the epoch are done.
+            done: the number of batches of the epoch that are done.
             results: the results of all workers so far.
-            ends: whether that are all batches of the epoch.
+            ends: whether these are all batches of the epoch.
         """
         size = self.size
         callbacks, first = self.listening, self.done == 0
@@ -174,10 +174,10 @@ class BatchHooks:
             callback.on_train_batch_end(end, logs=logs)
 
     def check(self) -> None:
-        """Check that no hook has set weights since the epoch began.
+        """Raise if a hook has set weights since the epoch began.
 
         Raises:
-            ConfigError: one has.
+            ConfigError: a hook has set weights.
         """
         if self.weights and self.weights != keras_variables.digests(self.model.weights):
             raise ConfigError(
@@ -187,7 +187,7 @@ class BatchHooks:
             )
 
     def test(self, batches: int, results: dict[str, Any]) -> None:
-        """Call the hooks of each batch of an evaluation that is over, with its results."""
+        """Call the hooks of each batch of a completed evaluation, with its results."""
         callbacks = [one for one in self.all if any(overrides(one, hook) for hook in TEST_HOOKS)]
         for begin in range(0, batches if callbacks else 0, self.size):
             logs = dict(results)
@@ -197,11 +197,11 @@ class BatchHooks:
                 callback.on_test_batch_end(begin + self.size - 1, logs=logs)
 
     def is_due(self, done: int) -> bool:
-        """Return whether a saver is to be called after so many batches of the epoch, or soon after."""
+        """Return True if a saver is due after ``done`` batches of the epoch."""
         return bool(self.savers) and self.unsaved + done - self.saved >= self.every
 
     def save(self, done: int, results: dict[str, Any]) -> None:
-        """Call the savers for the last of so many batches of the epoch, whose weights the model has."""
+        """Call the savers for the last of ``done`` batches of the epoch; the model has its weights."""
         if not self.savers or done <= self.saved:
             return
         self.unsaved += done - self.saved

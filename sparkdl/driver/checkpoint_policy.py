@@ -1,6 +1,6 @@
-"""The checkpoints of a run: when it keeps one, and how it resumes from one.
+"""The checkpoint policy of a run: when to keep a checkpoint, and how to resume from one.
 
-``driver.checkpoints`` has the files. A run without a checkpoint folder has a policy whose methods do nothing.
+``driver.checkpoints`` handles the files. Without a checkpoint folder, the policy's methods do nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CheckpointPolicy:
     Attributes:
         resumed: the checkpoint that the run resumes from, if there is one.
         seed: the seed of every random order.
-        first: the run's first epoch, and the batches that its optimizer had seen before.
+        first: the run's first epoch, and the number of batches that its optimizer had seen before.
     """
 
     resumed: Saved | None = None
@@ -48,32 +48,32 @@ class CheckpointPolicy:
         self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
 
     def restore_store(self, store: Coordinator) -> None:
-        """Bring a store to the checkpoint that the run resumes from, if there is one.
+        """Restore a store to the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be kept in a checkpoint.
         """
 
     def restore_model(self) -> int | None:
-        """Bring model and history to the checkpoint; return the next epoch, None without a checkpoint."""
+        """Restore model and history from the checkpoint; return the next epoch, None without a checkpoint."""
         return None
 
     def require_owned(self) -> None:
-        """Check that no other run is known to write to the folder.
+        """Raise if another run is known to write to the folder.
 
         Raises:
             CheckpointError: another run has taken the folder over, or has written to it.
         """
 
     def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
-        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that ends."""
+        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
 
     def digests(self) -> list[bytes]:
-        """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
+        """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return []
 
     def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
-        """Keep what callbacks made of the model at the end of training, or that they stopped it.
+        """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
 
         Args:
             store: the run's store.
@@ -125,7 +125,7 @@ class FolderPolicy(CheckpointPolicy):
         self.settings["seed"] = self.seed
 
     def restore_store(self, store: Coordinator) -> None:
-        """Bring a store to the checkpoint that the run resumes from, if there is one.
+        """Restore a store to the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be kept in a checkpoint.
@@ -149,15 +149,15 @@ class FolderPolicy(CheckpointPolicy):
         self.checkpoints.start_from(store.cut)
 
     def restore_model(self) -> int | None:
-        """Bring model and history to the checkpoint; return the next epoch, None without a checkpoint."""
+        """Restore model and history from the checkpoint; return the next epoch, None without a checkpoint."""
         saved, request = self.resumed, self.request
         if saved is None:
             return None
-        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # what workers begin an epoch with
+        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # the state at the start of the epoch
         rates = saved.description.learning_rate, self.description.learning_rate
         if rates[0] == rates[1] or isnan(rates[1]):
             optimizers.set_learning_rate(request.model, saved.learning_rate)
-        else:  # a new rate is asked for; the one that callbacks had made of the old one is obsolete
+        else:  # the user set a new rate, which replaces the rate that callbacks derived from the old one
             optimizers.set_learning_rate(request.model, rates[1])
             logger.info("The run resumes at the learning rate %g, which was %g.", rates[1], rates[0])
         request.history.history, request.history.epoch = saved.history, saved.epochs
@@ -165,7 +165,7 @@ class FolderPolicy(CheckpointPolicy):
         return request.fit.epochs if saved.stopped else saved.cut.epoch
 
     def require_owned(self) -> None:
-        """Check that no other run is known to write to the folder.
+        """Raise if another run is known to write to the folder.
 
         Raises:
             CheckpointError: another run has taken the folder over, or has written to it.
@@ -173,7 +173,7 @@ class FolderPolicy(CheckpointPolicy):
         self.checkpoints.require_owned()
 
     def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
-        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that ends."""
+        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
         if not isinstance(store, Coordinator) or not store.plans or store.broken:
             return
         if self.checkpoints.asks():
@@ -185,11 +185,11 @@ class FolderPolicy(CheckpointPolicy):
             self._save(store, snapshot, logs)
 
     def digests(self) -> list[bytes]:
-        """Return digests of the model's weights, by which ``keep_last`` knows whether they changed."""
+        """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return keras_variables.digests(self.request.model.weights)
 
     def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
-        """Keep what callbacks made of the model at the end of training, or that they stopped it.
+        """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
 
         Args:
             store: the run's store.
@@ -245,7 +245,7 @@ def checkpoint_policy(
         training: counts and timings of the run.
 
     Raises:
-        ConfigError: there can be no checkpoints, or none of those in the folder can be used.
+        ConfigError: checkpoints are not supported here, or none in the folder can be used.
     """
     fit = request.fit
     if fit.checkpoint is None:

@@ -1,8 +1,8 @@
-"""Checkpoints: what of a run is kept on disk, when, and how a run is taken up from there.
+"""Checkpoint files: their content, schedule and retention, and the restoration of a run from one.
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
-and a record (``core.packing``). A thread writes it during training under a temporary name and renames it
-when it is complete. A truncated file, or one of another run, is reported and the one before it is used.
+and a record (``core.packing``). During training a thread writes it under a temporary name and renames it
+when it is complete. A truncated file, or one of another run, is logged, and the next older one is used.
 Only the run that has the folder's lease writes or removes files there, and it never replaces a file.
 """
 
@@ -40,16 +40,16 @@ NAME = re.compile(r"checkpoint-(\d{8})(?:_(-?\d+(?:\.\d+)?(?:e[-+]\d+)?))?\.spar
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
 
 
-Words = dict[str, dict[str, str]]  # settings in words, by what they are of
+Words = dict[str, dict[str, str]]  # settings in words, by the part of the program and by name
 
 
 @dataclass(frozen=True)
 class Description:
-    """The program of a run: what gives the arrays of a checkpoint their meaning.
+    """The program of a run, which gives the arrays of a checkpoint their meaning.
 
     Attributes:
         words: the settings of optimizer, losses, metrics, layers and fit.
-        learning_rate: the rate that the program started with; nan where a schedule gives it.
+        learning_rate: the rate that the program started with; nan if there is a schedule.
         outputs: the model's outputs for a fixed input at fixed weights, float32; empty: not known.
         constants: a digest of vocabularies and of the weights that are not trained, such as those of frozen
             layers.
@@ -61,11 +61,11 @@ class Description:
     constants: str
 
     def refusal(self, now: Description, *, mid_epoch: bool) -> str | None:
-        """Return why the state of a run means nothing to another program; None if it keeps its meaning.
+        """Return the reason why another program cannot use the state of a run; None if it can.
 
         Args:
             now: the description of the program that resumes.
-            mid_epoch: whether the state has the metrics of a part of an epoch.
+            mid_epoch: whether the state includes metrics of a partial epoch.
         """
         if mid_epoch and self.words["metrics"] != now.words["metrics"]:
             return "it was made in the middle of an epoch, and the model has other metrics"
@@ -93,7 +93,7 @@ class Description:
 
 
 def _close(saved: list[Array], now: list[Array]) -> bool:
-    """Return whether outputs are equal up to the rounding of another machine, or are not known."""
+    """Return True if outputs are equal up to the rounding of another machine, or are not known."""
     if not saved or not now:
         return True
     return len(saved) == len(now) and all(
@@ -107,7 +107,7 @@ def _listed(changes: list[str], most: int = 8) -> str:
     return "; ".join([*changes[:most], *more]) or "its code has changed"
 
 
-KINDS: dict[str, type] = {  # of what a run that resumes goes on with
+KINDS: dict[str, type] = {  # the types of values that a resumed run continues with
     "settings": dict,
     "history": dict,
     "epochs": list,
@@ -120,20 +120,20 @@ KINDS: dict[str, type] = {  # of what a run that resumes goes on with
 
 @dataclass(kw_only=True)
 class Saved:
-    """What a checkpoint is made of.
+    """The content of a checkpoint.
 
     Attributes:
-        settings: by name, what a run that goes on from it has to have as well.
-        first: the run's first epoch, and the batches that its optimizer had seen before.
-        cut: where the run is.
-        held: what each worker holds.
-        learning_rate: that of the model.
-        history: the results of the epochs that are done, by name.
-        epochs: which epochs these are.
+        settings: by name, the settings that a run that resumes must have in common.
+        first: the run's first epoch, and the number of batches that its optimizer had seen before.
+        cut: the snapshot of the run.
+        held: the row count and the fingerprint of the rows of each worker.
+        learning_rate: the model's learning rate.
+        history: the results of the completed epochs, by name.
+        epochs: the numbers of these epochs.
         training: counts and timings so far.
-        counters: those of the store.
+        counters: the coordinator's counters.
         stopped: whether a callback has stopped training.
-        description: the program that made it.
+        description: the description of the program.
     """
 
     settings: dict[str, Any]
@@ -149,15 +149,15 @@ class Saved:
     description: Description
 
     def values(self) -> dict[str, Any]:
-        """Return it as ``core.packing`` takes it."""
+        """Return the content as values for ``core.packing``."""
         return vars(self) | {"cut": self.cut.values(rule=True), "description": vars(self.description)}
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Saved:
-        """Return the checkpoint of these values.
+        """Return the checkpoint with these values.
 
         Raises:
-            TypeError: a value has another type than ``values`` gives it.
+            TypeError: a value does not have the type that ``values`` writes.
         """
         for name, kind in KINDS.items():
             if not isinstance(values[name], kind):
@@ -172,7 +172,7 @@ class Saved:
         return tuple(each.rows for each in self.held)
 
     def why_not(self, settings: dict[str, Any], description: Description) -> str | None:
-        """Return why a run cannot resume from this checkpoint; None if it can.
+        """Return the reason why a run cannot resume from this checkpoint; None if it can.
 
         Args:
             settings: the settings of that run.
@@ -191,10 +191,10 @@ class Checkpoints:
     """The checkpoints of a run, in a folder of their own.
 
     Args:
-        config: where they go, when they are made, and which are kept.
+        config: the folder, schedule and retention of the checkpoints.
         context: the SparkContext, which URIs need.
-        fresh: whether the run begins anew, for which there may be none.
-        lease: the lease of the folder, if it may change hands; nothing is written without it.
+        fresh: whether the run is new, so that the folder must not have checkpoints.
+        lease: the lease of the folder, if there is one; nothing is written after it is lost.
 
     Raises:
         ConfigError: the folder cannot be used, or has checkpoints of an earlier run.
@@ -204,10 +204,10 @@ class Checkpoints:
         self, config: CheckpointConfig, context: Any, *, fresh: bool, lease: Lease | None = None
     ) -> None:
         self.config, self.context, self.lease = config, context, lease
-        self._problem: CheckpointError | None = None  # why no more are written
+        self._problem: CheckpointError | None = None  # the reason why no more checkpoints are written
         self.failed = 0
-        self.saved: Snapshot | None = None  # the newest cut that was handed over
-        self._version, self._time = 0, time.monotonic()  # those of the last one
+        self.saved: Snapshot | None = None  # the newest snapshot that was handed to the writer
+        self._version, self._time = 0, time.monotonic()  # version and time of that snapshot
         self._noted = False
         self._names: dict[int, str] = {}
         self._values: dict[int, float] = {}
@@ -217,7 +217,7 @@ class Checkpoints:
             self._look()
         except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
-        self._number = max(self._names, default=0)  # of the last attempt; a failed one may have left a file
+        self._number = max(self._names, default=0)  # of the last attempt, which may have left a file
         if fresh and self._names:
             raise ConfigError(
                 f"{config.uri} has checkpoints of an earlier run. Go on with it by resume=True, or name "
@@ -234,16 +234,16 @@ class Checkpoints:
                 self._names[int(found[1])] = name
                 if found[2]:
                     self._values[int(found[1])] = float(found[2])
-            elif UNFINISHED.fullmatch(name):  # of a driver that died
+            elif UNFINISHED.fullmatch(name):  # left by a driver that died
                 files.discard(self._path(name), context=self.context)
 
     def _path(self, name: str) -> str:
         return f"{self.config.uri.rstrip('/')}/{name}"
 
-    # Going on.
+    # Resuming.
 
     def newest(self, settings: dict[str, Any], description: Description) -> Saved | None:
-        """Return the newest checkpoint that can be used; None where there are none.
+        """Return the newest checkpoint that can be used; None if the folder has none.
 
         Args:
             settings: the settings of the run that resumes.
@@ -278,7 +278,7 @@ class Checkpoints:
     # Keeping.
 
     def asks(self) -> bool:
-        """Return whether it is time to ask for a cut, which is said once."""
+        """Return True once when it is time to request a snapshot."""
         seconds = self.config.seconds
         if seconds is None or self._noted or time.monotonic() < self._time + seconds:
             return False
@@ -286,7 +286,7 @@ class Checkpoints:
         return True
 
     def is_due(self, cut: Snapshot, *, ends: bool) -> bool:
-        """Return whether a cut is to be kept; ``ends``: an epoch does, with what callbacks made of it."""
+        """Return True if a snapshot is to be kept; ``ends``: it is of an epoch's end, after callbacks."""
         if cut is self.saved:
             return False
         if self.config.updates is not None:
@@ -296,13 +296,12 @@ class Checkpoints:
         return ends
 
     def save(self, saved: Saved, value: Any = None, *, wait: bool) -> None:
-        """Hand a checkpoint over to the thread that writes it.
+        """Hand a checkpoint over to the thread that writes it, unless the folder is lost.
 
         Args:
-            saved: what it is made of.
-            value: what the best ones are chosen by.
-            wait: whether to wait while the one before is being written; else this one is left out then.
-                None is written once the folder is lost.
+            saved: the content of the checkpoint.
+            value: the monitored result, by which the best checkpoints are chosen.
+            wait: whether to wait if an earlier checkpoint is still queued; otherwise this one is skipped.
         """
         if self._problem is not None or (self._queue.full() and not wait):
             return
@@ -312,7 +311,7 @@ class Checkpoints:
         ranked = isinstance(value, int | float) and isfinite(value)
         try:
             self._queue.put((packing.parts(saved.values()), float(value) if ranked else None))
-        except (TypeError, ValueError, RecursionError) as error:  # what a callback put into the results
+        except (TypeError, ValueError, RecursionError) as error:  # from values that a callback added to logs
             self._fail(error)
         self.start_from(saved.cut)
 
@@ -323,11 +322,11 @@ class Checkpoints:
         )
 
     def start_from(self, cut: Snapshot) -> None:
-        """Count from a cut: one that is kept, or where the run begins."""
+        """Measure updates and seconds from a snapshot: the last one kept, or the run's first one."""
         self.saved, self._version, self._time, self._noted = cut, cut.version, time.monotonic(), False
 
     def require_owned(self) -> None:
-        """Check that no other run is known to write to the folder.
+        """Raise if another run is known to write to the folder.
 
         Raises:
             CheckpointError: another run has taken the folder over, or has written to it.
@@ -338,7 +337,7 @@ class Checkpoints:
             self.lease.require()
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until all checkpoints are written."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -351,7 +350,7 @@ class Checkpoints:
                     self._write(*item)
             except CheckpointError as error:
                 self._problem = error
-            except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+            except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
                 self._fail(error)
 
     def _write(self, parts: list[Any], value: float | None) -> None:
@@ -375,7 +374,7 @@ class Checkpoints:
             self._remove(old)
 
     def _remove(self, number: int) -> None:
-        """Remove a checkpoint; one that cannot be removed is logged, and removed after the next one.
+        """Remove a checkpoint; log a failure, and try again after the next checkpoint is written.
 
         Raises:
             CheckpointError: another run owns the folder.
@@ -392,7 +391,7 @@ class Checkpoints:
         self._values.pop(number, None)
 
     def _publish(self, local: Path, name: str) -> None:
-        """Give a file that is whole its name in the folder.
+        """Give a complete file its name in the folder.
 
         Raises:
             CheckpointError: another run owns the folder, or has written a checkpoint of that name.
@@ -429,7 +428,7 @@ def _read(path: str, context: Any) -> Saved:
     """Return a checkpoint, whose arrays are views of the file.
 
     Raises:
-        ValueError: it is not whole, or not a checkpoint.
+        ValueError: the file is incomplete or not a checkpoint.
     """
     with tempfile.NamedTemporaryFile() as copy:
         if files.is_uri(path):

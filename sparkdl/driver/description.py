@@ -1,9 +1,9 @@
-"""A description of a training run, which tells what changed between a run and its resumption.
+"""A description of a training run, which shows the changes between a run and its resumption.
 
-A checkpoint holds arrays; what they mean is decided by the program that made them. So a checkpoint also
-holds a description of that program: its settings in words, and the model's outputs for a fixed input at
-fixed weights. Two programs with equal outputs read the same function out of the same weights, whatever the
-configuration of their layers says.
+A checkpoint holds arrays; the program that made them gives them their meaning. So a checkpoint also holds a
+description of that program: its settings in words, and the model's outputs for a fixed input at fixed
+weights. Two programs with equal outputs compute the same function from the same weights, even if the
+configurations of their layers differ.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sparkdl.modeling import differences, keras_metrics, keras_variables, optimi
 from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
-# Not described: names that Keras numbers, states, what the layouts of variables tell, and values
-# that are used only until the variables exist.
+# Not described: names that Keras numbers, states, properties that the layouts of variables show, and
+# values that are used only until the variables exist.
 LEFT_OUT = {
     "name",
     "path",
@@ -98,7 +98,7 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
 
 
 def outer_name(rule: Any) -> str | None:
-    """Return the class of the optimizer that a rule has for the center; None of a rule without one."""
+    """Return the class name of a rule's optimizer for the center; None if the rule has none."""
     optimizer = getattr(rule, "optimizer", None)
     return None if optimizer is None else type(getattr(optimizer, "optimizer", optimizer)).__name__
 
@@ -110,7 +110,7 @@ def _named(values: Mapping[str, Any]) -> dict[str, str]:
 def _settings(thing: Any) -> dict[str, str]:
     """Return the settings of a Keras object in words: public attributes, configuration and arguments."""
     values = dict(vars(thing))
-    with suppress(Exception):  # plain fit never asks a custom object for its configuration
+    with suppress(Exception):  # custom objects may lack a configuration; Keras's fit does not need one
         values |= thing.get_config()
     values |= values.get("_fn_kwargs") or {}
     policy = getattr(thing, "dtype_policy", None)
@@ -163,9 +163,9 @@ def _call(name: str, arguments: Any, left_out: set[str] = LEFT_OUT) -> str:
 
 
 def outputs(model: keras.Model, schema: Schema) -> list[Array]:
-    """Return the model's outputs for a fixed row at fixed weights; no outputs where that is not possible.
+    """Return the model's outputs for a fixed row at fixed weights; empty if they cannot be computed.
 
-    The model's own variables are not touched.
+    The model's own variables do not change.
     """
     stated = {id(variable): index for index, variable in enumerate(keras_variables.generators(model))}
     constant = {id(variable) for layer in keras_variables.adapted(model) for variable in layer.variables}
@@ -198,7 +198,7 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
         arrays = [
             keras.ops.convert_to_numpy(keras.ops.cast(part, "float32")) for part in keras.tree.flatten(made)
         ]
-    except Exception:  # noqa: BLE001 - whatever a model raises on made-up rows; words remain
+    except Exception:  # noqa: BLE001 - a model may raise anything on artificial rows; words remain
         return []
     return arrays if all(np.isfinite(array).all() for array in arrays) else []
 
@@ -212,7 +212,7 @@ def _input(column: Column) -> Array:
 
 
 def _constants(model: keras.Model) -> str:
-    """Return a digest of what does not travel: weights of frozen and adapted layers, and vocabularies."""
+    """Return a digest of values that are not exchanged: frozen and adapted weights, and vocabularies."""
     own = (
         *keras_variables.trainable(model),
         *keras_variables.statistics(model),

@@ -31,15 +31,15 @@ from sparkdl.server.state import Snapshot
 from sparkdl.transport.messages import Running
 
 logger = logging.getLogger(__name__)
-REPORT_SECONDS = 0.5  # the least time between two reports
-ROUNDING = 1e-6  # of the largest value of a variable
+REPORT_SECONDS = 0.5  # the minimum time between two reports
+ROUNDING = 1e-6  # relative to the largest value of a variable
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one of them is none, or is to look into batches, which executors have; names it.
+        ConfigError: one is not a Keras callback, or would profile batches, which run on executors; names it.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -54,16 +54,16 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 
 class Metrics:
-    """The metrics of the driver's model, which take the place of those of all workers.
+    """The metrics of the driver's model, which combine those of all workers.
 
-    States are added. That is right for Keras's own metrics; another is tried out first, and where it is
-    not, its ``merge_state(metrics)`` is used if it has one, and a row-weighted mean of results if not.
+    States are added, which is exact for Keras's own metrics. Any other metric is first tested. If its states
+    cannot be added, its ``merge_state(metrics)`` is used if it has one, else a row-weighted mean of results.
 
     Args:
         model: the user's model, its metrics built.
         y: labels of some rows.
-        predicted: what the model predicts for them.
-        logged: of each step that reports under names of its own, the places of the metrics by these names.
+        predicted: the model's predictions for them.
+        logged: for each step that names its results itself, the indices of the metrics by these names.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Metrics:
         self.samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
         self.variables = keras_variables.metric_variables(model)
         self.layout: Layout = keras_variables.layout_of(self.variables)
-        model.reset_metrics()  # whatever was computed with the model before, every worker begins from here
+        model.reset_metrics()  # every worker begins from reset states
         self.initial = keras_variables.read(self.variables)
         self.apart = [
             metric
@@ -105,9 +105,10 @@ class Metrics:
 
         Args:
             states: each worker's metric states.
-            losses: the loss of each batch that workers shared, where rows are not what divides it.
+            losses: the loss of each batch that workers shared, if it is divided by masks or weights and not
+                by rows.
             rows: the rows of each of these batches.
-            step: the step that the metrics took these rows in by, which may name their results.
+            step: the step that updated the metrics with these rows; it may name their results.
         """
         given = [self.layout.from_bytes(state) for state in states if state]
         merged = [
@@ -129,7 +130,7 @@ class Metrics:
         return results
 
     def _set_loss(self, merged: list[Array], losses: Sequence[float], rows: Any) -> None:
-        """Set the state of the metric of the loss to what one process has after these batches."""
+        """Set the state of the loss metric to that of one process after these batches."""
         loss = loss_metric(self.model)
         sums = {} if loss is None else {id(loss.total): np.dot(losses, rows), id(loss.count): np.sum(rows)}
         for index, variable in enumerate(self.variables):
@@ -137,12 +138,12 @@ class Metrics:
                 merged[index] = np.asarray(sums[id(variable)], merged[index].dtype)
 
     def _key(self, metric: Any) -> str:
-        """Return what Keras calls a metric's result: with several outputs not just by its name."""
+        """Return Keras's name for a metric's result, which has a prefix if there are several outputs."""
         mark = object()
         metric.result = lambda: mark
         try:
             results = self.model.get_metrics_result().items()
-        except TypeError:  # a model's own computes with it
+        except TypeError:  # a custom get_metrics_result computes with the result
             results = ()
         finally:
             with interrupts.held():
@@ -162,14 +163,14 @@ class Metrics:
         return to_number(np.average(results, axis=0, weights=[self._rows(state) for state in given]))
 
     def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
-        """Return a metric like this one, with the part of a worker's state that is its own."""
+        """Return a copy of a metric, with the part of a worker's state that belongs to it."""
         copy = object_pickling.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
         keras_variables.write(copy.variables, [state[places[id(variable)]] for variable in metric.variables])
         return copy
 
     def _rows(self, state: Sequence[Array]) -> float:
-        """Return the rows that a worker's loss was averaged over, 1 where the model keeps no such metric."""
+        """Return the rows that a worker's loss was averaged over; 1 if the model has no loss metric."""
         count = next((metric.count for metric in self.model.metrics if metric.name == "loss"), None)
         return next((float(s) for s, v in zip(state, self.variables, strict=True) if v is count), 1.0)
 
@@ -185,17 +186,17 @@ def to_number(value: Any) -> Any:
 
 
 class Callbacks:
-    """Keras's callback list, and what it did to the model.
+    """Keras's callback list, and the changes that it makes to the model.
 
     Args:
         callbacks: the user's callbacks.
         model: the user's model.
-        history: where the results go.
-        params: what Keras tells callbacks of a fit: verbose, epochs, and steps, where they are known.
+        history: the History that gets the results.
+        params: Keras's parameters for callbacks: verbose, epochs, and steps if known.
 
     Attributes:
-        attends: whether a callback may have workers evaluate other weights than those of the epoch's end.
-        testing: whether a test has begun that has not ended.
+        attends: whether a callback may set other weights for an evaluation than those of the epoch's end.
+        testing: whether a test has begun and not ended.
     """
 
     def __init__(
@@ -215,48 +216,48 @@ class Callbacks:
         )
 
     def set_steps(self, steps: int) -> None:
-        """Tell callbacks how many batches an epoch has, where that was not known before."""
+        """Tell callbacks the number of batches of an epoch, if it was not known before."""
         if self.list.params["steps"] != steps:
             self.list.set_params({**self.list.params, "steps": steps})
 
     def factor(self, num_workers: int) -> Callable[[float], float] | None:
-        """Return by what they multiply the learning rate when so many epochs are done; None: by nothing."""
-        factors = [_apart(factor) for factor in self.factors]  # where a factor is asked for, no model is
+        """Return the function from epochs done to the factor of the learning rate; None: no factor."""
+        factors = [_apart(factor) for factor in self.factors]  # the function is used where there is no model
         return (lambda epoch: prod(f.factor(epoch, num_workers) for f in factors)) if factors else None
 
     def begin(self) -> int | None:
         """Begin training; return the epoch that a callback restored, if one did."""
         self.model.stop_training = False
-        self.model._initial_epoch = None  # where BackupAndRestore says so; Keras never forgets it
+        self.model._initial_epoch = None  # set by BackupAndRestore; Keras never resets it
         self.list.on_train_begin()
         return self.model._initial_epoch  # type: ignore[no-any-return]
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return whether a callback set other weights."""
+        """Begin an epoch; return True if a callback changed weights."""
         before = keras_variables.digests(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
         self.batches.begin()
         return self.early and before != keras_variables.digests(self.model.weights)
 
     def end_batches(self, steps: int, results: dict[str, Any]) -> None:
-        """Call the batch hooks of an epoch that are left, with its results; the model has its weights."""
+        """Call the remaining batch hooks of an epoch with its results; the model has its final weights."""
         self.batches.weights = []
         if not self.model.stop_training:
             self.batches.reach(steps, results, ends=True)
             self.batches.save(steps, results)
 
     def note_weights(self) -> None:
-        """Note the weights that an epoch ends with, before callbacks see them."""
+        """Record digests of the weights at an epoch's end, before callbacks see them."""
         self.before = keras_variables.digests(self.model.weights)
 
     def begin_test(self) -> bool:
-        """Begin to evaluate the validation rows; return whether a callback set other weights for it."""
+        """Begin the evaluation of the validation rows; return True if a callback changed weights for it."""
         self.testing = True
         self.list.on_test_begin()
         return self.attends and self.before != keras_variables.digests(self.model.weights)
 
     def end_test(self, logs: dict[str, Any], batches: int) -> None:
-        """End the evaluation of so many batches of validation rows, which gave these results."""
+        """End the evaluation of ``batches`` batches of validation rows, with its results."""
         if not self.testing:
             self.begin_test()
         self.testing = False
@@ -264,7 +265,7 @@ class Callbacks:
         self.list.on_test_end(logs)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
-        """End an epoch; return whether a callback set other weights since they were noted."""
+        """End an epoch; return True if a callback changed weights since ``note_weights``."""
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
@@ -282,21 +283,21 @@ class Callbacks:
 
 
 def _apart(callback: Any) -> Any:
-    """Return a copy of a callback that knows no model."""
+    """Return a copy of a callback without its model."""
     made = copy.copy(callback)
     made._model = None
     return made
 
 
 class Reports:
-    """What workers report while an epoch runs, in terms of the whole run.
+    """The workers' reports during an epoch, combined.
 
     Args:
         metrics: the metrics of the driver's model.
 
     Attributes:
-        rows: the training rows of the epoch that the newest report is of.
-        results: the results over these rows, of all workers.
+        rows: the training rows of the epoch that the newest report covers.
+        results: the results of all workers over these rows.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -309,7 +310,7 @@ class Reports:
         self.results: dict[str, Any] = {}
 
     def take(self, running: Sequence[Running]) -> bool:
-        """Take in the newest states of each worker; return whether there is a new report."""
+        """Combine the newest states of the workers; return True if that makes a new report."""
         rows, now = sum(each.rows for each in running), time.monotonic()
         if rows <= self.rows or now < self.time + REPORT_SECONDS:
             return False
@@ -321,7 +322,7 @@ class Reports:
 
 
 class DriverModel:
-    """The user's model on the driver, and how cuts get into it.
+    """The user's model on the driver, into which snapshots are loaded.
 
     Args:
         model: the user's model.
@@ -342,11 +343,11 @@ class DriverModel:
         return self.layouts.statistics.pack(keras_variables.reading(self.variables.statistics))
 
     def load(self, cut: Snapshot, rows: Sequence[int]) -> None:
-        """Put a cut into the model: weights, statistics, and the optimizer's state.
+        """Load a snapshot into the model: weights, statistics, optimizer state and random generators.
 
         Args:
-            cut: the cut.
-            rows: the training rows of each worker, by which optimizer slots are averaged.
+            cut: the snapshot.
+            rows: the training rows of each worker, the weights for averaging optimizer states.
         """
         layouts = self.layouts
         keras_variables.write(self.variables.trainable, layouts.trainable.unpack(cut.parameters))
@@ -361,10 +362,10 @@ class DriverModel:
         random = cut.state(cut.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
             keras_variables.write(self.variables.generators, layouts.generators.from_bytes(random))
-        trim(layouts.trainable.nbytes)  # the values before
+        trim(layouts.trainable.nbytes)  # memory of the old values
 
     def is_at(self, cut: Snapshot) -> bool:
-        """Return whether the model has the weights of a cut, but for the rounding of a swap there and back.
+        """Return True if the model has the weights of a snapshot, up to the rounding of two swaps.
 
         SwapEMAWeights swaps by sums and differences on TensorFlow.
         """
@@ -377,7 +378,7 @@ class DriverModel:
         )
 
     def _optimizer_states(self, cut: Snapshot, rows: Sequence[int]) -> list[Array] | None:
-        """Return the replicas' common state, or the row-weighted mean of the workers' own."""
+        """Return the optimizer state that replicas share, or the row-weighted mean of the workers' states."""
         size, layout = self.layouts.optimizer.nbytes, self.layouts.optimizer
         whole = size + self.layouts.generators.nbytes
         total: list[Array] | None = None
@@ -392,6 +393,6 @@ class DriverModel:
                 continue
             weight += rows[worker]
             for mean, array in zip(total, arrays, strict=True):
-                if "float" in mean.dtype.name:  # bfloat16 is no float to NumPy
+                if "float" in mean.dtype.name:  # NumPy does not count bfloat16 as a floating type
                     mean += (array - mean) * (rows[worker] / weight)
         return total

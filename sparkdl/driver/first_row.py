@@ -1,7 +1,7 @@
-"""The first row of the user's data: the columns that it settles, and what the model computes on it.
+"""The first row of the user's data: the columns that it determines, and the model's predictions for it.
 
-The driver looks at one row. It tells the shapes and dtypes that a model may leave open, builds the model's
-metrics, and shows early that the model cannot be computed.
+The driver reads one row. The row gives the shapes and dtypes that a model may leave open, builds the model's
+metrics, and shows early if the model cannot be computed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.sources.base import Source
 from sparkdl.sources.dataframe import FrameSource
 
-Model = Any  # a keras.Model, which this file hands on and does not open
+Model = Any  # a keras.Model, which this module only passes on
 
 
 class FirstRow(NamedTuple):
-    """The first row, as often as the model's batches must have rows, and the predictions for it."""
+    """The first row, repeated to the model's fixed batch size if it has one, and its predictions."""
 
     x: Any
     y: Any
@@ -30,7 +30,7 @@ class FirstRow(NamedTuple):
 
 
 def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schema, FirstRow]:
-    """Return the columns of a source by its first row; build what the model leaves open until then.
+    """Return the columns of a source by its first row; build the parts of the model that depend on it.
 
     Args:
         model: the model.
@@ -40,7 +40,7 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
     Raises:
         DataError: the row does not fit the model, or the model cannot be computed on it.
     """
-    frame = isinstance(source, FrameSource)  # whose vectors take the shape of the model's input
+    frame = isinstance(source, FrameSource)  # vectors of a DataFrame take the shape of the model's input
     return settle_sample(model, source.peek(), step, frame=frame)
 
 
@@ -89,8 +89,8 @@ def metrics_of(
     Args:
         model: the model, its metrics built.
         row: a row of the data.
-        steps: the steps that are to come, "train_step" or "test_step".
-        builder: the function that built the model, if one did.
+        steps: the steps that will run, "train_step" or "test_step".
+        builder: the function that built the model, if there is one.
         custom_objects: the custom objects that the user named.
     """
     logged = losses.logged(model, steps, row[:3], builder, custom_objects)

@@ -104,10 +104,10 @@ class FitRun:
         self.traffic = Traffic()
         self.carried: CarriedState | None = None
         self.reported = False
-        self.changed = False  # whether callbacks set weights at an epoch's end that workers do not have yet
+        self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
 
     def _known_steps(self) -> int | None:
-        """Return the batches of an epoch if the number of rows is known before a job, else None."""
+        """Return the number of batches of an epoch if it is known before a job, else None."""
         fit, source = self.request.fit, self.request.source
         count = source.count()
         if fit.steps_per_epoch is not None or count is None or source.indicator is not None:
@@ -115,7 +115,7 @@ class FitRun:
         return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
 
     def _require_savers_on_driver(self) -> None:
-        """Check that the endpoint can give the weights that callbacks save after batches.
+        """Require an endpoint on the driver if callbacks save weights after batches.
 
         Raises:
             ConfigError: the endpoint is not in this process.
@@ -162,7 +162,7 @@ class FitRun:
                     self._record(store, group)
                     self._load(snapshot, store)
                 raise
-            # The model has been that of the last epoch since its end, with what callbacks did to it.
+            # The model has the weights of the last epoch's end, with the changes that callbacks made.
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):
             self.carried = CarriedState(store.cut.states, store.cut.rule)
@@ -225,7 +225,7 @@ class FitRun:
             interrupts.check()
             self.checkpoints.require_owned()
             if result is not None:
-                if not self.reported:  # all has come at once
+                if not self.reported:  # the start and the result arrived together
                     self._report_start(store)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
@@ -240,12 +240,12 @@ class FitRun:
             self._follow(epoch, store, display)
 
     def _release(self, epoch: int, store: Store) -> None:
-        """Let workers train up to and with this epoch, at the learning rate that the model has now."""
+        """Let workers train to the end of this epoch, at the model's present learning rate."""
         self.rate = optimizers.learning_rate(self.request.model)
         store.release(epoch, self.rate)
 
     def _follow(self, epoch: int, store: Store, display: Display) -> None:
-        """Show how far the epoch under way is, and call the hooks of the batches that are done."""
+        """Show the progress of the current epoch, and call the hooks of the batches that are done."""
         members = list(store.members.values())
         running = [each for member in members for each in member.running if each.epoch == epoch]
         hooks = self.callbacks.batches
@@ -265,13 +265,13 @@ class FitRun:
         display.update(rows, sum(self._rows(store)), self.reports.results)
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
-        """Request a snapshot from the workers once callbacks that save after batches have to save."""
+        """Request a snapshot from the workers when a callback that saves after batches is due."""
         if isinstance(store, Coordinator) and self.before is None and self.callbacks.batches.is_due(done):
             self.before = store.noted
             store.note()
 
     def _save_batch(self, store: Store) -> None:
-        """Call the callbacks that save after batches, with the requested snapshot if it is there."""
+        """Call the callbacks that save after batches, once the requested snapshot has arrived."""
         if not isinstance(store, Coordinator) or self.before is None or self.before is store.noted:
             return
         snapshot, self.before = store.noted, None
@@ -284,10 +284,10 @@ class FitRun:
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
     def _begin_epoch(self, epoch: int, store: Store) -> None:
-        """Begin an epoch after the first for callbacks, and send workers the weights that these set.
+        """Call the callbacks for the start of a later epoch, and send workers the weights that these set.
 
-        Workers that do not wait have begun the epoch already. Weights that were only swapped in between are
-        not sent.
+        Asynchronous workers have begun the epoch already. Weights that callbacks only swapped for a while
+        and restored are not sent to them.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
         self.request.flags.require_kept()
@@ -304,14 +304,14 @@ class FitRun:
         return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
 
     def _end_batches(self, snapshot: Snapshot, results: dict[str, Any], store: Store) -> None:
-        """Load the end of an epoch into the model, and call the batch hooks that are left."""
+        """Load the end of an epoch into the model, and call the remaining batch hooks."""
         self.callbacks.batches.check()
         self._load(snapshot, store)
         self.callbacks.note_weights()
         self.callbacks.end_batches(store.plans[0].steps, results)
 
     def _begin_test(self, epoch: int, store: Store) -> None:
-        """Begin the evaluation at an epoch's end for callbacks, where workers wait for that."""
+        """Call ``on_test_begin`` at an epoch's end, if workers wait for it, and let them evaluate."""
         ended = store.unattended(epoch)
         if ended is None:
             return
@@ -331,7 +331,7 @@ class FitRun:
 
         Raises:
             ConfigError: two workers are on one GPU, and ``share_gpus`` is False.
-            DataError: a part of the rows was to be held out, and none is; or rows cannot be trained on.
+            DataError: rows were to be held out, and none are; or rows cannot be trained on.
         """
         self.reported = True
         self.callbacks.set_steps(store.plans[0].steps)
@@ -350,7 +350,7 @@ class FitRun:
         logs = results = self._merged(epoch, result, store)
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
-        if not self.callbacks.testing:  # else that was done before the test
+        if not self.callbacks.testing:  # otherwise _begin_test has done this already
             self._end_batches(result.cut, results, store)
         if result.validation:
             held = self.metrics.merge(result.validation, step="test_step")
@@ -383,7 +383,7 @@ class FitRun:
         return store.stopped_cut()
 
     def _rows(self, store: Store) -> tuple[int, ...]:
-        """Return the training rows of each worker, zeros while they are not known."""
+        """Return the training rows of each worker; zeros until they are known."""
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
     def _record(self, store: Store, group: WorkerGroup) -> None:

@@ -1,7 +1,7 @@
-"""The settings that ended below plain Keras in the study of convergence, of which the driver warns.
+"""Warnings about settings that ended below plain Keras in the study of convergence.
 
-The data file ``known_shortfalls.json`` has them. ``benchmarks/convergence.py --shortfalls`` writes it from
-the journal of the study; docs/which-mode.md describes the study.
+The data file ``known_shortfalls.json`` lists them. ``benchmarks/convergence.py --shortfalls`` writes it from
+the journal of the study; docs/which-mode-evidence.md describes the study.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Shortfall(NamedTuple):
     """A combination of settings whose score is further below plain Keras's than the study allows.
 
     Attributes:
-        mode: "synchronous" or "asynchronous", which stands for hogwild too.
+        mode: "synchronous" or "asynchronous", which includes hogwild.
         frequency: "batch", "n" or "epoch".
         rule: the name of a rule with its default settings; "" is the default of mode and frequency.
         adaptive: whether the optimizer adapts a rate per weight (Adam) or not (SGD).
@@ -38,7 +38,7 @@ class Shortfall(NamedTuple):
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Shortfall:
-        """Return the shortfall of one record of the data file, whose ``points`` are null for a divergence."""
+        """Return the shortfall of one record of the data file; null ``points`` mean that it diverged."""
         return cls(**record | {"points": inf if record["points"] is None else record["points"]})
 
 
@@ -68,7 +68,7 @@ def shortfall(
 
 
 def _name(merge: str | Rule | None) -> str | None:
-    """Return the name of a rule with its default settings, "" for no rule, None for other settings."""
+    """Return the name of a rule if it has its default settings, else None; "" for no rule."""
     if not isinstance(merge, Rule):
         return merge or ""
     kind = RULES.get(merge.name)

@@ -1,19 +1,19 @@
-"""The lease of a checkpoint folder, by which one run at a time writes there.
+"""The lease of a checkpoint folder, which lets only one run at a time write there.
 
-Two drivers in one folder would delete and overwrite each other's checkpoints, as where a scheduler starts a
-driver again that it takes for dead. The folder itself is all that they share, so the lease is made of files
-that are created whole, or not at all where there is one of that name:
+Two drivers in one folder would delete and overwrite each other's checkpoints, for example if a scheduler
+restarts a driver that it wrongly considers dead. The drivers share only the folder, so the lease is made of
+files. Each is created atomically, unless a file of that name exists:
 
-    lease             the record of the run that came first
+    lease             the record of the first run
     lease-ID.next     the record of the run that took over from the run ID
     lease-ID.beat     the heartbeat of the run ID, which rewrites it every few seconds
 
 The owner is the last run of the chain that begins with ``lease``. A run takes over by creating the ``.next``
-file of the run that it found silent. So one of several wins, and none takes over from a run that it has not
-watched. The owner ends the chain by removing ``lease``. Each attempt has an id of its own, so that no file
-of an earlier chain is taken for one of the present chain.
+file of the run that it found silent. So only one of several runs wins, and none takes over from a run that
+it has not watched. The owner ends the chain by removing ``lease``. Each attempt has its own id, so that files
+of an earlier chain are never mistaken for files of the present chain.
 
-The run that waits measures silence by its own clock. Times of two machines are never compared.
+The waiting run measures silence by its own clock. Times of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ NAME = "lease"
 BEAT_SECONDS = 3.0  # between two heartbeats
 SILENCE_SECONDS = 20.0  # without a heartbeat, after which another run takes over
 POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
-LOOKS = 20  # at a folder whose files are removed meanwhile
-JOIN_SECONDS = 10.0  # for the last heartbeat to end, where a file system hangs
+LOOKS = 20  # attempts to read a folder while another run removes its files
+JOIN_SECONDS = 10.0  # wait for the last heartbeat to end, on a file system that may hang
 ID = re.compile("[0-9a-f]{32}")  # a part of file names
-MOST_PROCESSES = 1 << 31  # what os.kill takes
+MOST_PROCESSES = 1 << 31  # the limit of os.kill
 _held: set[str] = set()  # the ids of this process's leases
 
 
@@ -51,11 +51,11 @@ class Owner:
     """A run that has a lease, or had one.
 
     Attributes:
-        id: a name that no other has, 32 hexadecimal digits.
+        id: a unique id, 32 hexadecimal digits.
         host: the machine's host name.
         process: the driver's process id.
-        started: when that process started, as its machine counts; None if it does not tell.
-        machine: the boot and the namespace in which the process id has its meaning; None if unknown.
+        started: the start time of that process, in the kernel's ticks; None if unknown.
+        machine: the boot and the namespace that the process id belongs to; None if unknown.
     """
 
     id: str
@@ -66,16 +66,16 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        """Return a new one of this process."""
+        """Return a new owner for this process."""
         process = os.getpid()
         return cls(secrets.token_hex(16), socket.gethostname(), process, _started(process), _machine())
 
     @classmethod
     def of(cls, data: bytes) -> Owner:
-        """Return the one whose record this is.
+        """Return the owner of a record.
 
         Raises:
-            ValueError: it is no record, or has values that no run writes.
+            ValueError: the data is not a record, or has values that no run writes.
         """
         try:
             values = json.loads(data)
@@ -94,11 +94,11 @@ class Owner:
         return owner
 
     def record(self) -> bytes:
-        """Return it as ``of`` takes it."""
+        """Return the record, which ``of`` reads."""
         return json.dumps(asdict(self)).encode()
 
     def is_gone(self) -> bool:
-        """Return whether its process has ended, as far as this machine knows."""
+        """Return True if this machine knows that the owner's process has ended."""
         if self.machine is None or self.machine != _machine():
             return False
         if self.process == os.getpid():
@@ -108,7 +108,7 @@ class Owner:
         except ProcessLookupError:
             return True
         except OSError:
-            pass  # it is another user's
+            pass  # the process belongs to another user
         now = _started(self.process)
         return None not in (now, self.started) and now != self.started
 
@@ -117,7 +117,7 @@ class Owner:
 
 
 def _machine() -> str | None:
-    """Return a name of this boot of the machine and of the container's process ids; None if unknown."""
+    """Return a name of the machine's boot and of the container's process namespace; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -126,7 +126,7 @@ def _machine() -> str | None:
 
 
 def _started(process: int) -> str | None:
-    """Return when a process started, in the kernel's ticks; "ended" if only its parent keeps it."""
+    """Return the start time of a process in the kernel's ticks; "ended" for a zombie; None if unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -140,8 +140,8 @@ class Lease:
     Args:
         uri: the folder, a path or a URI.
         folder: its files.
-        clock: returns seconds.
-        sleep: waits so many seconds.
+        clock: the function that returns the time in seconds.
+        sleep: the function that waits for a number of seconds.
     """
 
     def __init__(
@@ -157,17 +157,17 @@ class Lease:
         self.me = Owner.here()
         self._root = ""  # the id at the beginning of the chain
         self._beats = 0
-        self._problem: str | None = None  # why the lease is lost
+        self._problem: str | None = None  # the message if the lease is lost
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # Getting it.
+    # Acquiring.
 
     def acquire(self) -> None:
         """Become the owner of the folder.
 
-        It takes a moment where the folder is free, or where this machine knows that the owner's process has
-        ended, and else up to ``SILENCE_SECONDS``.
+        This takes a moment if the folder is free, or if this machine knows that the owner's process has
+        ended; otherwise up to ``SILENCE_SECONDS``.
 
         Raises:
             CheckpointError: another run owns the folder.
@@ -187,13 +187,13 @@ class Lease:
             ) from error
 
     def _try(self) -> bool:
-        """Try once to become the owner; return False if another run was quicker."""
+        """Try once to become the owner; return False if another run was faster."""
         chain = self._chain()
         target = NAME
         if chain:
             self._require_stale(chain[-1])
             target = _next_of(chain[-1])
-        self.me = Owner.here()  # a new id, for others may have seen the one of the last attempt
+        self.me = Owner.here()  # a new id, because others may have seen the id of the last attempt
         _held.add(self.me.id)
         if not self.folder.create(target, self.me.record()):
             _held.discard(self.me.id)
@@ -205,17 +205,17 @@ class Lease:
             self._root = found[0].id
             self.check()
             return True
-        if target != NAME:  # the other run had ended, or removed its lease, in between
+        if target != NAME:  # the other run has ended or removed its lease in the meantime
             self.folder.discard(target)
         _held.discard(self.me.id)
         return False
 
     def _chain(self) -> list[Owner]:
-        """Return the owners, from the first one to the one of now; none if the folder is free.
+        """Return the owners, from the first to the present one; empty if the folder is free.
 
         Raises:
-            OSError: a file that is in the folder cannot be read.
-            ValueError: a file is not a record, or has the record of an earlier run of the chain.
+            OSError: a file in the folder cannot be read.
+            ValueError: a file is not a record, or repeats the record of an earlier run of the chain.
         """
         for _ in range(LOOKS):
             names, chain, name = self.folder.names(), list[Owner](), NAME
@@ -226,7 +226,7 @@ class Lease:
                 name = _next_of(owner)
             if name not in names:
                 return chain
-            self._sleep(POLL_SECONDS)  # what was there has been removed since
+            self._sleep(POLL_SECONDS)  # the file was removed after it was listed
         raise OSError(f"the file {name} there cannot be read")
 
     def _read(self, name: str) -> Owner | None:
@@ -237,18 +237,18 @@ class Lease:
         """
         since = self._clock()
         while (data := self.folder.read(name)) == b"" and self._clock() - since < SILENCE_SECONDS:
-            self._sleep(POLL_SECONDS)  # it is being written, where there are no hard links
+            self._sleep(POLL_SECONDS)  # still being written, on a file system without hard links
         try:
             return None if data is None else Owner.of(data)
         except ValueError as error:
             raise _no_lease(name) from error
 
     def _require_stale(self, owner: Owner) -> None:
-        """Watch another run, and return once it is over or silent for ``SILENCE_SECONDS``.
+        """Watch another run, and return once it has ended or was silent for ``SILENCE_SECONDS``.
 
         Raises:
-            CheckpointError: it is alive.
-            OSError: nobody can tell, because its heartbeat cannot be read.
+            CheckpointError: the run is alive.
+            OSError: its heartbeat cannot be read.
         """
         if owner.id in _held and owner.process == os.getpid():
             raise CheckpointError(self._refusal(owner, "another fit of this process"))
@@ -261,7 +261,7 @@ class Lease:
             if not seen:
                 logger.info("Waiting up to %.0f s for a heartbeat of %s.", SILENCE_SECONDS, owner)
             now = self._clock()
-            # A process that was stopped has not watched: its clock went on, its looks did not.
+            # While this process was stopped, its clock went on, but it did not watch.
             passed, before = min(now - before, 2 * POLL_SECONDS), now
             try:
                 stamp = self.folder.stamp(name)
@@ -280,10 +280,10 @@ class Lease:
         logger.warning("The run takes over the checkpoint folder %s from %s, %s.", self.uri, owner, why)
 
     def _require_over(self, owner: Owner) -> None:
-        """Check that a run whose heartbeat has just changed is no longer the owner.
+        """Raise if a run whose heartbeat has just changed is still the owner.
 
         Raises:
-            CheckpointError: it is.
+            CheckpointError: the run is the owner.
         """
         if self._chain()[-1:] == [owner]:
             raise CheckpointError(
@@ -296,7 +296,7 @@ class Lease:
             "it, or name another folder."
         )
 
-    # Keeping it.
+    # Keeping.
 
     def start(self) -> None:
         """Write heartbeats in a thread until ``release``."""
@@ -304,20 +304,20 @@ class Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Check that the lease is not known to be lost, without a look at the folder.
+        """Raise if the lease is known to be lost; this does not read the folder.
 
         Raises:
-            CheckpointError: it is.
+            CheckpointError: the lease is lost.
         """
         if self._problem is not None:
             raise CheckpointError(self._problem)
 
     def check(self) -> None:
-        """Check that this run owns the folder, by a look at it.
+        """Read the folder, and raise if this run does not own it.
 
         Raises:
-            CheckpointError: it does not.
-            OSError: nobody can tell, because the folder cannot be read.
+            CheckpointError: this run does not own the folder.
+            OSError: the folder cannot be read.
         """
         self.require()
         if os.getpid() != self.me.process:
@@ -325,7 +325,7 @@ class Lease:
                 f"The lease of {self.uri} is that of {self.me}, of which this process is a fork. Let that "
                 "one write checkpoints."
             )
-        # In this order: what had no successor before ``lease`` was read was the owner at that time.
+        # In this order: a run that had no successor just before ``lease`` was read was then the owner.
         taken = _next_of(self.me) in self.folder.names()
         root = self.folder.read(NAME)
         if not taken and root is not None and Owner.of(root).id == self._root:
@@ -356,9 +356,9 @@ class Lease:
             try:
                 self._beat()
             except CheckpointError as error:
-                logger.warning("%s", error)  # the run may end for another reason before it looks
+                logger.warning("%s", error)  # the run may end for another reason before it checks the lease
                 return
-            except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+            except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
                 if not warned:
                     logger.warning(
                         "No heartbeat could be written to %s; training goes on. After %.0f s another run may "
@@ -369,19 +369,19 @@ class Lease:
                     )
                 warned = True
 
-    # Giving it back.
+    # Releasing.
 
     def release(self) -> None:
-        """End the heartbeats and let the next run have the folder; without a lease nothing happens."""
+        """End the heartbeats and free the folder for the next run; do nothing without a lease."""
         if os.getpid() != self.me.process:
-            return  # a fork, whose parent goes on
+            return  # this is a fork; its parent keeps the lease
         self._ends.set()
         try:
             if self._thread is not None:
                 self._thread.join(JOIN_SECONDS)
             if self.me.id in _held:
                 self._remove()
-        except Exception as error:  # noqa: BLE001 - whatever a file system, or Hadoop's, raises
+        except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
             logger.warning(
                 "The lease of %s could not be removed; the next run may wait %.0f s: %s",
                 self.uri,
@@ -394,7 +394,7 @@ class Lease:
     def _remove(self) -> None:
         chain = self._chain()
         if chain and chain[-1] == self.me:
-            self.folder.discard(NAME)  # first, for the rest means nothing without it
+            self.folder.discard(NAME)  # first, because the other files mean nothing without it
             for owner in chain[:-1]:
                 self.folder.discard(_next_of(owner))
         self.folder.discard(_beat_of(self.me))
@@ -415,10 +415,10 @@ def _beat_of(owner: Owner) -> str:
 
 
 def lease_of(uri: str, context: Any) -> Lease:
-    """Return the lease of a checkpoint folder, which is made if need be; nothing is acquired yet.
+    """Return the lease of a checkpoint folder, not yet acquired; create the folder if it does not exist.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: the path is not a folder, or the folder cannot be created.
     """
     try:
         return Lease(uri, open_folder(uri, context=context))

@@ -1,4 +1,4 @@
-"""Predictions as Spark computes them: lazily, by functions of columns or of an RDD's partitions."""
+"""Lazy predictions by Spark, through functions of columns or of an RDD's partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.spark.jobs import Stage
 from sparkdl.worker.inference import InferenceJob
 
-Model = Any  # a keras.Model, which this file hands on and does not open
+Model = Any  # a keras.Model, which this module only passes on
 
 
 def inference_stage(
@@ -32,16 +32,16 @@ def inference_stage(
     builder: Callable[[], Model] | None = None,
     streams: bool = False,
 ) -> tuple[Any, Any]:
-    """Return what makes the stages of a predict or an evaluate, and what their tasks share.
+    """Return the factory of the stages of a predict or an evaluate, and the value that their tasks share.
 
     Args:
         cluster: the Spark application.
-        model: the model, as it is now.
-        schema: what every row has to be.
+        model: the model, whose present weights are used.
+        schema: the columns of every row.
         batch_size: rows per forward pass; None is 32.
-        custom_objects: what the user named.
-        builder: the function that built the model, if one did.
-        streams: whether the rows are a stream's.
+        custom_objects: the custom objects that the user named.
+        builder: the function that built the model, if there is one.
+        streams: whether the rows come from a stream.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
     size = signature.fixed_batch_size(model) or size
@@ -71,19 +71,19 @@ def column_function(
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
-        model: the model, as it is now.
-        schema: what every row has to be.
+        model: the model, whose present weights are used.
+        schema: the columns of every row.
         batch_size: rows per forward pass; None is 32.
-        head: what the output is.
-        predicted: what the model predicts for some row; None asks it.
-        decode: what makes arrays of the values of some columns, by their places.
+        head: the kind of output.
+        predicted: the model's predictions for some row; None computes them.
+        decode: functions that convert values of some columns to arrays, by their places.
         session: the session of the columns; None is the active one.
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
     """
     refuse_stateful(model)
     cluster = application_of(session)
     cluster.require_python(keras_settings.backend())
-    predicted = execution.probe(model, schema) if predicted is None else predicted  # which builds the model
+    predicted = execution.probe(model, schema) if predicted is None else predicted  # this builds the model
     checks.require_numbers(model, predicted)
     stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
     ship(cluster)
@@ -92,10 +92,10 @@ def column_function(
 
 
 def refuse_stateful(model: Model) -> None:
-    """Refuse a model whose layers go on from the batch before, where rows lie in partitions.
+    """Refuse a model with layers that keep state from batch to batch, for rows in partitions.
 
     Raises:
-        ModelError: it is one.
+        ModelError: the model has stateful layers.
     """
     if signature.is_stateful(model):
         raise ModelError(
@@ -105,12 +105,12 @@ def refuse_stateful(model: Model) -> None:
 
 
 def frame_features(model: Model, source: FrameSource) -> Schema:
-    """Return what the features of a DataFrame have to be: as the model says, else as the first row does.
+    """Return the schema of a DataFrame's features, from the model if it defines one, else from the first row.
 
     Raises:
         ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
         DataError: the model takes other inputs.
-        ModelError: the DataFrame is a stream, or has no rows, and only a row can tell.
+        ModelError: the model does not define its inputs, and the DataFrame is a stream or has no rows.
     """
     known = signature.known_features(model, source.sample)
     if known is not None:
@@ -126,7 +126,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
 
 
 def unknown_inputs(model: Model) -> ModelError:
-    """Return the error for a model that does not say what it takes."""
+    """Return the error for a model that does not define its inputs."""
     return ModelError(
         f'The model "{model.name}" does not say which inputs it takes, of which shapes. Build it from '
         "keras.Input with whole shapes."
@@ -139,19 +139,19 @@ def predict_udf(
 ) -> Any:
     """Return a function of Spark SQL that predicts with a Keras model.
 
-    Its arguments are the model's inputs, in their order: columns of numbers, of arrays, nested or flat, of
-    vectors, or of strings. Several columns for a model of one input make one array, as a list of columns
-    does. It gives a float, or an array of floats as deep as the output, or for several outputs a struct of
-    these by their names. The model is taken as it is now; it need not be compiled.
+    The function takes the model's inputs, in order: columns of numbers, arrays (nested or flat), vectors or
+    strings. Several columns for a model of one input make one array. The function returns a float, an array
+    of floats as deep as the output, or for several outputs a struct of these by output name. It uses the
+    model's present weights. The model need not be compiled.
 
     Args:
         model: a keras.Model whose inputs have known shapes.
         batch_size: rows per forward pass; 32 by default.
         custom_objects: classes and functions that the model needs, by name; those that the live model uses
-            are found without.
+            are found automatically.
 
     Raises:
-        ModelError: the shapes of the inputs are not known, or the model cannot be restored elsewhere.
+        ModelError: the shapes of the inputs are not known, or the model cannot be restored on executors.
 
     Example:
         >>> spark.udf.register("score", predict_udf(model))  # doctest: +SKIP

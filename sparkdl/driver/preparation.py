@@ -1,4 +1,4 @@
-"""The preparation of a fit: its arguments become one request, of which everything was checked."""
+"""The preparation of a fit: its arguments are checked and become one request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
 
 logger = logging.getLogger(__name__)
-Model = Any  # a keras.Model, which this file hands on and does not open
+Model = Any  # a keras.Model, which this module only passes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FitArguments:
         """Return the settings of the fit; ``batch_size`` None is Keras's default.
 
         Raises:
-            ConfigError: a setting that cannot be honoured.
+            ConfigError: a setting cannot be honoured.
         """
         values = {each.name: getattr(self, each.name) for each in fields(FitConfig)}
         return FitConfig(**values | {"batch_size": 32 if batch_size is None else batch_size})
@@ -94,7 +94,7 @@ class FitArguments:
         """Return the source of the training rows.
 
         Raises:
-            ConfigError: the rows are of a kind that cannot be trained on; says what to use instead.
+            ConfigError: the rows are of a kind that cannot be trained on; names the alternatives.
             DataError: the arrays have different lengths.
         """
         return make_source(
@@ -107,10 +107,10 @@ class FitArguments:
         )
 
     def validation_rows(self, model: Model) -> Source | None:
-        """Return the source of the rows of ``validation_data``; None where there are none.
+        """Return the source of the rows of ``validation_data``; None without ``validation_data``.
 
         Raises:
-            ConfigError: the rows are of a kind that cannot be evaluated; says what to use instead.
+            ConfigError: the rows are of a kind that cannot be evaluated; names the alternatives.
             DataError: the arrays have different lengths.
         """
         data = self.validation_data
@@ -135,18 +135,18 @@ class FitArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class UserModel:
-    """The model of a SparkModel, its settings, and what earlier fits left.
+    """The model of a SparkModel, its settings, and the state that earlier fits left.
 
     Attributes:
         model: the compiled model.
-        builder: the function that built it, if one did.
+        builder: the function that built the model, if there is one.
         custom_objects: the custom objects that the user named.
         config: the settings.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
         original: the model that this one is a copy of, if it is a copy.
         flags: the trainable layers and variables of the last fit, if there was one.
-        carried: the number of workers of the last fit, the fingerprint of the model at its end, and the state
-            of workers and rule that it left.
+        carried: the number of workers of the last fit, the fingerprint of the model at its end, and the
+            final state of its workers and rule.
     """
 
     model: Model
@@ -159,11 +159,11 @@ class UserModel:
     carried: tuple[int, bytes, CarriedState | None] | None = None
 
     def trainability(self) -> trainability.Trainability:
-        """Return what of the model a fit trains, which on TensorFlow counts until it is compiled again."""
+        """Return the model's trainability; on TensorFlow that of the last fit, until the next compile."""
         return trainability.Trainability(self.model) if self.flags is None else self.flags.still()
 
     def carried_state(self, num_workers: int) -> CarriedState | None:
-        """Return what workers and rule kept of the last fit, if the model was not changed since."""
+        """Return the state of workers and rule after the last fit; None if the model has changed since."""
         if self.carried is None:
             return None
         workers, fingerprint, carried = self.carried
@@ -176,19 +176,19 @@ class UserModel:
 
 
 def build_request(user: UserModel, arguments: FitArguments, history: Any, stack: Cleanup) -> Request:
-    """Return the request of a fit: check its arguments, and look at the first rows.
+    """Check the arguments of a fit, look at the first rows, and return the request of the fit.
 
-    Checks that need no job come first, and what a driver can see before what an executor has to do.
+    Checks that need no job come first.
 
     Args:
-        user: the model, its settings, and what earlier fits left.
+        user: the model, its settings, and the state that earlier fits left.
         arguments: the arguments of the fit.
         history: the History that gets the results.
         stack: the cleanup of the fit, which releases the lease of the checkpoint folder.
 
     Raises:
-        ConfigError: an argument that cannot be honoured.
-        DataError: rows that do not fit the model.
+        ConfigError: an argument cannot be honoured.
+        DataError: rows do not fit the model.
         CheckpointError: another run keeps its checkpoints in the folder.
         ClusterError: there are too few slots.
     """
@@ -213,11 +213,12 @@ def build_request(user: UserModel, arguments: FitArguments, history: Any, stack:
     most = min(fit.batch_size, source.count() or fit.batch_size)
     num_workers = _num_workers(user, cluster, most, fixed)
     spare = spare_slot(config, cluster, num_workers, callbacks)
-    hybrid_of(config, num_workers)  # refuses a quorum of more, before a job looks at the rows
+    hybrid_of(config, num_workers)  # refuses a quorum that is too large before any job runs
     lease = hold_lease(fit.checkpoint, config, stack)
     if model.built and source.count() is None:
         with user.trainability().applied():
-            serialization.freeze(model, user.builder, user.custom_objects)  # a look at the rows is a job
+            # A model that cannot be serialized is refused before a job reads rows.
+            serialization.freeze(model, user.builder, user.custom_objects)
     if fit.preserve_partitions:
         num_workers = whole_partitions(source, config.num_workers, num_workers)
     rows = _look_at_rows(user, fit, source, validation, num_workers)
@@ -249,14 +250,14 @@ def build_request(user: UserModel, arguments: FitArguments, history: Any, stack:
 
 
 def fixed_batch_size(model: Model, **given: int | None) -> int | None:
-    """Return how many rows every batch of a model must have; None: any number.
+    """Return the number of rows that every batch of a model must have; None: any number.
 
     Args:
         model: the model.
-        given: arguments that say how many it gets, by name.
+        given: arguments that set a batch size, by name.
 
     Raises:
-        ConfigError: one of them is another number.
+        ConfigError: an argument differs from the required number.
     """
     size = signature.fixed_batch_size(model)
     for name, value in given.items():
@@ -280,7 +281,7 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
         CheckpointError: another run keeps its checkpoints in the folder.
         ConfigError: the folder cannot be read or written.
     """
-    if checkpoint is None or config.placement is Placement.WORKER:  # which has no checkpoints
+    if checkpoint is None or config.placement is Placement.WORKER:  # refused later, by checkpoint_policy
         return None
     lease = lease_of(checkpoint.uri, jobs.active_context())
     stack.callback(lease.release)
@@ -292,10 +293,10 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
 def _settle_steps(
     fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
 ) -> FitConfig:
-    """Return the settings of a fit on these rows, of which ``batch_size`` may not have been given.
+    """Return the settings of a fit on these rows; without a ``batch_size``, steps determine it.
 
     Raises:
-        ConfigError: the validation rows are named in two ways, or cannot go with those for training.
+        ConfigError: the validation rows are named in two ways, or cannot be combined with the training rows.
     """
     if source.indicator is not None and (validation is not None or fit.validation_split):
         raise ConfigError(
@@ -304,7 +305,7 @@ def _settle_steps(
         )
     if validation is not None:
         require_partner(source, validation)
-        fit = replace(fit, validation_split=0.0)  # Keras does not split where there are rows of their own
+        fit = replace(fit, validation_split=0.0)  # as in Keras, validation_data takes precedence
     if batch_size is not None:
         return fit
     count = source.count()
@@ -314,10 +315,10 @@ def _settle_steps(
 
 
 def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> int:
-    """Return the number of workers, of which a joint batch can use ``most``.
+    """Return the number of workers; a joint run takes at most ``most``.
 
     Raises:
-        ConfigError: several were asked for, and every batch of the model must have ``fixed`` rows.
+        ConfigError: several were requested, and every batch of the model must have ``fixed`` rows.
     """
     config = user.config
     if fixed is not None and (config.num_workers or 1) > 1:
@@ -341,7 +342,7 @@ class _Rows(NamedTuple):
     Attributes:
         schema: the columns of every row.
         first: the first training row.
-        settled: the first row of the validation rows, or of the training rows where there are no others.
+        settled: the first row of the validation rows if there are any, else of the training rows.
         divides: whether the loss is divided by the sum of masks or weights, and not by rows.
         classes: the classes of columns of labels, by their indices.
     """
@@ -356,12 +357,12 @@ class _Rows(NamedTuple):
 def _look_at_rows(
     user: UserModel, fit: FitConfig, source: Source, validation: Source | None, num_workers: int
 ) -> _Rows:
-    """Settle the columns of the rows, and check that the model can be trained on them."""
+    """Determine the columns of the rows, and check that the model can be trained on them."""
     model = user.model
     source.workers = num_workers
     source.schema, first = settle(model, source, "train_step")
     settled = first
-    trainability.require_trainable(model)  # a model may not be built before its rows are known
+    trainability.require_trainable(model)  # again: the first row may have built the model
     if validation is not None:
         validation.workers = num_workers
         validation.schema, settled = settle(model, validation, "test_step")
@@ -378,7 +379,7 @@ def _look_at_rows(
 
 
 def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
-    """Refuse rows of arrays that cannot be trained on, or warn of them; others are looked at by workers.
+    """Refuse rows of arrays that cannot be trained on, or warn of them; workers check other sources.
 
     Raises:
         DataError: there are such rows, and ``nan`` is "error".
@@ -391,10 +392,11 @@ def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classe
 
 
 def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
-    """Return the schema of rows that are weighed by the class of their label.
+    """Return the schema of rows that are weighted by the class of their label.
 
     Raises:
-        ConfigError: they have weights already, or there are several outputs.
+        ConfigError: the rows have sample weights, no labels or several labels each, or the model has several
+            outputs.
     """
     if rows.weights:
         raise ConfigError("class_weight should be left out where rows have sample weights; got both.")

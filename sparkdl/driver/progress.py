@@ -1,4 +1,4 @@
-"""How far a run is, on the screen: a bar in terminals and notebooks, else a line per epoch."""
+"""Progress of a run on the screen: a bar in terminals and notebooks, otherwise a line per epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 
 def choose_display(verbose: str | int, epochs: int) -> Display:
-    """Return the display of a verbosity: 0 silent, 1 a bar, 2 lines; "auto" a bar where one can be drawn."""
+    """Return the display of a verbosity: 0 silent, 1 a bar, 2 lines, "auto" 1 in terminals and notebooks."""
     console = Console()
     if verbose == "auto":
         verbose = 1 if console.is_terminal or console.is_jupyter else 2
@@ -20,11 +20,11 @@ def choose_display(verbose: str | int, epochs: int) -> Display:
 
 
 class Display:
-    """Shows nothing.
+    """A display that shows nothing.
 
     Args:
-        epochs: how many epochs there are.
-        console: where to.
+        epochs: number of epochs.
+        console: the console to write to.
     """
 
     live = False  # whether results are shown while an epoch runs
@@ -34,11 +34,11 @@ class Display:
         self.started = time.monotonic()
 
     def begin(self, epoch: int, rows: int) -> None:
-        """Begin an epoch that has so many rows (0 while that is not known)."""
+        """Begin an epoch of ``rows`` rows (0 if not known yet)."""
         self.started = time.monotonic()
 
     def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
-        """Say how many of the epoch's rows are done, and what the results are so far."""
+        """Update the number of rows done in the epoch, and the results so far."""
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """End an epoch."""
@@ -60,7 +60,7 @@ def _results(logs: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a metric's result as it is shown; some have several values."""
+    """Return the text of a metric's result, which may have several values."""
     return f"{value:.4f}" if np.ndim(value) == 0 else np.array2string(np.asarray(value), precision=4)
 
 
@@ -74,7 +74,7 @@ class LineDisplay(Display):
 
 
 class BarDisplay(Display):
-    """A bar with speed, time left and the results so far, and a line for each epoch that is done."""
+    """A bar with speed, remaining time and the results so far, and a line for each completed epoch."""
 
     live = True
 
@@ -109,12 +109,12 @@ class BarDisplay(Display):
             )
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
-        """Replace the bar by the epoch's line."""
+        """Replace the bar with the epoch's line."""
         self._remove()
         self.progress.console.print(self._line(epoch, rows, logs), highlight=False)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.progress.stop()
 
     def _remove(self) -> None:

@@ -1,12 +1,13 @@
-"""A run whose endpoint is in worker 0, for where executors do not reach the process that called ``fit``.
+"""A run whose endpoint is in worker 0, because executors cannot reach the process that called ``fit``.
 
-The endpoint then runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
-workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in its place. Where no slot is
-spare, all that it knows comes with the job's result. Else it asks the endpoint by small jobs of one task;
-the address it has from a task without rows, before that of worker 0, which ends at once and leaves its
-slot.
+The endpoint runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
+workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in its place.
 
-What there is to know travels as one record (``core.packing``); nothing is unpickled.
+Without a spare slot, the job's result brings all that the client learns of the run. With one, the client
+requests state from the endpoint by small jobs of one task. It gets the address from a task without rows,
+numbered before worker 0's, which ends at once and frees its slot.
+
+The state travels as one record (``core.packing``); nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from sparkdl.transport.messages import Running
 logger = logging.getLogger(__name__)
 
 
-Ask = Callable[[Endpoint, str, bytes], bytes]  # (endpoint, path, body): what is answered there
+Ask = Callable[[Endpoint, str, bytes], bytes]  # (endpoint, path, body) -> the answer's body
 
 
 class RemoteCoordinator:
-    """The store in worker 0 as the client knows it: as it asks for it, or as it comes with the job's result.
+    """The client's view of the coordinator in worker 0, from requests or from the job's result.
 
     Args:
-        hosted: what the store is made of.
-        ask: asks the endpoint through a small job.
+        hosted: the settings of the hosted run.
+        ask: the function that sends a request to the endpoint through a small job.
     """
 
-    failure: SparkDLError | None = None  # which comes with the job's
-    absent: frozenset[int] = frozenset()  # it goes on with all workers or none
+    failure: SparkDLError | None = None  # failures arrive as the job's error
+    absent: frozenset[int] = frozenset()  # the run needs all workers
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
@@ -64,7 +65,7 @@ class RemoteCoordinator:
         self._over = False
 
     def receive(self, rows: Iterable[Any]) -> bool:
-        """Take in the rows of the gang's result as they come; return whether the record was among them."""
+        """Read the rows of the worker group's result as they arrive; return True if they held a record."""
         pieces = (bytes(data) for (data,) in rows)
         try:
             if self.hosted.ahead:
@@ -94,7 +95,7 @@ class RemoteCoordinator:
             self._changed.notify_all()
 
     def _drive(self, epoch: int) -> None:
-        """Ask for the end of an epoch; what goes wrong with that, the gang's job says."""
+        """Request the state at an epoch's end; errors are only logged, as the group's job reports them."""
         endpoint = self._endpoint
         if endpoint is None:
             return
@@ -104,7 +105,7 @@ class RemoteCoordinator:
             logger.debug("The endpoint in worker 0 was not reached: %s", error)
 
     def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
-        """Return what an epoch gave, None if that is not known after so many seconds."""
+        """Return the result of an epoch; None if it is not known after ``timeout`` seconds."""
         if epoch not in self._results:
             self._drive(epoch)
         with self._changed:
@@ -114,33 +115,33 @@ class RemoteCoordinator:
             return self._results.pop(epoch, None)
 
     def unattended(self, epoch: int) -> EpochResult | None:
-        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        """Return the workers' reports of an epoch whose evaluation waits for the driver, else None."""
         return self._unattended.get(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
-        """Let workers evaluate an epoch, as Coordinator does."""
+        """Let workers evaluate an epoch, as ``Coordinator.evaluate`` does."""
         self._unattended.clear()
         if self._endpoint is not None:
             body = b"".join(part.tobytes() for part in weights or ())
             self.ask(self._endpoint, f"/v1/evaluate/{epoch}", body)
 
     def release(self, epoch: int, learning_rate: float) -> None:
-        """Let the workers train up to and with this epoch, as Coordinator does, when next it is asked."""
+        """Let workers train to the end of this epoch; the next request tells the coordinator."""
         self._orders.update(released=epoch, learning_rate=learning_rate)
 
     def commit(self, cut: Snapshot) -> None:
-        """Make a cut the one that is known to be complete."""
+        """Make a snapshot the last complete one."""
         self.cut = cut
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Take the weights that a callback set as the new center."""
+        """Make the weights that a callback set the new center."""
         if self._endpoint is not None:
             path = f"/v1/replace/{self._orders['released']}"
             self.ask(self._endpoint, path, parameters.tobytes() + statistics.tobytes())
         self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
 
     def cut_short(self, epoch: int) -> None:
-        """End an epoch early, and training with it, as Coordinator does, when next it is asked."""
+        """End an epoch, and training with it, early; the next request tells the coordinator."""
         self._orders["short"] = epoch
 
     def stop(self) -> None:
@@ -149,22 +150,22 @@ class RemoteCoordinator:
         self._drive(self.shape.epochs)
 
     def restart(self) -> int:
-        """Begin anew, under another generation."""
+        """Start the next generation of the worker group; return its number."""
         self.generation += 1
         self._over = False
         return self.generation
 
     @property
     def reported(self) -> bool:
-        """Whether a run that was stopped has said where it has got to."""
+        """True once the group's result was read, so that a stopped run has reported its last state."""
         return self._over
 
     def stopped_cut(self) -> Snapshot:
-        """Return where a run that is ending early has got to: the last epoch's end, where it did not say."""
+        """Return the snapshot of a run that ends early; the last epoch's end if the run reported none."""
         return self._stopped or self.cut
 
     def missing(self) -> list[int]:
-        """Spark starts this gang, all of it or nothing."""
+        """Return no workers: Spark starts all workers of this group, or none."""
         return []
 
     def summary(self) -> dict[str, Any]:
@@ -181,5 +182,5 @@ Store = Coordinator | RemoteCoordinator
 
 
 def _results(given: Iterable[Any]) -> dict[int, EpochResult]:
-    """Return the results of epochs, of which these are the values."""
+    """Return the results of epochs from their values, by epoch."""
     return {epoch: EpochResult(**fields | {"cut": Snapshot.of(fields["cut"])}) for epoch, fields in given}

@@ -1,4 +1,4 @@
-"""The request of a fit: all that a run needs to know before it begins."""
+"""The request of a fit: all settings and data of a run before it begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkdl.server.state import CarriedState
 from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
 
-Model = Any  # a keras.Model, which this file hands on and does not open
+Model = Any  # a keras.Model, which this module only passes on
 
 
 @dataclass(kw_only=True)
@@ -26,7 +26,7 @@ class Request:
 
     Attributes:
         model: the user's model.
-        builder: the function that built it, if one did.
+        builder: the function that built the model, if there is one.
         custom_objects: the custom objects that the user named.
         config: the settings of the SparkModel.
         fit: the settings of this fit.
@@ -37,16 +37,16 @@ class Request:
         schema: the columns of every row.
         callbacks: the user's callbacks.
         history: the History that gets the results.
-        settled: the first row of the rows that were looked at last.
+        settled: the first validation row if there are validation rows, else the first training row.
         metrics: the model's metrics.
         flags: the trainable layers and variables of the model, which a callback may change.
-        carried: the state of workers and rule that the fit before left, if this one goes on from it.
+        carried: the final state of workers and rule of the previous fit, if this one continues from it.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
         spare_slot: whether a slot is free for requests to an endpoint in worker 0.
         divides: whether the loss is divided by the sum of masks or weights, and not by rows.
         classes: the classes of columns of labels, by their indices.
         fixed_batch_size: the rows that every batch of the model must have; None: any number.
-        check: the check, on the driver, of the model that is made again there as on executors.
+        check: the check of a copy of the model that is restored on the driver as executors restore it.
         lease: the lease of the checkpoint folder, if there is one.
     """
 

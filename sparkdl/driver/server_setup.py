@@ -1,6 +1,6 @@
-"""The server of a run: the settings of its store, and the place where it runs.
+"""The setup of a run's server: the settings of its coordinator, and its place.
 
-It runs on the driver, or in worker 0 where executors do not reach the driver.
+The server runs on the driver, or in worker 0 if executors cannot reach the driver.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SILENCE = 3.0  # seconds without a heartbeat after which Spark's next attempt ta
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup:
-    """The settings of a run's store.
+    """The settings of a run's store, the coordinator or the client's view of it.
 
     Attributes:
         request: the request of the fit.
-        driver: the driver's model, with whose weights the run begins.
+        driver: the driver's model, whose weights the run begins with.
         plan: the plan of the run, without row counts.
         rule: the merge rule.
-        hybrid: when a round closes without some workers; None: never.
-        first_step: the batches that the optimizer had seen before the run.
-        attended: whether callbacks attend the evaluation of validation rows.
-        factor: the factor of the learning rate by the epochs that are done; None: there is none.
+        hybrid: the conditions for closing a round without some workers; None: rounds wait for all.
+        first_step: the number of batches that the optimizer had seen before the run.
+        attended: whether callbacks take part in the evaluation of validation rows.
+        factor: the function from epochs done to the factor of the learning rate; None: no factor.
     """
 
     request: Request
@@ -59,7 +59,7 @@ class ServerSetup:
         """Return the store of a run, on the driver or in worker 0.
 
         Args:
-            carried: the state of workers and rule that the fit before left.
+            carried: the final state of workers and rule of the previous fit.
         """
         config, cluster, model = self.request.config, self.request.cluster, self.request.model
         shape, terms = self._shape(), self._terms()
@@ -69,7 +69,7 @@ class ServerSetup:
             return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
         hosted = HostedRun(
             shape=shape,
-            terms=replace(terms, rule=Average()),  # the rule travels with what is code
+            terms=replace(terms, rule=Average()),  # the rule travels separately, with the other code
             parameters=start[0],
             statistics=start[1],
             decays=decays,
@@ -125,10 +125,10 @@ class ServerSetup:
 def spare_slot(
     config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Any]
 ) -> bool:
-    """Return whether a slot is free for requests to an endpoint in worker 0.
+    """Return True if a slot is free for requests to an endpoint in worker 0.
 
     Raises:
-        ConfigError: the endpoint cannot be in worker 0, or callbacks could not be called.
+        ConfigError: the endpoint cannot be in worker 0, or callbacks cannot be called.
     """
     if config.placement is Placement.DRIVER:
         return False
@@ -151,7 +151,7 @@ def spare_slot(
 
 
 def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
-    """Return when a round of this many workers closes without some of them; None: never.
+    """Return the conditions for closing a round without some workers; None: rounds wait for all.
 
     Raises:
         ConfigError: the quorum is larger than the number of workers.

@@ -1,7 +1,7 @@
-"""The report at the start of a run: checks of the workers' rows, and log lines about how they are divided.
+"""The report at the start of a run: checks of the workers' rows, and log lines about their division.
 
-Workers count their rows when they begin. Each line is a function that returns its text, or None where there
-is nothing to say.
+Workers count their rows when they begin. Each line is a function that returns its text, or None if it does
+not apply.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Start:
 
 
 def check(start: Start) -> None:
-    """Check that the rows can be trained on, and warn of rows that should not be.
+    """Require rows that can be trained on, and warn of unsuitable ones.
 
     Raises:
-        DataError: a part of the rows was to be held out, and none is; or rows cannot be trained on.
+        DataError: rows were to be held out, and none are; or rows cannot be trained on.
     """
     require_validation_rows(start)
     require_whole_batches(start)
@@ -76,10 +76,10 @@ def check(start: Start) -> None:
 
 
 def require_validation_rows(start: Start) -> None:
-    """Check that there are validation rows where some of the rows were to be held out.
+    """Require validation rows if some of the rows were to be held out.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no validation rows.
     """
     indicator, split = start.request.source.indicator, start.request.fit.validation_split
     if start.validation_rows:
@@ -97,10 +97,10 @@ def require_validation_rows(start: Start) -> None:
 
 
 def require_whole_batches(start: Start) -> None:
-    """Check that the last batch is as large as the model takes batches.
+    """Require a full last batch if the model has a fixed batch size.
 
     Raises:
-        DataError: it is smaller.
+        DataError: the last batch is smaller.
     """
     size = start.request.fixed_batch_size
     for what, count in (("rows", start.rows), ("validation rows", start.validation_rows)):
@@ -151,7 +151,7 @@ def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
 
 
 def division(start: Start) -> str:
-    """Return how many workers train on how many rows, and in how many updates."""
+    """Return the numbers of workers, of rows and of updates per epoch."""
     plan = start.plan
     whose = "over all workers" if plan.joint else "per worker"
     updates = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
@@ -162,7 +162,7 @@ def division(start: Start) -> str:
 
 
 def scaled_rate(start: Start) -> str | None:
-    """Return by what the default rule scales the learning rate."""
+    """Return the factor by which the default rule scales the learning rate."""
     if start.rate_scale == 1:
         return None
     return (
@@ -172,7 +172,7 @@ def scaled_rate(start: Start) -> str | None:
 
 
 def unstudied(start: Start) -> str | None:
-    """Return a warning of more workers than the study of convergence had."""
+    """Return a warning about more workers than the study of convergence covers."""
     plan = start.plan
     if plan.joint or plan.working <= STUDIED:
         return None
@@ -183,7 +183,7 @@ def unstudied(start: Start) -> str | None:
 
 
 def known_shortfall(start: Start) -> str | None:
-    """Return a warning of settings that ended below plain Keras in the study of convergence."""
+    """Return a warning about settings that ended below plain Keras in the study of convergence."""
     if start.plan.joint:
         return None
     config = start.request.config
@@ -198,19 +198,19 @@ def known_shortfall(start: Start) -> str | None:
 
 
 def idle_workers(start: Start) -> str | None:
-    """Return a warning of workers without rows."""
+    """Return a warning about workers without rows."""
     idle = sum(not count for count in start.plan.rows)
     return f"{idle} of {start.request.num_workers} workers have no rows." if idle else None
 
 
 def empty_partitions(start: Start) -> str | None:
-    """Return a warning of partitions without rows."""
+    """Return a warning about partitions without rows."""
     empty = sum(member.notes.get("empty", 0) for member in start.members.values())
     return f"Partitions of the data without rows: {empty}." if empty else None
 
 
 def single_classes(start: Start) -> str | None:
-    """Return a warning of workers whose rows are all of one class, where a setting would mix them."""
+    """Return a warning about workers whose rows are all of one class, where a setting would mix them."""
     fit = start.request.fit
     one = [worker for worker, member in sorted(start.members.items()) if member.notes.get("one_class")]
     if not one or not (fit.preserve_partitions or not fit.shuffle):
@@ -231,7 +231,7 @@ LINES: tuple[tuple[int, Callable[[Start], str | None]], ...] = (
 
 
 def log(start: Start) -> None:
-    """Log the lines that have something to say."""
+    """Log the lines that apply."""
     for level, line in LINES:
         text = line(start)
         if text is not None:

@@ -58,14 +58,14 @@ class TrainingJob:
             spec: the model, as values.
             objects: the custom objects of the model.
             traffic: the counts of requests to the endpoint.
-            stack: the cleanup of the run, which ends what is begun here.
+            stack: the cleanup of the run, which releases the resources acquired here.
         """
         request, config, cluster = self.request, self.request.config, self.request.cluster
         with interrupts.held():
             shared = cluster.share(self._shared(store, spec))
             stack.callback(cluster.forget, shared)
-        trim(self.driver.layouts.trainable.nbytes)  # what it took to make the model values, and a vector
-        endpoint, restarts = None, 0  # a store in worker 0 is lost with it
+        trim(self.driver.layouts.trainable.nbytes)  # memory that the serialization of the model took
+        endpoint, restarts = None, 0  # a store in worker 0 is lost with that worker
         if isinstance(store, Coordinator):
             endpoint = stack.enter_context(serving(store, cluster, config, traffic))
             restarts = config.max_restarts
@@ -93,7 +93,7 @@ class TrainingJob:
         return group
 
     def _shared(self, store: Store, spec: serialization.ModelSpec) -> TrainJob:
-        """Return the values that the tasks share, and tell the sources how many rows are evaluated."""
+        """Return the values that the tasks share; set the evaluation batches of the sources."""
         request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
         held = fit.validation_batch_size or self.plan.batch_size
         for source in (request.source, request.validation):

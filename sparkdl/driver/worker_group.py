@@ -25,14 +25,14 @@ from sparkdl.transport.exchange import Endpoint
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
-ABSENT_SECONDS = 3.0  # the same where the task of a lost worker may not end at all
+ABSENT_SECONDS = 3.0  # the same if a worker is lost, whose task may never end
 
 
 @contextmanager
 def serving(
     store: GroupCoordinator, cluster: SparkApplication, config: TrainConfig, traffic: Traffic
 ) -> Iterator[Endpoint]:
-    """Serve a store to the workers of a run in a ``with`` block, which closes it; yields where that is."""
+    """Serve a store to the workers of a run in a ``with`` block; yield the endpoint, close the store."""
     token = secrets.token_urlsafe(32)
     listen, host = cluster.addresses(config.bind_address, config.advertised_host)
     port = config.port
@@ -47,20 +47,20 @@ def serving(
         try:
             yield Endpoint(host, bound, token, store.shape.run, certificate)
         finally:
-            store.close()  # first of all, so that no request waits while the server stops
+            store.close()  # before the server stops, so that no request keeps it waiting
 
 
 @dataclass(kw_only=True)
 class WorkerGroup:
-    """The workers of a run: the job that runs them, and its next start when one is lost.
+    """The workers of a run: the job that runs them, and its restart when a worker is lost.
 
     Attributes:
         cluster: the Spark application.
         store: the run's store.
-        submit: submits the job of a generation, as a barrier stage or not.
+        submit: the function that submits the job of a generation, as a barrier stage or not.
         barrier: whether the job is a barrier stage.
-        restarts: the maximum number of restarts in a row without another epoch done.
-        start_timeout: seconds between the first worker that started and the last.
+        restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
+        start_timeout: the maximum seconds between the starts of the first and the last worker.
         of_rows: whether the job computes rows by a plan of the user's.
     """
 
@@ -83,7 +83,7 @@ class WorkerGroup:
 
     @property
     def most_stale(self) -> int:
-        """The maximum number of restarts after workers in stale processes."""
+        """The maximum number of restarts because of stale Python processes."""
         return 3 * self.store.shape.num_workers
 
     def start(self) -> None:
@@ -93,10 +93,10 @@ class WorkerGroup:
         self.job = self.submit(self.store.generation, self.barrier)
 
     def check(self) -> None:
-        """Check the workers once, and start them again after a failure that a restart can mend.
+        """Check the workers once, and restart them after a failure that a restart can fix.
 
         Raises:
-            SparkDLError: a worker failed, or died too often, or workers do not start in time.
+            SparkDLError: a worker failed, workers died too often, or workers did not start in time.
         """
         self._relay_logs()
         if self.store.failure is not None:
@@ -113,17 +113,17 @@ class WorkerGroup:
             workers.log(entry["level"], "%s", entry["message"])
 
     def _ended(self, job: Job) -> None:
-        time.sleep(POLL_SECONDS)  # A worker tells why it failed just before its task does.
+        time.sleep(POLL_SECONDS)  # A worker reports its failure just before its task fails.
         if self.store.failure is not None:
             self.store.failure.cause = job.error
             self._failed(self.store.failure)
         elif job.error is not None:
             self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
-        elif not job.result:  # which the run may be in
+        elif not job.result:  # with the endpoint in worker 0, the result holds the run's record
             raise WorkerLostError("The Spark job ended before the run did.")
 
     def _failed(self, error: SparkDLError) -> None:
-        """Start the workers again if that can mend the error, else raise it."""
+        """Restart the workers if that can fix the error, else raise it."""
         if failures.lacks_package(error) and not self.shipped:
             logger.info("Executors have no sparkdl; sending it along.")
             self.cancel()

@@ -1,4 +1,4 @@
-"""A Keras model as an Estimator of Spark ML, and the Model that its fit returns."""
+"""A Spark ML Estimator that trains a Keras model, and the Model that its fit returns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingSummary:
-    """How a fit went.
+    """The results of a fit.
 
     Args:
-        history: what Keras's History has: a list of a number per epoch, by the metric's name.
-        training: counts and timings of the run, as ``SparkModel.fit`` gives them.
+        history: the content of Keras's History: a list with one number per epoch, by metric name.
+        training: counts and timings of the run, as in the History of ``SparkModel.fit``.
 
     Attributes:
         history: the same.
@@ -41,22 +41,22 @@ class TrainingSummary:
 
     @property
     def totalIterations(self) -> int:
-        """How many epochs there were."""
+        """The number of epochs."""
         return len(self.objectiveHistory)
 
 
 class KerasEstimatorModel(Predicts, FitParams, Model):
-    """A Keras model that an Estimator has trained, with the Params that it was trained with.
+    """A Keras model that an Estimator trained, with the Params of that training.
 
-    The model is no Param: model selection transforms with the Params of its grid, of which another model, an
-    untrained one, may be one.
+    The model is not a Param, because model selection transforms with the Params of its grid, which may
+    include another, untrained model.
 
     Args:
         model: the trained keras.Model.
         params: its Params, by keyword.
     """
 
-    unsaved = ("callbacks", "merge")  # no prediction needs them
+    unsaved = ("callbacks", "merge")  # not needed for predictions
 
     def __init__(self, model: Any = None, **params: Any) -> None:
         super().__init__(**params)
@@ -68,48 +68,49 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
         return self._model
 
     def held(self) -> Any:
-        """Return the model, None if there is none yet."""
+        """Return the model; None if there is none."""
         return self._model
 
     def builder(self) -> Any:
-        """Return the function that built the model, if one did."""
+        """Return the function that built the model; None if there is none."""
         return self._builder
 
     def hold(self, model: Any) -> None:
-        """Take up a model."""
+        """Set the model."""
         self._model = model
 
     @property
     def hasSummary(self) -> bool:
-        """Whether it is known how the fit went."""
+        """True if there is a training summary."""
         return self._summary is not None
 
     @property
     def summary(self) -> TrainingSummary:
-        """How the fit went.
+        """The results of the fit.
 
         Raises:
-            ModelError: that is not known.
+            ModelError: there is no training summary.
         """
         if self._summary is None:
             raise ModelError(f"{self.uid} has no training summary; it was made without a fit.")
         return self._summary
 
     def extra(self) -> dict[str, Any]:
-        """Return what is saved beside the Params."""
+        """Return the values to save beside the Params."""
         return {"history": self._summary.history} if self._summary else {}
 
     def adopt(self, extra: dict[str, Any]) -> None:
-        """Take up what was saved beside the Params."""
+        """Restore the values that were saved beside the Params."""
         if "history" in extra:
             self._summary = TrainingSummary(extra["history"], {})
 
 
 class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-arg]
-    """Trains a Keras model on the columns of a DataFrame; a fit trains a copy, and leaves ``model`` as it is.
+    """An Estimator that trains a copy of a Keras model on the columns of a DataFrame.
 
     Args:
-        params: its Params, by keyword; ``model`` is a compiled keras.Model, or a function that returns one.
+        params: its Params, by keyword; ``model`` is a compiled keras.Model, which a fit leaves unchanged, or
+            a function that returns one.
 
     Example:
         >>> estimator = KerasEstimator(model=model, epochs=10, batchSize=64)  # doctest: +SKIP
@@ -132,7 +133,8 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         if self.isDefined("thresholds") and (shape := signature.known_output(trained.model)) is not None:
             losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))
         fit = arguments(self, FIT)
-        fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]  # one fit's each
+        # Copies, because each fit needs callbacks of its own.
+        fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]
         inputs, outputs = signature.input_names(trained.model), signature.output_names(trained.model)
         fit["features_col"] = by_name(self.getOrDefault("featuresCol"), inputs, "input")
         fit["label_col"] = by_name(fit["label_col"], outputs, "output")

@@ -1,7 +1,7 @@
-"""The Params of the Estimator and the Transformers, each said once: name, words, and what it takes.
+"""The Params of the Estimator and the Transformers: their names, descriptions and converters.
 
-Setters and getters, and the signatures of constructors, are made from them. A value is checked where it is
-set; what depends on several, by ``SparkModel`` when a fit begins.
+Setters, getters and the signatures of constructors are made from them. Setting a Param checks its value.
+``SparkModel`` checks combinations of values when a fit begins.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Task(StrEnum):
-    """What a model's output says."""
+    """Meanings of a model's output."""
 
     AUTO = "auto"
     CLASSIFICATION = "classification"
@@ -62,7 +62,7 @@ class Task(StrEnum):
 
 
 def _param(doc: str, convert: Convert | None = None) -> Any:
-    """Return a Param that takes its name from the attribute that it is."""
+    """Return a Param that is named after its class attribute."""
     made: Any = Param(Params._dummy(), "", doc)
     made.convert = convert
     return made
@@ -93,7 +93,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def _checked(check: Callable[[Any], Any]) -> Convert:
-    """Return what takes a value as it is, a whole number of NumPy's as Python's, once it was checked."""
+    """Return a converter that checks a value and keeps it; NumPy scalars become Python numbers."""
 
     def convert(name: str, value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value
@@ -104,7 +104,7 @@ def _checked(check: Callable[[Any], Any]) -> Convert:
 
 
 def _columns(name: str, value: Any) -> Any:
-    """Take the name of a column, a list of names, or a dict of them."""
+    """Convert the name of a column, a list of names, or a dict of names."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value:
@@ -115,14 +115,14 @@ def _columns(name: str, value: Any) -> Any:
 
 
 def _classes(name: str, value: Any) -> dict[int, float]:
-    """Take weights by class, whose numbers JSON makes strings."""
+    """Convert weights by class; class numbers may be strings, as in JSON."""
     if not isinstance(value, dict):
         raise TypeError(f"Could not convert {value!r} to a dict of numbers by class index.")
     return {int(label): float(weight) for label, weight in value.items()}
 
 
 def _thresholds(name: str, value: Any) -> list[float]:
-    """Take a number for each class; at most one may be 0, as Spark has it."""
+    """Convert the thresholds of classes; as in Spark, at most one may be 0."""
     numbers: list[float] = TypeConverters.toListFloat(value)
     if not numbers or not all(number >= 0 for number in numbers) or numbers.count(0) > 1:
         raise ConfigError(
@@ -147,7 +147,7 @@ def _epochs(name: str, value: Any) -> Any:
 
 
 class KerasParams(Params):
-    """Params with setters and getters, which the constructor takes by keyword."""
+    """Params with setters and getters; the constructor takes them by keyword."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -169,10 +169,10 @@ class KerasParams(Params):
         self.setParams(**params)
 
     def setParams(self: Self, **params: Any) -> Self:
-        """Set several Params by their names; None is what a Param has that was never set.
+        """Set several Params by name; None clears a Param.
 
         Raises:
-            TypeError: there is no such Param, or it does not take the value.
+            TypeError: a Param does not exist, or does not accept the value.
         """
         for name in params:
             if not self.hasParam(name):
@@ -201,21 +201,21 @@ def _add_accessors(cls: type, param: Any) -> None:
 
 
 class ModelParams(KerasParams):
-    """Which model a stage trains, or predicts with."""
+    """The model of a stage."""
 
     model = _param("the keras.Model; for an Estimator compiled, or a function that returns one")
 
     def held(self) -> Any:
-        """Return the model, None if there is none yet."""
+        """Return the model; None if it is not set."""
         return self.getOrDefault("model") if self.isDefined("model") else None
 
     def hold(self, model: Any) -> None:
-        """Take up a model."""
+        """Set the model."""
         self._set(model=model)
 
 
 class PredictionParams(KerasParams):
-    """What a model reads and writes when it predicts."""
+    """The columns and settings of predictions."""
 
     customObjects = _param("classes and functions that the model needs, by name")
     featuresCol = _param(
@@ -238,7 +238,7 @@ class PredictionParams(KerasParams):
 
 
 class FitParams(PredictionParams):
-    """How a SparkModel is made, and what its fit takes, besides the model."""
+    """The arguments of SparkModel and its ``fit``, except the model."""
 
     mode = _param('"synchronous", "asynchronous" or "hogwild"', _one_of(Mode))
     frequency = _param(
@@ -294,7 +294,7 @@ class FitParams(PredictionParams):
 
 
 class TrainingParams(ModelParams, FitParams):
-    """What an Estimator has: a model, and how it is trained."""
+    """The Params of an Estimator: a model, and the settings of its training."""
 
 
 SETTINGS = (
@@ -352,11 +352,11 @@ OF_PLACE = (
     "checkpoint",
     "resume",
 )  # see ``config``
-OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # which JSON does not hold
+OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # not saved in the JSON metadata
 
 
 def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of Params that have one, as keyword arguments of SparkModel's."""
+    """Return the values of Params that have one, as keyword arguments of SparkModel or its ``fit``."""
     return {
         re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), name): params.getOrDefault(name)
         for name in names
@@ -365,15 +365,15 @@ def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
-    """Return a dict of columns by input, of one that may be of inputs by column, and others as they are.
+    """Turn a dict of inputs by column into one of columns by input; return other values unchanged.
 
     Args:
-        columns: the name of a column, or a list or a dict of such.
-        names: those of the model's inputs, or of its outputs; none, if it does not tell.
-        what: which of them these are, "input" or "output".
+        columns: the name of a column, or a list or a dict of names.
+        names: the names of the model's inputs, or of its outputs; empty if they are not known.
+        what: the kind of names, "input" or "output".
 
     Raises:
-        ConfigError: it can be read in both ways.
+        ConfigError: the dict can be read in both directions.
     """
     if (
         not names

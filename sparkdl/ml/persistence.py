@@ -1,7 +1,7 @@
-"""How the stages of a pipeline are written and read: Spark's own metadata, and a plain Keras file beside it.
+"""Saving and loading of pipeline stages: Spark's own metadata, and a plain Keras file beside it.
 
-``metadata`` has the Params and what else JSON holds, ``model.keras`` the model; both are on the file system
-that Spark takes the path for.
+``metadata`` has the Params and other values as JSON, ``model.keras`` the model. Both are on the file system
+to which Spark resolves the path.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FILE = "model.keras"
 
 
 class KerasWriter(MLWriter):
-    """Writes a stage.
+    """Writer of a stage.
 
     Args:
-        stage: the stage; its ``extra()`` is kept in the metadata, and the model that it has ``held()``.
+        stage: the stage; its ``extra()`` goes into the metadata, and the model from ``held()`` into a file.
     """
 
     def __init__(self, stage: Any) -> None:
@@ -51,11 +51,11 @@ class KerasWriter(MLWriter):
         RemoteMLWriter.handleOverwrite(path, True)
 
     def saveImpl(self, path: str) -> None:
-        """Write the stage to a path that is not there yet.
+        """Write the stage to a new path.
 
         Raises:
-            ModelError: its model is a function, which no file holds.
-            ConfigError: its rule is one of the user's own, or the path is none that Spark Connect writes to.
+            ModelError: its model is a function, which cannot be saved.
+            ConfigError: its rule is the user's own, or Spark Connect cannot write to the path.
         """
         stage, cluster = self.stage, application_of(self.sparkSession)
         if cluster.remote and not path.startswith("/"):
@@ -94,10 +94,10 @@ class KerasWriter(MLWriter):
 
 
 def require_file(model: Any) -> None:
-    """Check that a file can hold a model.
+    """Require a model that can be saved to a file.
 
     Raises:
-        ModelError: it is a function.
+        ModelError: the model is a function.
     """
     if not hasattr(model, "save"):
         raise ModelError(
@@ -107,7 +107,7 @@ def require_file(model: Any) -> None:
 
 
 class KerasReader(MLReader[Any]):
-    """Reads what ``KerasWriter`` wrote.
+    """Reader of stages that ``KerasWriter`` wrote.
 
     Args:
         kind: the class of the stage.
@@ -120,11 +120,11 @@ class KerasReader(MLReader[Any]):
     def load(self, path: str) -> Any:
         """Return the stage at a path.
 
-        Objects that the model needs are found where they are registered with Keras, or in a
+        Custom objects of the model must be registered with Keras, or be in a
         ``keras.saving.custom_object_scope``.
 
         Raises:
-            ModelError: the model cannot be restored; says what is missing.
+            ModelError: the model cannot be restored; names the missing object.
         """
         cluster = application_of(self.sparkSession)
         metadata = DefaultParamsReader.loadMetadata(path, cluster.handle)
@@ -146,34 +146,34 @@ class KerasReader(MLReader[Any]):
 
 
 class Stored(KerasParams, MLWritable, MLReadable[Any]):
-    """What a stage does that is written and read with its model.
+    """A stage that is saved and loaded with its model.
 
     Attributes:
-        unsaved: Params that are left out without a word where no file holds them.
+        unsaved: Params that are left out without a warning if they cannot be saved.
     """
 
     unsaved: tuple[str, ...] = ()
 
     def held(self) -> Any:
-        """Return the model, None if there is none yet."""
+        """Return the model; None if it is not set."""
         raise NotImplementedError
 
     def hold(self, model: Any) -> None:
-        """Take up a model."""
+        """Set the model."""
         raise NotImplementedError
 
     def write(self) -> KerasWriter:
-        """Return what writes this stage."""
+        """Return a writer of this stage."""
         return KerasWriter(self)
 
     @classmethod
     def read(cls) -> KerasReader:
-        """Return what reads such a stage."""
+        """Return a reader of stages of this class."""
         return KerasReader(cls)
 
     def extra(self) -> dict[str, Any]:
-        """Return what is saved beside the Params."""
+        """Return the values to save beside the Params."""
         return {}
 
     def adopt(self, extra: dict[str, Any]) -> None:
-        """Take up what was saved beside the Params."""
+        """Restore the values that were saved beside the Params."""

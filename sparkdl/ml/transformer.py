@@ -1,4 +1,4 @@
-"""A trained Keras model as a stage that adds predictions to a DataFrame."""
+"""A pipeline stage that adds the predictions of a trained Keras model to a DataFrame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkdl.sources.dataframe import frame_source, require_free
 
 
 class Predicts(PredictionParams, Stored):
-    """What a stage does that predicts."""
+    """A stage that predicts."""
 
     @short
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -61,20 +61,20 @@ class Predicts(PredictionParams, Stored):
         return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
 
     def given_thresholds(self) -> Any:
-        """Return the threshold of each class, None if none are set."""
+        """Return the threshold of each class; None if none are set."""
         return self.getOrDefault("thresholds") if self.isDefined("thresholds") else None
 
     def builder(self) -> Any:
-        """Return the function that built the model, if one did."""
+        """Return the function that built the model; None if there is none."""
         return None
 
 
 class KerasTransformer(ModelParams, Predicts, Transformer):
-    """A Keras model that is trained already, as a stage of a pipeline.
+    """A trained Keras model as a stage of a pipeline.
 
     Args:
-        params: its Params, by keyword; ``model`` is the keras.Model, which need not be compiled. Where it is
-            not, ``task="classification"`` says that its output are class probabilities.
+        params: its Params, by keyword; ``model`` is the keras.Model, which need not be compiled. For a model
+            that is not compiled, ``task="classification"`` declares its output to be class probabilities.
 
     Example:
         >>> KerasTransformer(model=model, featuresCol="pixels").transform(frame)  # doctest: +SKIP

@@ -1,9 +1,9 @@
-"""Where rows come from, and how they become the partitions of workers: arrays, RDDs and functions.
+"""Sources of rows (arrays, RDDs and functions), and their division into partitions for workers.
 
-A source is looked at once on the driver, one row deep, which settles the columns; the rest is read on the
-executors. Rows are dealt to workers so that an epoch has the batches of one process (``data.batch_plan``):
-arrays by rank on the driver, RDDs by a shuffle of blocks with a stable key; what a function of the user's
-own returns on a worker is that worker's.
+The driver reads one row of a source, which determines the columns; executors read the rest. Rows are dealt
+to workers so that an epoch has the batches of one process (``data.batch_plan``): arrays by rank on the
+driver, RDDs by a shuffle of blocks with a stable key. Rows that a user's function returns on a worker stay
+on that worker.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from sparkdl.spark.jobs import Stage
 
 
 class NoRowsError(DataError):
-    """There are no rows, and one was asked for."""
+    """A row was requested from a source without rows."""
 
 
 class Source(ABC):
-    """Rows from somewhere.
+    """The user's rows, from arrays, an RDD, a DataFrame or a function.
 
     Attributes:
-        schema: what the rows have to be, which is settled once the first of them was looked at.
-        indicator: the column of booleans that says which rows are for validation, if there is one.
-        workers: how many tasks there are to be, once that is known.
-        partitions: how many partitions workers get whole; None: rows leave theirs.
+        schema: the columns of every row, known once the first row was read.
+        indicator: the column of booleans that marks validation rows, if there is one.
+        workers: the number of tasks, once it is known.
+        partitions: the number of partitions that workers get whole; None: rows move between partitions.
         session: the session of a DataFrame.
-        of_a_plan: whether Spark computes the rows, by a plan of the user's.
-        ahead: how many tasks without rows there are before those of the workers; what tasks give comes as
-            they end then.
-        held_batch: rows of a batch of an evaluation, which one worker gets where arrays are dealt.
-        held_most: how many of the first validation rows are evaluated; None: all.
-        whole: whether arrays stay in one partition, for batches that all have to have as many rows.
+        of_a_plan: whether Spark computes the rows by a plan of the user's.
+        ahead: the number of tasks without rows before those of the workers. With such tasks, results arrive
+            as each task ends.
+        held_batch: rows of an evaluation batch; dealt arrays keep each batch on one worker.
+        held_most: the number of leading validation rows that are evaluated; None: all.
+        whole: whether arrays stay in one partition, because all batches need the same number of rows.
     """
 
     schema: Schema
@@ -69,7 +69,7 @@ class Source(ABC):
         """Return the first row.
 
         Raises:
-            DataError: there is none.
+            DataError: there are no rows.
         """
 
     @abstractmethod
@@ -82,29 +82,29 @@ class Source(ABC):
         validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return what makes the action of a job: a function of (how to make a stage, barrier)."""
+        """Return the function of (stage factory, barrier) that makes the action of a training job."""
 
     @abstractmethod
     def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
 
     def count(self) -> int | None:
-        """Return the number of rows if that is known without a job."""
+        """Return the number of rows if it is known without a job."""
         return None
 
     def num_partitions(self) -> int | None:
-        """Return how many partitions the rows lie in; None if there is no such thing."""
+        """Return the number of partitions of the rows; None if they have none."""
         return None
 
 
 class ArraySource(Source):
-    """NumPy arrays, or what can be made one, that the driver holds.
+    """NumPy arrays, or values that convert to arrays, on the driver.
 
     Args:
-        sample: x, y and sample weights, or fewer, taken apart.
+        sample: x, y and sample weights, or fewer of them, flattened.
 
     Raises:
-        DataError: the arrays do not have as many rows.
+        DataError: the arrays differ in their number of rows.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -127,7 +127,7 @@ class ArraySource(Source):
         return self.sample.first_of(self.arrays)
 
     def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
-        """Return what is wrong with the arrays, for what they are for."""
+        """Return the faults in the arrays; ``part``: TRAINING or VALIDATION."""
         found = Faults(self.schema, classes)
         columns, keys = self._columns(), np.arange(self.count(), dtype=np.uint64)
         for start in range(0, self.count(), 1 << 16):
@@ -136,7 +136,7 @@ class ArraySource(Source):
         return found.found()
 
     def like_a_row(self) -> Sample:
-        """Return a row of zeros, or of empty strings, such as the arrays would have."""
+        """Return a row of zeros, or of empty strings, with the shapes and dtypes of the arrays."""
         rows = [
             np.full((1, *array.shape[1:]), "" if array.dtype.kind in "OST" else 0, array.dtype)
             for array in self.arrays
@@ -148,7 +148,7 @@ class ArraySource(Source):
         return len(self.arrays[0])
 
     def split(self, fraction: float) -> tuple[ArraySource, ArraySource]:
-        """Return all but the last rows, and the last ones, as Keras's validation_split does."""
+        """Return the leading rows and the last ``fraction`` of rows, as Keras's validation_split does."""
         at = int(self.count() * (1 - fraction))
         if not 0 < at < self.count():
             raise DataError(
@@ -170,9 +170,9 @@ class ArraySource(Source):
     def dealt(
         self, cluster: SparkApplication, num_workers: int, seed: int | None, part: int
     ) -> Iterator[tuple[int, Block]]:
-        """Yield each worker's rows as blocks: those that rank as its own in the order of the run.
+        """Yield each worker's rows as blocks: the rows at its ranks in the order of the run.
 
-        Rows for validation are dealt by batches, whose losses and metrics are then those of one process.
+        Validation rows are dealt in whole batches, so that losses and metrics match those of one process.
         """
         arrays = self._columns()
         order = np.arange(self.count())
@@ -200,14 +200,14 @@ class ArraySource(Source):
         validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return what makes the action of a job over the arrays, dealt on the driver."""
+        """Return the function that makes the action of a job over the arrays, dealt on the driver."""
         source, held = self.split(split) if split else (self, validation)
         dealt = list(source.dealt(cluster, num_workers, seed, TRAINING))
         shuffled: RddSource | None = None
         if isinstance(held, ArraySource):
             dealt += held.dealt(cluster, num_workers, None, VALIDATION)
         elif held is not None:
-            assert isinstance(held, RddSource)  # noqa: S101 - require_partner saw to it
+            assert isinstance(held, RddSource)  # noqa: S101 - require_partner ensures this
             shuffled = held
         rdd, in_place = self._parallelize(cluster, dealt, num_workers)
 
@@ -223,9 +223,9 @@ class ArraySource(Source):
         return make
 
     def _slices(self, cluster: SparkApplication) -> Any:
-        """Return the rows in their order, a block per slot, or more where they would not go into a task.
+        """Return the rows in order, in one block per slot, or more if a block would not fit into a task.
 
-        A block has whole batches of an evaluation.
+        A block has whole evaluation batches.
         """
         parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
         parts = 1 if self.whole else max(1, min(parts, -(-self.count() // self.held_batch)))
@@ -254,7 +254,10 @@ class ArraySource(Source):
     def _parallelize(
         cluster: SparkApplication, dealt: list[tuple[int, Block]], num_workers: int
     ) -> tuple[Any, bool]:
-        """Return an RDD of blocks, and whether its partition k is worker k's, in slices of equal length."""
+        """Return an RDD of blocks, and True if partition k holds the blocks of worker k.
+
+        In that case all partitions are padded with empty blocks to the same length.
+        """
         piles: list[list[tuple[int, Block]]] = [[] for _ in range(num_workers)]
         for worker, block in dealt:
             piles[worker].append((worker, block))
@@ -268,20 +271,20 @@ class ArraySource(Source):
 
 
 def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Any:
-    """Return an RDD of blocks, cut so that what a task begins with goes into the message that starts it."""
+    """Return an RDD of blocks in slices that fit into the message that starts a task."""
     most = max((block.nbytes for _, block in dealt), default=1)
     together = max(1, cluster.task_bytes // max(1, most))
     return _distributed(cluster, dealt, max(1, -(-len(dealt) // together)))
 
 
-_in_the_jvm = 0  # bytes of rows that went there since the last garbage collection
+_in_the_jvm = 0  # bytes of rows sent to the JVM since the last garbage collection
 
 
 def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], parts: int) -> Any:
-    """Return an RDD of blocks, after the rows of earlier calls were freed if there were many.
+    """Return an RDD of blocks; first free the rows of earlier calls if there were many.
 
-    The JVM keeps the rows of an RDD until Python deletes the objects for it. Py4J's refer to each other, so
-    that only the garbage collector finds them, and it seldom looks at objects that lived for a while.
+    The JVM keeps the rows of an RDD until Python deletes the objects for it. Py4J's objects refer to each
+    other, so that only the garbage collector frees them, and it seldom examines long-lived objects.
     """
     global _in_the_jvm
     if _in_the_jvm > LARGE:
@@ -295,7 +298,7 @@ _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 
 
 def first_row(rdd: RDD[Any]) -> Any:
-    """Return the first row of an RDD, by a small job that leaves the rest unread, once for each RDD."""
+    """Return the first row of an RDD, by one small job per RDD that leaves the other rows unread."""
     if rdd not in _first_rows:
         with jobs.other_processes():
             rows = jobs.run(lambda: rdd.take(1), application_of())
@@ -306,15 +309,15 @@ def first_row(rdd: RDD[Any]) -> Any:
 
 
 def sample_of(row: Any, counts: Counts, *, labels: bool = True) -> Sample:
-    """Return a row of an RDD, taken apart.
+    """Return a row of an RDD as a sample.
 
     Args:
-        row: (x, y) or (x, y, sample_weight); (x,) where ``counts`` has only that of x.
-        counts: how many arrays the model takes for x and for y.
-        labels: whether rows have to have labels; else (x,), or x, will do.
+        row: (x, y) or (x, y, sample_weight); (x,) if ``counts`` has one entry.
+        counts: the number of arrays that the model takes for x and for y.
+        labels: whether rows must have labels; else (x,) or x is accepted too.
 
     Raises:
-        DataError: it is no such tuple.
+        DataError: the row is not such a tuple.
     """
     row = as_pair(row)
     lengths = (1,) if len(counts) == 1 else (2, 3) if labels else (1, 2, 3)
@@ -329,7 +332,7 @@ def sample_of(row: Any, counts: Counts, *, labels: bool = True) -> Sample:
 
 
 def _is_labelled(row: Any) -> bool:
-    """Return whether a row of a model that may do without labels is [x, y], and no list of numbers."""
+    """Return True if a row is a list [x, y] or [x, y, sample_weight], not a list of numbers."""
     return isinstance(row, list) and len(row) in (2, 3) and any(np.ndim(part) for part in row)
 
 
@@ -337,7 +340,7 @@ def first_value(name: str, value: Any, dtype: Any = None) -> Array:
     """Return a value of the first row as an array.
 
     Raises:
-        DataError: it is none.
+        DataError: the value does not convert to an array.
     """
     try:
         return as_array(value) if dtype is None else np.asarray(value, dtype)
@@ -353,8 +356,8 @@ class RddSource(Source):
 
     Args:
         rdd: the RDD.
-        counts: how many arrays the model takes for x and for y; one count for rows of x alone.
-        labels: whether rows have to have labels.
+        counts: the number of arrays that the model takes for x and for y; one count for rows of x alone.
+        labels: whether rows must have labels.
     """
 
     of_a_plan = True
@@ -364,11 +367,11 @@ class RddSource(Source):
         application_of().rebind(rdd)
 
     def peek(self) -> Sample:
-        """Return the first row, which is computed by a small job."""
+        """Return the first row, by a small job."""
         return sample_of(first_row(self.rdd), self.counts, labels=self.labels)
 
     def num_partitions(self) -> int:
-        """Return how many partitions there are."""
+        """Return the number of partitions."""
         return int(jobs.run(self.rdd.getNumPartitions, application_of()))
 
     def training(
@@ -380,11 +383,11 @@ class RddSource(Source):
         validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return what makes the action of a job over the RDD, shuffled only when it must be."""
+        """Return the function that makes the action of a job over the RDD, shuffled only if needed."""
         common = {"split": split, "split_seed": seed or 0}
         fits = self.num_partitions() == num_workers
         in_place = self.partitions is not None or seed is None and validation is None and fits
-        # Once for all starts of the gang, so that a worker has the same partitions in each.
+        # Coalesced once for all generations of the worker group, so that a worker keeps its partitions.
         rdd = self.rdd if fits or not in_place else self.rdd.coalesce(num_workers)
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
@@ -404,7 +407,7 @@ class RddSource(Source):
         return make
 
     def dealt(self, num_workers: int, seed: int | None, stage: Callable[..., Stage], **options: Any) -> Any:
-        """Return the RDD of (worker, block) that deals the rows, in their own order unless seeded."""
+        """Return the RDD of (worker, block) that deals the rows, in random order if seeded."""
         deal = stage("deal", schema=self.schema, num_workers=num_workers, seed=seed, **options)
         return self.rdd.mapPartitions(deal.function)
 
@@ -416,15 +419,16 @@ class RddSource(Source):
 
 
 class FunctionSource(Source):
-    """What a function of the user's own returns on each worker.
+    """The rows that a user's function returns on each worker.
 
     Args:
-        function: takes the index of a worker and their number, and returns what Keras's ``fit`` takes.
-        counts: how many arrays the model takes for x and for y.
-        labels: whether rows have to have labels.
+        function: a function of the worker's index and the number of workers that returns arguments of
+            Keras's ``fit``.
+        counts: the number of arrays that the model takes for x and for y.
+        labels: whether rows must have labels.
 
     Raises:
-        ConfigError: it does not take two arguments.
+        ConfigError: the function does not take two arguments.
     """
 
     def __init__(self, function: Callable[[int, int], Any], counts: Counts, *, labels: bool = True) -> None:
@@ -438,7 +442,7 @@ class FunctionSource(Source):
             ) from None
 
     def peek(self) -> Sample:
-        """Return the first row of the first worker, by a job of one task that leaves the rest unread."""
+        """Return the first row of worker 0, by a job of one task that leaves the other rows unread."""
         cluster = application_of()
         stage = Stage(
             "look",
@@ -468,7 +472,7 @@ class FunctionSource(Source):
         validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return what makes the action of a job whose tasks have the rows that the function returns there."""
+        """Return the function that makes the action of a job whose tasks call the user's function."""
         held = (validation.function, validation.schema) if isinstance(validation, FunctionSource) else None
 
         def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:

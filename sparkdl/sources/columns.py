@@ -1,4 +1,4 @@
-"""Columns of a DataFrame: found by name, as Spark resolves names, and read as numbers by their types."""
+"""Columns of a DataFrame: resolved by name as Spark does, and read as numbers by their types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Found(NamedTuple):
     """A column of a DataFrame that a name resolves to.
 
     Attributes:
-        column: the column, which Spark calls by the name.
+        column: the Spark column.
         kind: its type.
     """
 
@@ -26,23 +26,23 @@ class Found(NamedTuple):
 
 
 def folded(session: Any) -> Callable[[str], str]:
-    """Return a function whose results are equal for names that are the same to Spark."""
+    """Return a function that maps names that are the same to Spark to the same text."""
     exact = str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
     return str if exact else str.lower
 
 
 def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
-    """Return the columns that names stand for.
+    """Return the columns that names resolve to.
 
-    A name that the DataFrame has is that column, dots and all. Any other name is Spark's to resolve:
-    ``person.age`` is a field of a struct, and backticks enclose a part of a name that has dots of its own.
+    A name that the DataFrame has is that column, even if it contains dots. Spark resolves any other name:
+    ``person.age`` is a field of a struct, and backticks enclose a part of a name that contains dots.
 
     Args:
         frame: the DataFrame.
         names: the names.
 
     Raises:
-        ConfigError: no column, or more than one, has such a name.
+        ConfigError: no column, or more than one, has a name.
     """
     fold = folded(frame.sparkSession)
     own = set(map(fold, frame.columns))
@@ -51,7 +51,7 @@ def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
     try:
         return _analyzed(frame, paths)
     except (errors.PySparkException, ValueError):
-        for name, path in paths.items():  # one of them is at fault
+        for name, path in paths.items():  # find the name that failed
             try:
                 _analyzed(frame, {name: path})
             except (errors.PySparkException, ValueError) as error:
@@ -60,7 +60,7 @@ def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
 
 
 def has(frame: DataFrame, names: Iterable[str]) -> bool:
-    """Return whether Spark can resolve every name to a column."""
+    """Return True if Spark can resolve every name to a column."""
     try:
         resolve(frame, names)
     except ConfigError:
@@ -78,7 +78,7 @@ def _analyzed(frame: DataFrame, paths: dict[str, str]) -> dict[str, Found]:
 
 
 def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
-    """Return the error for a name that Spark cannot resolve, with Spark's reason where it tells more."""
+    """Return the error for a name that Spark cannot resolve, with Spark's reason if it adds something."""
     reason = str(error).split("\n")[0]
     if "AMBIGUOUS" in reason:
         fold = folded(frame.sparkSession)
@@ -93,7 +93,7 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
 
 
 def stored(name: str, found: Found) -> Any:
-    """Return a column of vectors, or of arrays, as structs of what vectors store."""
+    """Return a column of vectors or arrays as structs of the fields that a vector stores."""
     if is_vector(found.kind):
         return functions.unwrap_udt(found.column)
     from pyspark.ml.functions import array_to_vector
@@ -102,12 +102,12 @@ def stored(name: str, found: Found) -> Any:
 
 
 def is_vector(kind: Any) -> bool:
-    """Return whether a column of this type holds vectors of Spark ML."""
+    """Return True if a column of this type holds vectors of Spark ML."""
     return type(kind).__name__ == "VectorUDT"
 
 
 def depth_of(kind: Any) -> int:
-    """Return how many dimensions the values of a column have: 0 of numbers, 1 of vectors."""
+    """Return the number of dimensions of a column's values: 0 for numbers, 1 for vectors."""
     depth = int(is_vector(kind))
     while isinstance(kind, types.ArrayType):
         kind, depth = kind.elementType, depth + 1
@@ -115,14 +115,18 @@ def depth_of(kind: Any) -> int:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether a column of this type holds strings or bytes, or arrays of them."""
+    """Return True if a column of this type holds strings or bytes, or arrays of them."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     return isinstance(kind, types.StringType | types.BinaryType | types.CharType | types.VarcharType)
 
 
 def numeric(name: str, found: Found) -> Any:
-    """Return a column as numbers or arrays of numbers, vectors as arrays."""
+    """Return a column as numbers or arrays of numbers; vectors become arrays.
+
+    Raises:
+        ConfigError: the column holds something else.
+    """
     column, kind = found
     if is_vector(kind):
         from pyspark.ml.functions import vector_to_array
@@ -144,7 +148,7 @@ def numeric(name: str, found: Found) -> Any:
 
 
 def numpy_type(kind: Any) -> Any:
-    """Return the NumPy type of the numbers in a column of this type; object, if there are none."""
+    """Return the NumPy type of the numbers in a column of this type; object if it holds no numbers."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     names = {
@@ -160,10 +164,10 @@ def numpy_type(kind: Any) -> Any:
 
 
 def require_booleans(name: str, kind: Any) -> None:
-    """Check that a column says yes or no.
+    """Require a column of booleans.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the column holds something else.
     """
     if not isinstance(kind, types.BooleanType):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""DataFrames: which columns are rows, how they reach workers, and functions of columns that predict.
+"""DataFrames as sources of rows, and column functions that predict.
 
 Rows are dealt to workers by a shuffle, each with a stable key, and travel as Arrow batches.
 """
@@ -36,8 +36,8 @@ from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import Stage
 
-INDEX_BITS = 33  # of what monotonically_increasing_id gives: the place in a partition
-EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # which 32-bit floats hold
+INDEX_BITS = 33  # the low bits of monotonically_increasing_id: the row's position in its partition
+EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # exact as 32-bit floats
 
 
 class FrameSource(Source):
@@ -45,18 +45,18 @@ class FrameSource(Source):
 
     Args:
         frame: the DataFrame.
-        sample: the names of the columns of x, y and the sample weights, or fewer, taken apart; a list of
-            names is an array of what these columns hold.
-        indicator: the column of booleans that says which rows are for validation, if there is one.
-        decode: functions that make arrays of the values of columns, by their names.
+        sample: the column names of x, y and the sample weights, or fewer of them, flattened; a list of names
+            is one array made of these columns.
+        indicator: the column of booleans that marks validation rows, if there is one.
+        decode: functions that convert values of columns to arrays, by column name.
         texts: whether columns of x may hold strings.
 
     Raises:
-        ConfigError: a column is missing, or of a type that is not numbers.
+        ConfigError: a column is missing, or its type cannot be read.
 
     Attributes:
         decode: the same functions by the places of their columns.
-        decoded: the names for which there is a function and a column.
+        decoded: the names that have both a function and a column.
     """
 
     of_a_plan = True
@@ -93,10 +93,10 @@ class FrameSource(Source):
         self.selected = self._select()
 
     def _holds_texts(self, names: Sequence[str]) -> bool:
-        """Return whether columns hold strings.
+        """Return True if columns hold strings.
 
         Raises:
-            ConfigError: some do, and others of the same list do not.
+            ConfigError: only some columns of the list hold strings.
         """
         texts = [name for name in names if is_text(self._found[name].kind)]
         if texts and len(texts) < len(names):
@@ -107,10 +107,10 @@ class FrameSource(Source):
         return bool(texts)
 
     def _joins(self, place: int, names: Sequence[str]) -> bool:
-        """Return whether columns travel one by one, to be joined where they are read.
+        """Return True if columns travel separately and executors join them.
 
         Raises:
-            ConfigError: a list has what it may not hold.
+            ConfigError: the columns cannot make one array.
         """
         if len(names) == 1:
             return False
@@ -121,10 +121,10 @@ class FrameSource(Source):
         return max(depths) > 0 or place in self._texts
 
     def require_kinds(self, schema: Schema) -> None:
-        """Check that columns hold strings where a schema has strings, and numbers where it has numbers.
+        """Require strings where a schema has strings, and numbers where it has numbers.
 
         Raises:
-            ConfigError: one does not; names it.
+            ConfigError: a column holds the other kind; names it.
         """
         for place, (names, column) in enumerate(zip(self._names, schema.columns, strict=True)):
             for name in names if place not in self.decode else ():
@@ -138,7 +138,7 @@ class FrameSource(Source):
                     numeric(name, self._found[name])
 
     def features(self) -> list[Any]:
-        """Return the columns for a function that predicts: vectors as they store their numbers."""
+        """Return the columns for a function that predicts; vectors as structs of their stored fields."""
         vectors = [
             place
             for place, names in enumerate(self._names)
@@ -150,8 +150,9 @@ class FrameSource(Source):
         """Return the columns as numbers and arrays.
 
         Args:
-            raw: whether vectors are left as they are.
-            sparse: the places where vectors are structs of what they store, and a column of arrays too.
+            raw: whether vectors are left unchanged.
+            sparse: the places where vectors, or a single column of arrays, become structs of the fields that
+                a vector stores.
         """
         selected = []
         for place, names in enumerate(self._names):
@@ -170,17 +171,17 @@ class FrameSource(Source):
         return selected
 
     def _array(self, names: Sequence[str]) -> Any:
-        """Return several columns of a number each as one of arrays."""
+        """Return several columns of numbers as one column of arrays."""
         narrow = all(isinstance(self._found[name].kind, EXACT) for name in names)
         columns = [numeric(name, self._found[name]) for name in names]
         return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
 
     def peek(self) -> Sample:
-        """Return the first row, which is computed by a small job.
+        """Return the first row, by a small job.
 
         Raises:
             ConfigError: the DataFrame is a stream.
-            DataError: there is no row, or it does not do.
+            DataError: there are no rows, or the first row cannot be used.
         """
         if self.frame.isStreaming:
             raise ConfigError(
@@ -215,10 +216,10 @@ class FrameSource(Source):
         return first_value(name, found)
 
     def num_partitions(self) -> int:
-        """Return how many partitions there are, as they are when rows are read.
+        """Return the number of partitions of the rows as they are read.
 
         Raises:
-            ConfigError: nobody tells, over Spark Connect.
+            ConfigError: the session is one of Spark Connect, which does not report the number.
         """
         cluster = application_of(self.session)
         if cluster.remote:
@@ -230,7 +231,7 @@ class FrameSource(Source):
         return int(jobs.run(lambda: jobs.num_partitions(rows), cluster))
 
     def _rows(self, columns: Sequence[Column], *more: Any) -> DataFrame:
-        """Return the columns of a schema, a key, and more; weights that are missing are 1."""
+        """Return the columns of a schema, a key, and further columns; missing weights are 1."""
         selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
         ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self._names), len(columns))]
         key = functions.monotonically_increasing_id().alias(arrow.KEY)
@@ -245,7 +246,7 @@ class FrameSource(Source):
         validation: Source | None,
         split: float,
     ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return what makes the action of a job over the DataFrame's Arrow batches."""
+        """Return the function that makes the action of a job over the DataFrame's Arrow batches."""
         schemas = [self.schema, *([validation.schema] if validation is not None else [])]
         schema = max(schemas, key=lambda each: len(each.columns))
         part = functions.lit(TRAINING)
@@ -260,7 +261,7 @@ class FrameSource(Source):
             ).otherwise(TRAINING)
             frame = frame.withColumn(arrow.PART, part.cast("int"))
         if validation is not None:
-            assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner saw to it
+            assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner ensures this
             part = functions.lit(VALIDATION).cast("int").alias(arrow.PART)
             frame = frame.unionByName(validation._rows(schema.columns, part))
         moves = seed is not None or validation is not None or self.ahead or cluster.remote
@@ -305,9 +306,9 @@ class FrameSource(Source):
 def _worker_of(num_workers: int, seed: int) -> Any:
     """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
 
-    Which worker a turn begins with is drawn from the seed, the partition and the number of the turn. Shares
-    of a partition differ by one row at most, since its last turn may end early. ``worker.rebalance`` makes
-    them equal.
+    The first worker of each turn is drawn from the seed, the partition and the number of the turn. Workers'
+    shares of a partition differ by at most one row, because its last turn may end early. ``worker.rebalance``
+    makes them equal.
     """
     key, count = functions.col(arrow.KEY), functions.lit(num_workers)
     position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))
@@ -316,7 +317,7 @@ def _worker_of(num_workers: int, seed: int) -> Any:
     return functions.pmod(position + functions.pmod(drawn, count), count)
 
 
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output, if several
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output if there are several
 
 
 def column_of_predictions(
@@ -329,11 +330,11 @@ def column_of_predictions(
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
-        stage: what makes stages.
-        schema: what every row has to be.
-        output: the shape of one row's prediction, or a dict of them.
-        head: what the output is; of a classifier's, it gives a struct of prediction, probability and raw.
-        decode: what makes arrays of the values of some columns, by their places.
+        stage: the stage factory.
+        schema: the columns of every row.
+        output: the shape of one row's prediction, or a dict of shapes.
+        head: the kind of output; a classifier gives a struct of prediction, probability and raw.
+        decode: functions that convert values of some columns to arrays, by their places.
     """
     kind: Any
     if head.classifies:
@@ -349,7 +350,7 @@ def column_of_predictions(
 
 
 def _nested(shape: tuple[int, ...]) -> Any:
-    """Return the type of a value of some shape: a float, or an array of such."""
+    """Return the Spark type of a value of a shape: a float, or nested arrays of floats."""
     kind: Any = types.FloatType()
     for _ in () if shape in ((), (1,)) else shape:
         kind = types.ArrayType(kind)
@@ -357,7 +358,7 @@ def _nested(shape: tuple[int, ...]) -> Any:
 
 
 def _as_on_executors(value: Any) -> Any:
-    """Return a value that Spark brought to the driver as Arrow gives it to executors."""
+    """Convert a value that Spark collected to the form that Arrow gives executors."""
     if isinstance(value, bytearray):
         return bytes(value)
     if hasattr(value, "asDict"):
@@ -366,10 +367,10 @@ def _as_on_executors(value: Any) -> Any:
 
 
 def require_free(frame: DataFrame, *names: str) -> None:
-    """Check that a DataFrame has no columns of names of ours, and that these differ, as Spark compares names.
+    """Require distinct names for new columns, none of which the DataFrame has, as Spark compares names.
 
     Raises:
-        ConfigError: it has one, or two are the same.
+        ConfigError: the DataFrame has a column of such a name, or two names are the same.
     """
     fold = folded(frame.sparkSession)
     taken = set(map(fold, frame.columns))
@@ -392,18 +393,18 @@ def frame_source(
     *,
     texts: bool = False,
 ) -> FrameSource:
-    """Return the source of a DataFrame's columns; a list of them for one input is an array.
+    """Return the source of a DataFrame's columns; a list of columns for one input makes one array.
 
     Args:
         frame: the DataFrame.
-        columns: those of x, y and the sample weights, or fewer: names, or lists or dicts of names.
-        counts: how many arrays the model takes for x and for y.
-        indicator: the column that says which rows are for validation.
-        decode: functions that make arrays of the values of columns, by their names.
+        columns: the columns of x, y and the sample weights, or fewer: names, or lists or dicts of names.
+        counts: the number of arrays that the model takes for x and for y.
+        indicator: the column that marks validation rows.
+        decode: functions that convert values of columns to arrays, by column name.
         texts: whether columns of x may hold strings.
 
     Raises:
-        ConfigError: ``decode`` is something else, or a column is missing or cannot be read.
+        ConfigError: ``decode`` is not a dict of functions, or a column is missing or cannot be read.
     """
     if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
         raise ConfigError(f"decode should be a dict of functions by the names of columns; got {decode!r}.")
@@ -417,7 +418,7 @@ def frame_source(
     made = functools.partial(FrameSource, frame, sample, indicator=indicator, decode=decode, texts=texts)
     source: FrameSource = jobs.run(made, application_of(frame.sparkSession))
     unread = set(decode or ()).difference(source.decoded)
-    if unread and len(counts) > 1:  # one that reads features only may be told of labels too
+    if unread and len(counts) > 1:  # a source of features alone may get functions for label columns too
         raise ConfigError(
             f"decode has functions for {', '.join(map(repr, sorted(unread)))}, and the columns that are read "
             f"are {', '.join(map(repr, sample.values))}."
@@ -426,7 +427,7 @@ def frame_source(
 
 
 def _alone(columns: Any) -> Any:
-    """Return names of columns, where a list of one is that one."""
+    """Return column names, with each one-element list replaced by its element."""
     if isinstance(columns, Mapping):
         return {name: _alone(each) for name, each in columns.items()}
     if not isinstance(columns, list | tuple):

@@ -1,4 +1,4 @@
-"""What a user hands to fit, evaluate or predict: which source it is, and whether two go together."""
+"""Choice of the source for the user's rows, and checks that two sources can be combined."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ def make_source(
     decode: Any = None,
     takes: Takes = EVERY,
 ) -> Source:
-    """Return the source of what a user handed over.
+    """Return the source of the user's rows.
 
     Args:
-        parts: x, y and sample weights, of which all but the first may be None or missing. x: an array or
-            pandas, or a structure of such; an RDD; or a DataFrame.
+        parts: x, y and sample weights; all but x may be None or missing. x: arrays or pandas, or a structure
+            of them; an RDD; a DataFrame; or, where rows have labels, a function.
         columns: the columns of a DataFrame for x and, where rows have labels, for y: a name, or a list or a
             dict of names.
-        counts: how many arrays the model takes for x and, where rows have labels, for y.
-        what: what errors call x.
-        indicator: the column of a DataFrame that says which rows are for validation.
-        decode: functions that make arrays of the values of a DataFrame's columns, by their names.
-        takes: what the model takes; whether rows have to have labels counts where ``counts`` says that they
-            may.
+        counts: the number of arrays that the model takes for x and, where rows have labels, for y.
+        what: the name of x in error messages.
+        indicator: the column of a DataFrame that marks validation rows.
+        decode: functions that convert values of a DataFrame's columns to arrays, by column name.
+        takes: the rows that the model takes; its ``labels`` counts only if ``counts`` has an entry for y.
 
     Raises:
-        ConfigError: it is none of these; says what to use instead.
+        ConfigError: the rows are of another kind; names the alternatives.
         DataError: the arrays have different lengths.
     """
     x, y, weights = (*parts, None, None)[:3]
@@ -79,17 +78,17 @@ def make_source(
 
 
 def _alone(value: Any, count: int | None) -> Any:
-    """Return the array of a list of one array, where a model takes one: as Keras takes a list."""
+    """Return the array of a one-element list for a model that takes one array, as Keras accepts a list."""
     if count == 1 and isinstance(value, list | tuple) and len(value) == 1 and is_array(value[0]):
         return value[0]
     return value
 
 
 def refuse_columns(**arguments: Any) -> None:
-    """Refuse by name what is said of columns where there are none.
+    """Refuse arguments about columns for rows that are not a DataFrame.
 
     Raises:
-        ConfigError: names the first such argument.
+        ConfigError: an argument is given; names the first one.
     """
     for name, value in arguments.items():
         if value is not None:
@@ -97,14 +96,14 @@ def refuse_columns(**arguments: Any) -> None:
 
 
 def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: bool) -> tuple[Any, ...]:
-    """Return the columns of x and of y; those of x alone, where rows have no labels and need none.
+    """Return the columns of x and of y, or of x alone if rows have no labels and need none.
 
     Raises:
-        ConfigError: no column of labels is named, and the model needs labels.
+        ConfigError: no label column is named, and the model needs labels.
     """
     x, y = columns
     if not labels and y == LABEL and LABEL not in {name.lower() for name in frame.columns}:
-        y = None  # the default, which nobody named
+        y = None  # only the default, and the DataFrame has no such column
     if y:
         return columns
     if labels:
@@ -113,7 +112,7 @@ def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: b
     return (x,)
 
 
-LABEL = "label"  # the column of labels where none is named
+LABEL = "label"  # the default label column
 NEEDED = "which the loss or the metrics that the model was compiled with need"
 
 
@@ -153,10 +152,10 @@ def _function_source(function: Any, others: tuple[Any, ...], counts: Counts, lab
 
 
 def require_sendable(source: Source, cluster: SparkApplication) -> None:
-    """Check that the rows can go to executors.
+    """Require rows that can be sent to executors.
 
     Raises:
-        ConfigError: they are no DataFrame, and go as an RDD, which Spark Connect has none of.
+        ConfigError: the rows are not a DataFrame and would travel as an RDD, which Spark Connect lacks.
     """
     if cluster.remote and not isinstance(source, FrameSource):
         raise ConfigError(
@@ -166,12 +165,12 @@ def require_sendable(source: Source, cluster: SparkApplication) -> None:
 
 
 def require_partner(source: Source, held: Source) -> None:
-    """Check that validation rows can be dealt together with the training rows.
+    """Require validation rows that can be dealt together with the training rows.
 
     Raises:
-        ConfigError: they cannot; says what they should be.
+        ConfigError: they cannot; names the expected kind.
     """
-    alone = {FrameSource: "a DataFrame", FunctionSource: "a function"}  # others go together
+    alone = {FrameSource: "a DataFrame", FunctionSource: "a function"}  # arrays and RDDs go together
     if alone.get(type(source)) != alone.get(type(held)):
         what = alone.get(type(source), "arrays (x, y) or an RDD of (x, y)")
         raise ConfigError(
@@ -181,15 +180,15 @@ def require_partner(source: Source, held: Source) -> None:
 
 
 def whole_partitions(source: Source, wanted: int | None, num_workers: int) -> int:
-    """Let each worker have whole partitions; return how many workers there are then.
+    """Give each worker whole partitions; return the number of workers, at most one per partition.
 
     Args:
         source: the training rows.
-        wanted: how many workers were asked for; None takes no more than there are partitions.
-        num_workers: how many there could be.
+        wanted: the number of workers that the user requested, if any.
+        num_workers: the number of workers that is possible.
 
     Raises:
-        ConfigError: more were asked for than there are partitions.
+        ConfigError: the user requested more workers than there are partitions.
     """
     source.partitions = count = source.num_partitions() or 1
     if wanted is not None and wanted > count:
@@ -202,10 +201,10 @@ def whole_partitions(source: Source, wanted: int | None, num_workers: int) -> in
 
 
 def require_partitions(source: Source, held: Source | None) -> None:
-    """Check that rows lie in partitions that can be preserved.
+    """Require rows whose partitions can be preserved.
 
     Raises:
-        ConfigError: they do not, or validation rows would have to be dealt to the workers beside them.
+        ConfigError: the rows have no partitions, or ``validation_data`` would have to be dealt to workers.
     """
     if isinstance(source, ArraySource | FunctionSource):
         raise ConfigError(
@@ -230,7 +229,7 @@ def _kind(source: Source) -> str:
 
 
 def share_weights(source: Source, held: Source | None) -> Schema:
-    """Return what the rows of a run are: weighted, if those for training or for validation are."""
+    """Return the schema of a run's rows: weighted if the training or the validation rows are."""
     schema = source.schema
     if held is None:
         return schema

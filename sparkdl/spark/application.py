@@ -1,8 +1,8 @@
-"""The Spark application: its slots, its addresses, and what goes to its executors.
+"""The Spark application: its slots, its addresses, and the values sent to its executors.
 
-A process has one of two kinds. The driver of a ``SparkApplication`` is this process, with a JVM of its own.
-The driver of a ``ConnectApplication`` is a server of Spark Connect, of which this process sees sessions,
-DataFrames and settings, but no SparkContext.
+There are two kinds. The driver of a ``SparkApplication`` is this process, with a JVM of its own. The driver
+of a ``ConnectApplication`` is a Spark Connect server, of which this process sees sessions, DataFrames and
+settings, but no SparkContext.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from sparkdl.spark import files, interpreter, preflight
 from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
 
 logger = logging.getLogger(__name__)
-STOP_SECONDS = 10.0  # how long PySpark may take to stop an application
+STOP_SECONDS = 10.0  # the time that PySpark may take to stop an application
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
-# By application, the file of each broadcast and the JVM's weak reference to that.
+# By SparkContext: the path of each broadcast's file, with a weak reference to the broadcast in the JVM.
 _files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
 
 
 class SparkApplication:
-    """The Spark application whose driver this process is.
+    """The Spark application whose driver is this process.
 
     Args:
-        session: the session; None is that of this process.
-        own_gpus: whether a task has a GPU of its own, as a gang's tasks have, where executors have GPUs and
-            other tasks take a part of one, or none.
+        session: the session; None is the session of this process.
+        own_gpus: whether each task gets a GPU of its own, if executors have GPUs and the application's tasks
+            take a fraction of one, or none. Tasks of a worker group do.
     """
 
-    remote = False  # whether its driver is another process
-    places_rows = hasattr(DataFrame, "repartitionById")  # whether a number says where a row goes
-    _has_package: WeakSet[Any] = WeakSet()  # applications and sessions that sparkdl was sent along with
+    remote = False  # whether the driver is another process
+    places_rows = hasattr(DataFrame, "repartitionById")  # whether rows can be sent to a partition by number
+    _has_package: WeakSet[Any] = WeakSet()  # the applications and sessions that got sparkdl
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         made = session is None and not self.remote and SparkContext._active_spark_context is None
@@ -73,7 +73,7 @@ class SparkApplication:
 
     @property
     def log_context(self) -> Any:
-        """The SparkContext whose JVM writes to this process's terminal; None if there is none."""
+        """The SparkContext whose JVM logs to this process's terminal; None if there is none."""
         return self.context
 
     def setting(self, name: str, default: str = "") -> str:
@@ -82,16 +82,16 @@ class SparkApplication:
 
     @property
     def dynamic(self) -> bool:
-        """Whether executors come and go with the work there is."""
+        """True if executors are allocated dynamically."""
         return self.setting("spark.dynamicAllocation.enabled") == "true"
 
     @property
     def local(self) -> bool:
-        """Whether tasks run in the driver's own JVM."""
+        """True if tasks run in the driver's own JVM."""
         return bool(re.fullmatch(r"local(\[.*\])?", self.setting("spark.master")))
 
     def _is_here(self, *, made: bool) -> bool:
-        """Return whether executors are on this machine; ``made``: it was sparkdl that made the session."""
+        """Return True if executors are on this machine; ``made``: sparkdl created the session."""
         master = self.setting("spark.master")
         if self.local or re.match(LOCAL_CLUSTER, master):
             return True
@@ -99,17 +99,17 @@ class SparkApplication:
         return made and bool(re.fullmatch(rf"spark://({own}):\d+", master))
 
     def rebind(self, data: Any) -> None:
-        """Let the Python functions below an RDD or a DataFrame run in the Python that was chosen for them."""
+        """Switch the Python functions below an RDD or a DataFrame to the executors' Python."""
         interpreter.rebind(data, self.context)
 
     def require_python(self, backend: str | None) -> None:
-        """Check the Python of executors that are in this JVM, without a job.
+        """Check the Python of executors in this JVM, without a job.
 
         Args:
             backend: the Keras backend; None where Keras is not used.
 
         Raises:
-            PreflightError: its version or its packages are not those of the driver.
+            PreflightError: its version or its packages differ from the driver's.
         """
         if self.local:
             expected = preflight.expectations(backend, local=True)
@@ -117,12 +117,12 @@ class SparkApplication:
 
     @property
     def task_bytes(self) -> int:
-        """How many bytes of data go well into the message that starts a task."""
+        """The bytes of data that fit into the message that starts a task."""
         return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
 
     @property
     def separate_gpus(self) -> int:
-        """How many GPUs of an executor go to tasks one by one; 0: tasks are as the application says."""
+        """The number of GPUs per executor if each task gets its own; 0: the application's settings apply."""
         if not self._own_gpus or self.local or self.dynamic or int(pyspark.__version__.split(".")[0]) < 4:
             return 0
         has, part = (self.setting(f"spark.{of}.resource.gpu.amount", "0") for of in ("executor", "task"))
@@ -130,7 +130,7 @@ class SparkApplication:
 
     @property
     def profile(self) -> Any:
-        """The ResourceProfile of tasks with a GPU and its part of the cores; None: that of all tasks."""
+        """The ResourceProfile of a task with one GPU and its share of the cores; None: the default one."""
         if not self.separate_gpus:
             return None
         if self.context not in _profiles:
@@ -141,7 +141,7 @@ class SparkApplication:
         return _profiles[self.context]
 
     def slots(self) -> int:
-        """Return how many tasks can run at the same time on the executors there are."""
+        """Return the number of tasks that can run at the same time on the present executors."""
         scala = self.context._jsc.sc()
         try:
             manager = scala.resourceProfileManager()
@@ -150,17 +150,20 @@ class SparkApplication:
                 profile = self.profile._java_resource_profile
                 manager.addResourceProfile(profile)
             return int(scala.maxNumConcurrentTasks(profile))
-        except Exception as error:  # noqa: BLE001 - a private call; where it is refused, the public estimate serves
+        except Exception as error:  # noqa: BLE001 - a private call; if it is refused, use the public estimate
             logger.debug("maxNumConcurrentTasks was refused: %s", error)
             return int(self.context.defaultParallelism)
 
     def hosts(self) -> list[str]:
-        """Return the hosts of the executors, and of a driver that is not one of them."""
+        """Return the hosts of the executors and of the driver."""
         executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
         return sorted({str(executor.host()) for executor in executors})
 
     def age(self) -> float:
-        """Return for how many seconds the application has run, also where the clock was set forward."""
+        """Return the seconds since the application started, at most the JVM's uptime.
+
+        The limit corrects for a clock that was set forward.
+        """
         machine = self.context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
         return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
@@ -175,7 +178,7 @@ class SparkApplication:
             bind or self.setting("spark.sparkdl.bindAddress") or listen,
             advertised or self.setting("spark.sparkdl.advertisedHost") or host,
         )
-        listen, host = (address.removeprefix("[").removesuffix("]") for address in found)  # of IPv6
+        listen, host = (address.removeprefix("[").removesuffix("]") for address in found)  # IPv6 brackets
         return listen, host
 
     def _own_addresses(self) -> tuple[str, str]:
@@ -183,11 +186,11 @@ class SparkApplication:
         return self.setting("spark.driver.bindAddress", host), host
 
     def share(self, value: Any, *, streams: bool = False) -> Any:
-        """Return what stands for a value in the closures of jobs, so that it travels once.
+        """Return a handle of a value for the closures of jobs, so that the value is sent only once.
 
         Args:
-            value: what can be pickled.
-            streams: whether the jobs are those of a streaming query.
+            value: a value that can be pickled.
+            streams: whether the jobs belong to a streaming query.
         """
         self._remove_files()
         shared = self.context.broadcast(value)
@@ -196,13 +199,13 @@ class SparkApplication:
         return shared
 
     def forget(self, shared: Any) -> None:
-        """Free what ``share`` returned; elsewhere that happens once no plan of the JVM's has it any more."""
+        """Free a value that ``share`` sent, without waiting until no plan in the JVM refers to it."""
         with self._unless_stopped():
             shared.destroy()
             _files_of.get(self.context, {}).pop(shared._path, None)
 
     def _remove_files(self) -> None:
-        """Remove the files of broadcasts that are gone, which PySpark keeps until the application ends."""
+        """Remove the files of freed broadcasts, which PySpark keeps until the application ends."""
         for path, reference in tuple(_files_of.get(self.context, {}).items()):
             if reference.get() is None:
                 _files_of[self.context].pop(path, None)
@@ -210,22 +213,22 @@ class SparkApplication:
 
     @property
     def stopped(self) -> bool:
-        """Whether the Spark application has been stopped."""
+        """True if the Spark application has been stopped."""
         inner = self.context._jsc
         try:
             return inner is None or bool(inner.sc().isStopped())
-        except Exception:  # noqa: BLE001 - py4j's, of a JVM that has gone
+        except Exception:  # noqa: BLE001 - from py4j, if the JVM is gone
             return True
 
     def await_stop(self) -> None:
-        """Wait for the end of a stop in another thread, after which PySpark starts an application anew."""
+        """Wait until a stop in another thread has ended, so that PySpark can start a new application."""
         deadline = time.monotonic() + STOP_SECONDS
         while SparkContext._active_spark_context is self.context and time.monotonic() < deadline:
             time.sleep(0.05)
 
     @contextmanager
     def _unless_stopped(self) -> Iterator[None]:
-        """Let a ``with`` block fail where the application was stopped, with which what it frees has gone."""
+        """Ignore errors of a ``with`` block if the application was stopped, which frees its resources too."""
         try:
             yield
         except Exception:
@@ -234,22 +237,22 @@ class SparkApplication:
 
     @property
     def handle(self) -> Any:
-        """What Spark ML writes and reads metadata with."""
+        """The object with which Spark ML writes and reads metadata: the SparkContext."""
         return self.context
 
     def put(self, local: Path, target: str) -> None:
-        """Copy a local file to a path as Spark takes it, in the place of what is there."""
+        """Copy a local file to a path as Spark resolves it; replace a file that is there."""
         files.put(local, target, overwrite=True, context=self.context, of_spark=True)
 
     def get(self, source: str, local: Path) -> bool:
-        """Copy the file at a path as Spark takes it to a local one; return whether there is one."""
+        """Copy the file at a path as Spark resolves it to a local file; return False if there is none."""
         there = files.exists(source, context=self.context, of_spark=True)
         if there:
             files.get(source, local, context=self.context, of_spark=True)
         return there
 
     def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
-        """Return a thread whose jobs have the properties of those of this thread."""
+        """Return a thread whose jobs inherit the properties of this thread's jobs."""
         return InheritableThread(target=target, name=name, daemon=True)
 
     def tag(self, tag: str) -> None:
@@ -265,21 +268,21 @@ class SparkApplication:
         """Send sparkdl itself to the executors once, for the Python workers that start from now on."""
         if self.context in self._has_package:
             return
-        # Executors fetch the archive from where it lies when they start: it lasts as long as the application.
+        # Executors that start later fetch the archive from here, so it must last as long as the application.
         archive = Path(SparkFiles.getRootDirectory(), "sparkdl-shipped", "sparkdl-shipped.zip")
         if not archive.exists():
             archive.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-                _pack(folder).replace(archive)  # at once, for another fit may be sending it too
+                _pack(folder).replace(archive)  # atomic, because another fit may do the same
         self.context.addPyFile(str(archive))
         self._has_package.add(self.context)
 
 
 class ConnectApplication(SparkApplication):
-    """The Spark application behind a server of Spark Connect, whose client this process is.
+    """The Spark application behind a Spark Connect server, of which this process is a client.
 
     Args:
-        session: the session; jobs and artifacts belong to it.
+        session: the session that jobs and artifacts belong to.
 
     Raises:
         ConfigError: the client is older than Spark 4.0.
@@ -297,10 +300,10 @@ class ConnectApplication(SparkApplication):
 
     @property
     def context(self) -> Any:
-        """There is none.
+        """The SparkContext, which a client of Spark Connect does not have.
 
         Raises:
-            ConfigError: always; says what to do without one.
+            ConfigError: always; names the remedy.
         """
         raise ConfigError(
             "This needs a SparkContext, which Spark Connect does not have. Take a classic session, a "
@@ -309,7 +312,7 @@ class ConnectApplication(SparkApplication):
 
     @property
     def log_context(self) -> Any:
-        """There is none: the server has its own log."""
+        """Always None: the server has its own log."""
         return None
 
     def setting(self, name: str, default: str = "") -> str:
@@ -320,17 +323,20 @@ class ConnectApplication(SparkApplication):
         """Leave the choice of a Python to the server."""
 
     def require_python(self, backend: str | None) -> None:
-        """Leave it to the preflight of the tasks: their Python is the server's."""
+        """Leave the check to the preflight of the tasks, which run the server's Python."""
 
     def slots(self) -> int:
-        """Return how many tasks can run at the same time, by a small job: Spark makes a range of as many."""
+        """Return the number of tasks that can run at the same time, by a small job.
+
+        The server splits a range into one partition per core.
+        """
         parts = self.session.range(1 << 16).select(functions.spark_partition_id().alias("part"))
         cores = int(parts.agg(functions.max("part")).first()[0]) + 1
         slots = cores // int(self.setting("spark.task.cpus", "1"))
-        return min(slots, Slots(self).requested() or slots)  # spark.default.parallelism may be anything
+        return min(slots, Slots(self).requested() or slots)  # spark.default.parallelism may be any number
 
     def hosts(self) -> list[str]:
-        """Return the host of the server, which is what is known of them."""
+        """Return a text that names the host of the server; the executors' own hosts are not known."""
         return [f"those of {self.session.client.host}"]
 
     def age(self) -> float:
@@ -342,9 +348,9 @@ class ConnectApplication(SparkApplication):
         return own, own
 
     def share(self, value: Any, *, streams: bool = False) -> Any:
-        """Return the name of a file of the session, which executors have; the same value is the same file.
+        """Return the name of a session file that holds the value; the same value gives the same file.
 
-        A streaming query has no files of the session: for one, return the value itself, pickled.
+        Streaming queries cannot read session files: for them, return the pickled value itself.
         """
         data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
         if streams:
@@ -357,7 +363,7 @@ class ConnectApplication(SparkApplication):
         return name
 
     def forget(self, shared: Any) -> None:
-        """Leave the file: it goes with the session."""
+        """Do nothing: the file is removed with the session."""
 
     @property
     def stopped(self) -> bool:
@@ -366,17 +372,17 @@ class ConnectApplication(SparkApplication):
 
     @property
     def handle(self) -> Any:
-        """What Spark ML writes and reads metadata with: the session."""
+        """The object with which Spark ML writes and reads metadata: the session."""
         return self.session
 
     def put(self, local: Path, target: str) -> None:
-        """Copy a local file to an absolute path of Spark's default file system, by the server."""
+        """Copy a local file, through the server, to an absolute path of Spark's default file system."""
         self.session.copyFromLocalToFs(str(local), target)
 
     def get(self, source: str, local: Path) -> bool:
-        """Copy the file at a path as Spark takes it to a local one, by jobs; return whether there is one.
+        """Copy the file at a path as Spark resolves it to a local file; return False if there is none.
 
-        Each job gives a piece of it, for which the server and its messages have room.
+        Each of several jobs returns a piece that fits into the server's memory and messages.
         """
         file = self.session.read.format("binaryFile").load(source)
         try:
@@ -394,7 +400,7 @@ class ConnectApplication(SparkApplication):
         return True
 
     def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
-        """Return a thread whose jobs have the tags of those of this thread."""
+        """Return a thread whose jobs inherit the tags of this thread's jobs."""
         return InheritableThread(target=target, name=name, daemon=True, session=self.session)
 
     def tag(self, tag: str) -> None:
@@ -406,7 +412,7 @@ class ConnectApplication(SparkApplication):
         self.session.interruptTag(tag)
 
     def ship_package(self) -> None:
-        """Send sparkdl itself to the executors, once for a session."""
+        """Send sparkdl itself to the executors, once per session."""
         if self.session not in self._has_package:
             with tempfile.TemporaryDirectory() as folder:
                 self.session.addArtifacts(str(_pack(folder)), pyfile=True)
@@ -418,7 +424,7 @@ def application_of(session: Any = None, *, own_gpus: bool = False) -> SparkAppli
 
     Args:
         session: the session that jobs belong to; None is the active one.
-        own_gpus: see ``SparkApplication``; over Spark Connect tasks are as the application says.
+        own_gpus: see ``SparkApplication``; ignored over Spark Connect.
     """
     if is_remote():
         return ConnectApplication(session or SparkSession.active())
@@ -426,7 +432,7 @@ def application_of(session: Any = None, *, own_gpus: bool = False) -> SparkAppli
 
 
 def _pack(folder: str) -> Path:
-    """Write sparkdl itself into an archive in a folder; return its path."""
+    """Write sparkdl itself into an archive in a folder; return the archive's path."""
     package = Path(str(importlib.util.find_spec("sparkdl").submodule_search_locations[0]))  # type: ignore[union-attr, index]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, Path(folder, "root", "sparkdl"), ignore=ignored)
@@ -438,15 +444,15 @@ def _pack(folder: str) -> Path:
 
 
 def _address_towards(host: str) -> str:
-    """Return this machine's address on the way to another, by which that one can answer."""
+    """Return the address of this machine that another machine can answer to."""
     for family, kind, _, _, address in sorted(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)):
         with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect(address)  # which sends nothing
+            probe.connect(address)  # sends nothing
             return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 
 def ship(cluster: SparkApplication) -> None:
-    """Send sparkdl along with a job that is not ours to start again."""
+    """Send sparkdl to executors ahead of a lazy job, which sparkdl cannot run again."""
     if not cluster.local:
         cluster.ship_package()

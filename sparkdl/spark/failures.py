@@ -1,7 +1,8 @@
-"""What a failed Spark job means, as an error of this package.
+"""Translation of failed Spark jobs into errors of this package.
 
-Spark reports everything as text. What tasks raise on purpose is found by its name; what Spark does when it
-loses a process, by its phrases. What remains is what the user's own plan did, and is told in Spark's words.
+Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names, and
+the loss of a process by Spark's phrases. Anything else comes from the user's own plan and is reported in
+Spark's words.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sparkdl.spark import preflight
 from sparkdl.spark.application import SparkApplication
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
-NAMED = (  # errors of ours that a task raises for the driver to raise
+NAMED = (  # errors of this package that a task raises and the driver raises again
     "StaleWorkerError",
     "TransportError",
     "DataError",
@@ -40,7 +41,7 @@ NAMED = (  # errors of ours that a task raises for the driver to raise
     "WorkerError",
 )
 OTHER_PYTHON = r"in worker has different version:? \(?(\d+)[., ]+(\d+)\)? than that in driver:? (\d+\.\d+)"
-NOT_THERE = (  # what Python, and PySpark of itself, say of a package that is missing
+NOT_THERE = (  # the messages of Python and of PySpark for a missing package
     r"No module named '([\w.]+)'|\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] ([\w.-]+)"
 )
 NO_START = r"Cannot run program \"[^\n]*|Error from python worker:\s*\n[^\n]+(?:\n[ \t]+[^\n]+)*"
@@ -65,10 +66,10 @@ WRAPPER = re.compile(
 
 
 def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True) -> SparkDLError:
-    """Return what a failed job's exception means.
+    """Return the error of this package for a failed job's exception.
 
     Args:
-        error: what Spark raised.
+        error: the exception that Spark raised.
         cluster: the Spark application.
         of_rows: whether the job computes rows by a plan of the user's, a DataFrame or an RDD.
     """
@@ -86,7 +87,7 @@ def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True
 
 
 def _text(error: BaseException) -> str:
-    """Return all that Spark says: PySpark keeps the causes of what it translated apart."""
+    """Return the whole text of an exception, with the causes that PySpark keeps separately."""
     text, cause = str(error), getattr(error, "_cause", None)
     while isinstance(cause, BaseException):
         text += f"\nCaused by: {type(cause).__name__}: {cause}"
@@ -111,7 +112,7 @@ def _of_ours(text: str) -> SparkDLError | None:
 
 
 def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
-    """Return what hinders Spark's own Python worker, before it comes to code of ours or of the user's."""
+    """Return the error of a Python worker that failed before any code of sparkdl or of the user ran."""
     remedy, hosts = preflight.remedy(local=cluster.local), ", ".join(cluster.hosts())
     if other := re.search(OTHER_PYTHON, text):
         return PreflightError(
@@ -137,14 +138,14 @@ def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _is_pysparks(text: str) -> bool:
-    """Return whether the last frame of the last Python traceback is of PySpark."""
+    """Return True if the last frame of the last Python traceback is in PySpark."""
     blocks = list(BLOCK.finditer(text))
     frames = list(FRAME.finditer(blocks[-1][1])) if blocks else []
     return bool(frames) and "/pyspark" in frames[-1]["path"] and "in task_main" not in text
 
 
 def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
-    """Return what Spark refuses, or why it ended the job."""
+    """Return the error for a job that Spark refused or ended."""
     if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
         return ClusterError(refused[0])
     if cancelled := re.search(CANCELLED, text):
@@ -161,7 +162,7 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _raised(text: str, cluster: SparkApplication, *, of_rows: bool) -> SparkDLError | None:
-    """Return the Python exception that a task's message tells of, which no task of ours wrapped."""
+    """Return the error for a Python exception in a task's message that no task of this package wrapped."""
     blocks = list(BLOCK.finditer(text))
     if not blocks or "RefusedError: " in text:
         return None
@@ -178,13 +179,13 @@ def _raised(text: str, cluster: SparkApplication, *, of_rows: bool) -> SparkDLEr
 
 
 def _tracebacks(text: str) -> str:
-    """Return the Python tracebacks in a text of Spark's, without what Java says around them."""
+    """Return the Python tracebacks in a text from Spark, without the Java text around them."""
     start = text.find("Traceback (most recent call last):")
     return re.split(r"\n\s+at [\w.$/]+\(|\nDriver stacktrace", text[max(start, 0) :])[0]
 
 
 def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
-    """Return the loss of an executor or a process, which a run may go on from."""
+    """Return the error for a lost executor or process, from which a run may recover."""
     lines = re.findall(LOST, text)
     if lines and (died := re.search(r"Python worker exited unexpectedly[^\n.:]*", lines[-1])):
         limit = cluster.setting(memory.SETTING)
@@ -199,7 +200,7 @@ def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
-    """Return what is left: the user's plan cannot be run, or rows of it cannot be computed."""
+    """Return the error for any other failure: the plan cannot run, or its rows cannot be computed."""
     words = _words(error, text)
     if isinstance(error, of_spark.AnalysisException):
         return ConfigError(f"Spark cannot run the plan of the rows: {words}")
@@ -210,7 +211,7 @@ def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
 
 
 def _words(error: Exception, text: str) -> str:
-    """Return what went wrong, as Spark says it, and why, where that is said apart."""
+    """Return Spark's description of a failure, followed by the root cause if it is a separate one."""
     causes = [f"{kind.rpartition('.')[2]}: {said}" for kind, said in JAVA.findall(text) if said]
     plain = [cause for cause in causes if not WRAPPER.match(cause.partition(": ")[2])]
     first = str(error).strip().splitlines()[:1]
@@ -222,17 +223,17 @@ def _words(error: Exception, text: str) -> str:
 
 
 def lacks_package(error: SparkDLError) -> bool:
-    """Return whether a job failed only because executors have no sparkdl."""
+    """Return True if a job failed only because executors have no sparkdl."""
     return isinstance(error, PreflightError) and preflight.MISSING in str(error)
 
 
 def refuses_barrier(error: SparkDLError) -> bool:
-    """Return whether Spark would not start a barrier stage on an RDD such as a coalesced one."""
+    """Return True if Spark refused a barrier stage on an RDD, such as a coalesced one."""
     return isinstance(error, ClusterError) and BARRIER_REFUSED in str(error)
 
 
 def _more_overhead(cluster: SparkApplication) -> str:
-    """Return twice the memory overhead of an executor, in MiB as Spark writes it."""
+    """Return twice the memory overhead of an executor, at least 1024 MiB, in Spark's notation ("1024m")."""
     units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
 
     def mebibytes(text: str, default: float) -> float:

@@ -1,6 +1,6 @@
-"""Files on any file system: local paths by the standard library, URIs through Hadoop's.
+"""Files on any file system: local paths through the standard library, URIs through Hadoop.
 
-What goes wrong is an OSError, whichever of them says so.
+Failures of both raise OSError.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from sparkdl.process import interrupts
 from sparkdl.spark import hadoop
 
 logger = logging.getLogger(__name__)
-# What os.link raises on file systems without hard links, such as FAT and some that run in user space.
+# The errors of os.link on file systems without hard links, such as FAT and some in user space.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def is_uri(path: str) -> bool:
-    """Return whether a path names a file system; a plain path is local to the driver."""
+    """Return True if a path names a file system; a plain path is local to the driver."""
     return len(urlparse(path).scheme) > 1
 
 
 def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bool = False) -> None:
-    """Copy a local file to a path or URI. A failure leaves what is at a local path as it was.
+    """Copy a local file to a path or URI. A failure leaves an existing file at a local path unchanged.
 
     Args:
         local: the file.
-        target: where it goes; missing folders are made.
-        overwrite: whether a file that is there may be replaced.
+        target: the path or URI to copy to; missing folders are created.
+        overwrite: whether an existing file may be replaced.
         context: the SparkContext, which URIs need.
-        of_spark: whether a plain path is one of Spark's default file system.
+        of_spark: whether a plain path is a path of Spark's default file system.
 
     Raises:
-        FileExistsError: there is a file and ``overwrite`` is False.
+        FileExistsError: the target exists and ``overwrite`` is False.
     """
     if exists(target, context=context, of_spark=of_spark) and not overwrite:
         raise FileExistsError(f"{target} exists; pass overwrite=True to replace it.")
@@ -54,7 +54,7 @@ def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bo
 
 
 def _put_local(local: Path, target: Path) -> None:
-    """Copy a local file to another one, whole or not at all; what is there keeps its mode."""
+    """Copy a local file to another path, all or nothing; a file that is replaced keeps its mode."""
     target.parent.mkdir(parents=True, exist_ok=True)
     begun = target.with_name(f".sparkdl-{secrets.token_hex(8)}")
     try:
@@ -70,7 +70,7 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
     """Copy a file at a path or URI, as ``put`` takes it, to a local file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
     """
     if not exists(source, context=context, of_spark=of_spark):
         raise FileNotFoundError(f"There is no file at {source}.")
@@ -82,7 +82,7 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
 
 
 def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
-    """Return whether there is a file at a path or URI, as ``put`` takes it."""
+    """Return True if there is a file at a path or URI, as ``put`` takes it."""
     if not (of_spark or is_uri(target)):
         return Path(target).exists()
     with hadoop.file_system(target, context) as (system, path):
@@ -90,7 +90,7 @@ def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
 
 
 def names(folder: str, *, context: Any) -> list[str]:
-    """Return the names of what is in a folder at a path or URI; none if there is no such folder."""
+    """Return the names of the entries of a folder at a path or URI; empty if there is no such folder."""
     if not is_uri(folder):
         return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
     with hadoop.file_system(folder, context) as (system, path):
@@ -99,24 +99,24 @@ def names(folder: str, *, context: Any) -> list[str]:
 
 
 def publish(local: Path, target: str, *, context: Any, check: Callable[[], None] = lambda: None) -> None:
-    """Move a local file to a path or URI, whole or not at all, and never replace a file.
+    """Move a local file to a path or URI, all or nothing; never replace a file.
 
-    Nothing happens where a file of the same content is there already. A failure after the file has its name,
-    as in the removal of temporary files, is logged as a warning.
+    If the target already has the same content, the local file is only removed. A failure after the file has
+    its name, as in the removal of temporary files, is logged as a warning.
 
     Args:
-        local: the file; where ``target`` is a path it has to be in the same file system.
-        target: where it goes.
+        local: the file; in the same file system as ``target`` if that is a path.
+        target: the path or URI to move to.
         context: the SparkContext, which URIs need.
-        check: called when the file is complete, just before it gets its name; may raise instead.
+        check: called when the file is complete, just before it gets its name; may raise to prevent that.
 
     Raises:
-        FileExistsError: there is a file of other content.
+        FileExistsError: the target exists with other content.
     """
     if not is_uri(target):
         publish_local(local, Path(target), check)
         return
-    begun = f"{target}.{secrets.token_hex(8)}.begun"  # two drivers never write one unfinished file
+    begun = f"{target}.{secrets.token_hex(8)}.begun"  # two drivers never write the same unfinished file
     with hadoop.file_system(target, context) as (system, path):
         if (folder := hadoop.local_folder(system, path.getParent())) is not None:
             mine = folder / Path(begun).name
@@ -141,10 +141,10 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
 
 
 def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Give a local file another name in its file system; what fails after that is only logged.
+    """Rename a local file within its file system; failures after the rename are only logged.
 
     Raises:
-        FileExistsError: a file of other content has that name.
+        FileExistsError: the target exists with other content.
     """
     with local.open("rb") as file:
         os.fsync(file.fileno())
@@ -158,7 +158,7 @@ def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda:
     with _only_logged(f"The name of {target} could not be synchronized with the disk"):
         folder = os.open(target.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # or the new name could be lost with the machine's power
+            os.fsync(folder)  # otherwise a power failure could lose the new name
         finally:
             os.close(folder)
 
@@ -171,16 +171,16 @@ def _link(local: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        target.open("xb").close()  # reserves the name; the file that replaces it is whole
+        target.open("xb").close()  # reserves the name; the complete file then replaces it atomically
         local.replace(target)
 
 
 def _require_equal(local: Path, target: str, context: Any) -> None:
-    """Check that the file at a URI has the content of a local one.
+    """Require the same content in the file at a URI as in a local file.
 
     Raises:
-        FileExistsError: its content differs.
-        OSError: there is no such file, so that something else kept it from being written.
+        FileExistsError: the content differs.
+        OSError: there is no file at the URI, so the write failed for another reason.
     """
     if not exists(target, context=context):
         raise OSError(f"{target} cannot be written.")
@@ -191,23 +191,23 @@ def _require_equal(local: Path, target: str, context: Any) -> None:
 
 
 def qualified(path: str, *, context: Any) -> str:
-    """Return the URI of a path of Spark's default file system, or of a URI, with its file system in it."""
+    """Return the full URI of a path of Spark's default file system, or of a URI."""
     with hadoop.file_system(path, context) as (system, found):
         uri = str(system.makeQualified(found).toUri())
     return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
 
 
 def make_folder(path: str, *, context: Any) -> None:
-    """Make a folder of Spark's, and those it is in."""
+    """Create a folder in Spark's file system, with its parents."""
     with hadoop.file_system(path, context) as (system, found):
         system.mkdirs(found)
 
 
 def move(source: str, target: str, *, context: Any) -> None:
-    """Move a file of Spark's within its file system; missing folders are made.
+    """Move a file within Spark's file system; missing folders are created.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: the file cannot be moved.
     """
     with hadoop.file_system(source, context) as (system, path):
         system.mkdirs(hadoop.path_of(target, context).getParent())
@@ -216,14 +216,14 @@ def move(source: str, target: str, *, context: Any) -> None:
 
 
 def replace_folder(source: str, target: str, *, context: Any) -> None:
-    """Move a folder of Spark's to a path, and remove the folder that was there.
+    """Move a folder within Spark's file system to a path, and remove the folder that was there.
 
-    After a failure the old folder is back and the new one is removed. If the old one cannot be moved back,
-    both are kept under the names that the error gives.
+    After a failure the old folder is restored and the new one removed. If the old one cannot be moved back,
+    both are kept under the names in the error message.
 
     Args:
         source: the new folder.
-        target: the path.
+        target: the path to move it to.
         context: the SparkContext.
 
     Raises:
@@ -243,14 +243,14 @@ def replace_folder(source: str, target: str, *, context: Any) -> None:
 
 
 def _move_back(source: str, target: str, old: str, error: BaseException, context: Any) -> None:
-    """Undo what ``replace_folder`` has done before an error.
+    """Undo the steps of ``replace_folder`` before an error.
 
     Raises:
         OSError: the old folder cannot be moved back.
     """
     if exists(old, context=context, of_spark=True):
         try:
-            if exists(target, context=context, of_spark=True):  # perhaps a part of the new one
+            if exists(target, context=context, of_spark=True):  # perhaps a part of the new folder
                 raise OSError(f"{target} exists.")
             move(old, target, context=context)
         except OSError as problem:
@@ -276,7 +276,7 @@ def remove_temporary(path: Path) -> None:
 
 
 def remove(path: str, *, context: Any) -> None:
-    """Remove a file of Spark's, or a folder and all in it, if it is there."""
+    """Remove a file, or a folder with its content, of Spark's file system, if it is there."""
     with hadoop.file_system(path, context) as (system, found):
         system.delete(found, True)
 

@@ -14,16 +14,16 @@ from py4j.protocol import Py4JError
 from sparkdl.spark import hadoop
 from sparkdl.spark.files import is_uri, publish_local, remove_temporary
 
-ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, also in a race
-SETTLE_SECONDS = 1.0  # time for the writes of several drivers to take effect, on other file systems
+ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, even in a race
+SETTLE_SECONDS = 1.0  # time for the writes of several drivers to take effect on other file systems
 
 
 class Folder(Protocol):
     """Small files of one folder, on any file system.
 
     Attributes:
-        settle_seconds: how long after ``create`` another driver may still replace the file; 0 where files
-            are never replaced.
+        settle_seconds: seconds after ``create`` in which another driver may still replace the file; 0 where
+            files are never replaced.
     """
 
     settle_seconds: float
@@ -32,13 +32,13 @@ class Folder(Protocol):
         """Return the names of the files."""
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
+        """Return the content of a file; None if there is no such file."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
+        """Write a new file, all or nothing; return False if a file with other content exists."""
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """Write a file or overwrite it with as many bytes; readers may see it half written."""
+        """Write a file, or overwrite it with the same number of bytes; readers may see a partial write."""
 
     def stamp(self, name: str) -> object:
         """Return a value that changes with each ``rewrite``; None if there is no such file."""
@@ -48,9 +48,9 @@ class Folder(Protocol):
 
 
 def open_folder(uri: str, *, context: Any) -> Folder:
-    """Return the folder at a path or URI, which is made if need be.
+    """Return the folder at a path or URI; create it if it does not exist.
 
-    A URI that leads to the driver's own disk, such as one of ``file:``, gives a ``LocalFolder``.
+    A URI of the driver's own disk, such as ``file:``, gives a ``LocalFolder``.
     """
     if not is_uri(uri):
         Path(uri).mkdir(parents=True, exist_ok=True)
@@ -74,18 +74,18 @@ class LocalFolder:
         self.path = path.absolute()
 
     def names(self) -> list[str]:
-        """Return the names of the files; opening the folder makes NFS look for new ones."""
+        """Return the names of the files; opening the folder makes NFS refresh its listing."""
         return os.listdir(self.path)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
+        """Return the content of a file; None if there is no such file."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
+        """Write a new file, all or nothing; return False if a file with other content exists."""
         begun = self.path / f".{name}-{secrets.token_hex(8)}"
         try:
             begun.write_bytes(data)
@@ -97,7 +97,7 @@ class LocalFolder:
         return True
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """Overwrite a file in place, which a full disk allows; if that fails, change its time."""
+        """Overwrite a file in place, which works on a full disk; if that fails, update its time."""
         path = self.path / name
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
@@ -108,7 +108,7 @@ class LocalFolder:
             os.close(file)
 
     def stamp(self, name: str) -> object:
-        """Return the content and the time of a file; None if there is none."""
+        """Return the modification time and the content of a file; None if there is no such file."""
         try:
             with (self.path / name).open("rb") as file:
                 return os.fstat(file.fileno()).st_mtime_ns, file.read()
@@ -121,11 +121,11 @@ class LocalFolder:
 
 
 class HadoopFolder:
-    """A folder of a file system of Hadoop's. It can be used when the SparkContext is stopped.
+    """A folder of a Hadoop file system. It stays usable after the SparkContext is stopped.
 
     Args:
-        system: Hadoop's file system.
-        path: the folder, as Hadoop's Path.
+        system: the Hadoop file system.
+        path: the folder, as a Hadoop Path.
         jvm: the driver's JVM.
     """
 
@@ -140,7 +140,7 @@ class HadoopFolder:
             return [status.getPath().getName() for status in self._system.listStatus(self._path)]
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
+        """Return the content of a file; None if there is no such file."""
         with self._at(name) as path:
             if not self._system.exists(path):
                 return None
@@ -151,7 +151,7 @@ class HadoopFolder:
                 stream.close()
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, whole; return False if there is a file of other content."""
+        """Write a new file, all or nothing; return False if a file with other content exists."""
         with self._at(f".{name}-{secrets.token_hex(8)}") as begun, self._at(name) as path:
             try:
                 self._write(begun, data)
@@ -171,7 +171,7 @@ class HadoopFolder:
             self._write(path, data)
 
     def stamp(self, name: str) -> object:
-        """Return the time and the length of a file; None if there is none."""
+        """Return the modification time and the length of a file; None if there is no such file."""
         with self._at(name) as path:
             if not self._system.exists(path):
                 return None

@@ -1,4 +1,4 @@
-"""Hadoop's file systems, through the JVM of the driver. What goes wrong is an OSError."""
+"""Hadoop's file systems, through the JVM of the driver. Failures raise OSError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError
 
 @contextmanager
 def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield Hadoop's file system of a URI, and its path; what Java raises meanwhile is an OSError."""
+    """Yield the Hadoop file system of a URI and its path; Java exceptions in the block become OSErrors."""
     if context is None:
         raise ConfigError(
             f"{uri} is read and written through a SparkContext, and there is none. Start a SparkSession "
@@ -29,7 +29,7 @@ def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def as_os_errors(uri: str) -> Iterator[None]:
-    """Raise what Java raises in a ``with`` block as an OSError."""
+    """Convert Java exceptions in a ``with`` block to OSErrors."""
     try:
         yield
     except (Py4JError, PySparkException) as error:
@@ -38,16 +38,16 @@ def as_os_errors(uri: str) -> Iterator[None]:
 
 
 def path_of(name: str, context: Any) -> Any:
-    """Return Hadoop's path of a path or URI."""
+    """Return the Hadoop Path of a path or URI."""
     return context._jvm.org.apache.hadoop.fs.Path(name)
 
 
 def local_path(path: Path, context: Any) -> Any:
-    """Return Hadoop's path of a file of this machine."""
+    """Return the Hadoop Path of a file on this machine."""
     return path_of(path.as_uri(), context)
 
 
 def local_folder(system: Any, path: Any) -> Path | None:
-    """Return the local folder that a path of Hadoop's leads to, perhaps through a view; None elsewhere."""
+    """Return the local folder of a Hadoop Path, with views resolved; None for a path that is not local."""
     uri = system.resolvePath(path).toUri()
     return Path(uri.getPath()) if uri.getScheme() == "file" else None

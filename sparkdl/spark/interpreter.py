@@ -1,6 +1,6 @@
-"""The Python that executors run where nobody chose one.
+"""The Python that executors run if the user chose none.
 
-PySpark takes the first ``python3`` of PATH unless PYSPARK_PYTHON is set before the SparkContext is made.
+PySpark takes the first ``python3`` on PATH unless PYSPARK_PYTHON is set before the SparkContext is created.
 Without an activated virtual environment, that is not the driver's environment. Executors on the driver's
 machine take the driver's Python instead.
 """
@@ -14,16 +14,18 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-UNCHOSEN = "python3"  # what PySpark takes then
-OF_FRAMES = "spark.sql.execution.pyspark.python"  # which goes before what a function was made with
+UNCHOSEN = "python3"  # PySpark's default
+OF_FRAMES = "spark.sql.execution.pyspark.python"  # overrides the Python that a function was made with
 _adopted: WeakSet[Any] = WeakSet()  # SparkContexts whose Python was chosen here
 
 
 def adopt(session: Any, *, here: bool) -> None:
-    """Choose the Python that executors run, unless somebody chose it: by name, or as the driver's.
+    """Set the Python that executors run, unless the user chose one.
+
+    It is ``spark.pyspark.python`` if set, else the driver's Python if executors are on this machine.
 
     Args:
-        session: a classic SparkSession; functions of columns that it has already change as well.
+        session: a classic SparkSession; its existing column functions change as well.
         here: whether executors are on this machine.
     """
     context = session.sparkContext
@@ -41,10 +43,10 @@ def adopt(session: Any, *, here: bool) -> None:
 
 
 def rebind(data: Any, context: Any) -> None:
-    """Let the Python functions below an RDD or a DataFrame run in the Python that was chosen here.
+    """Switch the Python functions below an RDD or a DataFrame to the Python that ``adopt`` chose.
 
-    PySpark notes the Python of a function when it hands the function to the JVM. It does so early for a list
-    that becomes a DataFrame, and for an RDD that is cached or shuffled.
+    PySpark records the Python of a function when it hands the function to the JVM. It does so early for a
+    list that becomes a DataFrame, and for an RDD that is cached or shuffled.
 
     Args:
         data: an RDD, or a DataFrame of a classic session.
@@ -52,14 +54,14 @@ def rebind(data: Any, context: Any) -> None:
     """
     if context not in _adopted:
         return
-    # Private parts of Spark (3.5 to 4.3); where they differ, these functions keep the Python that they have.
+    # Private attributes of Spark (3.5 to 4.3). Where they differ, the functions keep their Python.
     with suppress(Exception):
         for rdd in _rdds_of(data):
             _rebind(rdd, context.pythonExec, set())
 
 
 def _rdds_of(data: Any) -> Iterator[Any]:
-    """Yield the JVM's RDDs that an RDD or a DataFrame is made of."""
+    """Yield the JVM's RDDs below an RDD or a DataFrame."""
     if hasattr(data, "_jdf"):
         leaves = data._jdf.queryExecution().analyzed().collectLeaves()
         for index in range(leaves.size()):
@@ -67,7 +69,7 @@ def _rdds_of(data: Any) -> Iterator[Any]:
             if leaf.getClass().getSimpleName() == "LogicalRDD":
                 yield leaf.rdd()
         return
-    # Python functions at its end that the JVM has not got yet are none of the JVM's RDDs.
+    # Trailing Python functions that PySpark has not sent to the JVM yet need no change.
     made = getattr(data, "_jrdd_val", None) or getattr(data, "_prev_jrdd", None) or data._jrdd
     yield made.rdd()
 

@@ -1,10 +1,11 @@
-"""Spark: a gang of tasks, the slots for it, and the job that runs it.
+"""Spark jobs: the slots of a worker group, the stages of its tasks, and the job that runs them.
 
-A synchronous run starts as a barrier stage, for its all-or-nothing start only. Everything else, a run that
-goes on without lost workers, which a barrier stage does not, and everything under dynamic allocation, which
-barrier stages refuse, is an ordinary stage whose gang forms at the endpoint. Jobs run in a thread of their
-own, under a tag by which they are cancelled, so that the user's own job group, description and scheduler
-pool stay as they were.
+A synchronous run starts as a barrier stage, only for the all-or-nothing start. Any other run is an ordinary
+stage, whose worker group forms at the endpoint. This includes runs that continue without lost workers, which
+a barrier stage cannot do, and all runs under dynamic allocation, for which Spark refuses barrier stages.
+
+A job runs in a thread of its own and is cancelled by its tag. The user's job group, description and
+scheduler pool stay as they were.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from sparkdl.worker import tasks
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-_used: WeakSet[SparkContext] = WeakSet()  # those whose Python workers may have Keras by now
+_used: WeakSet[SparkContext] = WeakSet()  # contexts whose Python workers may have imported Keras
 
 
 class Claims:
-    """The slots that gangs of this process have, or wait for in the order in which they came.
+    """The slots that worker groups of this process hold or wait for, first come, first served.
 
-    Two gangs that each got a part of their slots would wait for each other.
+    Two groups that each got a part of their slots would wait for each other.
     """
 
     def __init__(self) -> None:
-        self._owners: list[int] = []  # the threads whose gangs have slots
+        self._owners: list[int] = []  # the threads whose worker groups hold slots
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._taken = 0
 
     @contextmanager
     def claim(self, wanted: int, slots: float) -> Iterator[None]:
-        """Have so many of all slots in a ``with`` block, which begins when they are free of other gangs.
+        """Reserve ``wanted`` of ``slots`` slots for a ``with`` block; wait until they are free.
 
         Raises:
-            ClusterError: this thread has a gang already, and would wait for itself.
+            ClusterError: a worker group of this thread holds slots, so that the thread would wait for itself.
         """
         turn, mine = object(), threading.get_ident()
         noticed = time.monotonic()
@@ -94,22 +95,23 @@ claims = Claims()
 
 
 def claim(cluster: SparkApplication, num_workers: int) -> AbstractContextManager[None]:
-    """Have the slots of a gang in a ``with`` block, which begins when no other gang has them."""
+    """Reserve the slots of a worker group for a ``with`` block; wait until they are free."""
     return claims.claim(num_workers, float("inf") if cluster.dynamic else cluster.slots())
 
 
 class Stage:
-    """One kind of task of a job, with all that it takes along.
+    """One kind of task of a job, with all values that its tasks need.
 
     Args:
-        name: the stage, as ``tasks.run`` knows it.
-        expected: what an executor has to have in common with the driver.
-        endpoint: where the run's endpoint is, if it has one.
-        generation: which start of the gang this is.
-        shared: what ``SparkApplication.share`` returned.
+        name: the name of the stage in ``tasks.run``.
+        expected: the properties that an executor must have in common with the driver.
+        endpoint: the run's endpoint, if it has one.
+        generation: the generation of the worker group.
+        shared: the handle that ``SparkApplication.share`` returned.
         objects: the custom objects of the model.
-        builder: the function that builds the model, where there is one.
-        options: what else the stage takes. "profile", which stays here, is the ResourceProfile of its tasks.
+        builder: the function that builds the model, if there is one.
+        options: further arguments of the stage. "profile", the ResourceProfile of its tasks, stays on the
+            driver.
     """
 
     def __init__(
@@ -125,8 +127,8 @@ class Stage:
         **options: Any,
     ) -> None:
         self.profile = options.pop("profile", None)
-        # Spark unpickles plain values only, because an executor may have no sparkdl; the preflight
-        # comes before it needs one to unpickle the rest.
+        # Spark unpickles plain values only, because an executor may have no sparkdl. The rest, which
+        # needs sparkdl, is unpickled after the preflight.
         code = {"objects": objects, "builder": builder, "options": options}
         call = {
             "stage": name,
@@ -150,7 +152,7 @@ class Job:
 
     Args:
         cluster: the Spark application.
-        action: what runs the job.
+        action: the function that runs the job.
     """
 
     def __init__(self, cluster: SparkApplication, action: Callable[[], Any]) -> None:
@@ -171,7 +173,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Whether the job has neither ended nor failed."""
+        """True until the job ends or fails."""
         return self._thread.is_alive()
 
     def cancel(self) -> None:
@@ -184,7 +186,7 @@ class Job:
                 return
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the job's end, or for an interrupt; return whether the end has come."""
+        """Wait for the job's end, or for an interrupt; return True if the job has ended."""
         deadline = time.monotonic() + timeout
         while self.running and (left := deadline - time.monotonic()) > 0:
             self._thread.join(min(left, POLL_SECONDS))
@@ -193,12 +195,14 @@ class Job:
 
 
 def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool = True) -> Any:
-    """Return what a job gives; it is run again where executors lack sparkdl, or a process is bound otherwise.
+    """Run a job and return its result; retry if executors lack sparkdl or a Python process is stale.
+
+    A process is stale if it has Keras on another backend.
 
     Args:
-        action: runs the job.
+        action: the function that runs the job.
         cluster: the Spark application.
-        of_rows: whether it computes rows by a plan of the user's.
+        of_rows: whether the job computes rows by a plan of the user's.
 
     Raises:
         SparkDLError: the job failed.
@@ -228,10 +232,10 @@ def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool =
 
 @contextmanager
 def other_processes() -> Iterator[None]:
-    """Have RDD jobs in a ``with`` block run in Python workers apart, which Spark tells by their environment.
+    """Run RDD jobs of a ``with`` block in separate Python workers, which Spark keys by their environment.
 
-    A job that leaves rows unread has its Python workers ended, keras and compiled functions and all. Before
-    the first stage there is nothing to lose, and the workers apart would be one start more.
+    Spark ends the Python workers of a job that leaves rows unread, and Keras and compiled functions with
+    them. Before the first stage there is nothing to lose, and separate workers would only cost another start.
     """
     context = application_of().context
     environment = context.environment
@@ -240,11 +244,11 @@ def other_processes() -> Iterator[None]:
     try:
         yield
     finally:
-        environment.pop("SPARKDL_APART", None)  # a job of another thread may have been in here as well
+        environment.pop("SPARKDL_APART", None)  # another thread may have removed it already
 
 
 def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
-    """Return the action that runs a stage on the partitions of an RDD and collects what it yields."""
+    """Return the action that runs a stage on the partitions of an RDD and collects its results."""
 
     def action() -> Any:
         tasks = (rdd.barrier() if barrier else rdd).mapPartitions(stage.function)
@@ -261,7 +265,7 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
         try:
             return run_rdd(blocks, stage, barrier=barrier)()
         finally:
-            with suppress(Exception):  # what the job gave, or why it failed, is what counts
+            with suppress(Exception):  # a failed cleanup must not hide the job's result or error
                 _forget_shuffles(dealt.context, [_shuffle_of(blocks)])
 
     return action
@@ -275,17 +279,17 @@ def run_frame(
     Args:
         frame: the DataFrame.
         stage: the stage.
-        schema: the rows that it yields.
+        schema: the schema of the rows that the stage yields.
         barrier: whether all tasks start together.
-        streams: whether rows are given as partitions end, one after the other, and not all at the end.
+        streams: whether to return rows partition by partition as they end, and not all at the end.
     """
-    profile = {"profile": stage.profile} if stage.profile else {}  # which Spark 3.5 does not know
+    profile = {"profile": stage.profile} if stage.profile else {}  # Spark 3.5 has no such argument
     made = frame.mapInArrow(stage.function, schema, barrier=barrier, **profile)
     return made.toLocalIterator if streams else lambda: collect(made)
 
 
 def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes) -> bytes:
-    """Return what an endpoint answers that only executors reach, by a job of one task."""
+    """Send a request to an endpoint that only executors reach, by a job of one task; return the answer."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
     return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))
@@ -295,8 +299,8 @@ def column_function(stage: Stage, kind: Any) -> Any:
     """Return the column function of Spark SQL that runs a stage on batches of its arguments.
 
     Args:
-        stage: takes tuples of Arrow arrays, and gives an Arrow array for each.
-        kind: the type of what it gives.
+        stage: the stage, which maps each tuple of Arrow arrays to an Arrow array.
+        kind: the type of its results.
     """
     run = stage.function
 
@@ -305,14 +309,14 @@ def column_function(stage: Stage, kind: Any) -> Any:
 
     def on_pandas(batches: Any) -> Any:
         from sparkdl.data import (
-            arrow,  # pickled by value, this function would else need sparkdl to be unpickled
+            arrow,  # imported here: this function is pickled by value, and must unpickle without sparkdl
         )
 
         whole = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
         for values in run(tuple(map(arrow.of_pandas, batch)) for batch in whole):
             yield arrow.to_pandas(values)
 
-    if hasattr(functions, "arrow_udf"):  # which Spark has had since 4.1
+    if hasattr(functions, "arrow_udf"):  # since Spark 4.1
         arrays = Iterator[arrow.ArrowArray]
         on_arrow.__annotations__ = {"batches": arrays, "return": arrays}
         return functions.arrow_udf(on_arrow, kind)
@@ -326,7 +330,7 @@ def column_function(stage: Stage, kind: Any) -> Any:
 
 
 def collect(frame: DataFrame) -> list[Any]:
-    """Return the rows of a DataFrame, whose plan is run for this once."""
+    """Return the rows of a DataFrame whose plan runs only this once; remove its shuffle files."""
     done = False
     try:
         rows = frame.collect()
@@ -337,7 +341,7 @@ def collect(frame: DataFrame) -> list[Any]:
 
 
 def num_partitions(frame: DataFrame) -> int:
-    """Return how many partitions a DataFrame has; what is below its last shuffle is run to know that."""
+    """Return the number of partitions of a DataFrame; this runs its plan below the last shuffle."""
     try:
         return frame.rdd.getNumPartitions()
     finally:
@@ -345,14 +349,14 @@ def num_partitions(frame: DataFrame) -> int:
 
 
 def _forget_plan(frame: DataFrame, *, run: bool) -> None:
-    """Have the files of the shuffles of a DataFrame removed; ``run``: all of it was run."""
-    with suppress(Exception):  # what a job gave, or why it failed, is what counts
+    """Remove the shuffle files of a DataFrame; ``run``: its whole plan was run."""
+    with suppress(Exception):  # a failed cleanup must not hide the job's result or error
         plan = frame._jdf.queryExecution().executedPlan()
         _forget_shuffles(frame.sparkSession.sparkContext, _shuffles_of(plan, run=run))
 
 
 def _shuffle_of(rdd: Any) -> int:
-    """Return the id of the shuffle that an RDD's ``partitionBy`` made, the first one below it."""
+    """Return the id of the first shuffle below an RDD, which its ``partitionBy`` made."""
     rdd = rdd._jrdd.rdd()
     while (below := rdd.dependencies().head()).getClass().getSimpleName() != "ShuffleDependency":
         rdd = below.rdd()
@@ -360,9 +364,9 @@ def _shuffle_of(rdd: Any) -> int:
 
 
 def _shuffles_of(plan: Any, *, run: bool) -> Iterator[int]:
-    """Yield the ids of the shuffles of a physical plan that were run; ``run``: all of it was."""
+    """Yield the ids of the shuffles of a physical plan that were run; ``run``: the whole plan was run."""
     name = plan.getClass().getSimpleName()
-    if name == "ShuffleExchangeExec" and run:  # to ask another for its id would prepare it
+    if name == "ShuffleExchangeExec" and run:  # reading the id of one that was not run would prepare it
         yield int(plan.shuffleDependency().shuffleId())
     if name == "AdaptiveSparkPlanExec":
         yield from _shuffles_of(plan.executedPlan(), run=run)
@@ -374,7 +378,7 @@ def _shuffles_of(plan: Any, *, run: bool) -> Iterator[int]:
 
 
 def _forget_shuffles(context: Any, ids: Iterable[int]) -> None:
-    """Have the files of shuffles removed, as Spark does when the JVM's garbage collector comes by."""
+    """Remove the files of shuffles, as Spark does after the JVM's garbage collector ran."""
     cleaner = context._jsc.sc().cleaner()
     for shuffle in ids:
         if cleaner.isDefined():

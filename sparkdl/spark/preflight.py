@@ -1,8 +1,8 @@
-"""The preflight of a task: find out, before anything else, whether its machine can take part.
+"""The preflight of a task: check, before anything else, that its machine can take part.
 
 ``check`` and ``task_main`` are pickled *by value* (see ``by_value``), because an executor may have no
-sparkdl, or another one; so they are whole in themselves and import what they use inside. ``reach`` runs
-after ``check``, where sparkdl is the driver's.
+sparkdl, or another version. So they are self-contained and import inside. ``reach`` runs after ``check``,
+when sparkdl is known to match the driver's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STALE = "This Python process has Keras on another backend already"
 
 
 def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
-    """Return the properties that an executor has to have in common with this driver.
+    """Return the properties that an executor must have in common with this driver.
 
     Args:
         backend: the Keras backend; None where Keras is not used.
@@ -60,7 +60,7 @@ def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
 
 
 def remedy(*, local: bool) -> str:
-    """Return what to do where executors have another environment, or where they are on this machine."""
+    """Return the advice for executors with another environment; ``local``: they are in the driver's JVM."""
     return HERE.format(python=sys.executable) if local else REMEDY
 
 
@@ -68,10 +68,10 @@ def check(expected: dict[str, Any]) -> None:
     """Compare this process with the driver's.
 
     Args:
-        expected: what ``expectations`` returns.
+        expected: the result of ``expectations``.
 
     Raises:
-        RuntimeError: something differs; the message begins with the mark of ``expectations``.
+        RuntimeError: a property differs; the message begins with the mark of ``expectations``.
     """
     import importlib.metadata
     import importlib.util
@@ -118,13 +118,13 @@ def check(expected: dict[str, Any]) -> None:
 def reach(
     expected: dict[str, Any], endpoint: tuple[Any, ...], *, timeouts: tuple[float, ...] = (10, 60, 60)
 ) -> None:
-    """Reach the driver's endpoint from a task whose sparkdl is the driver's.
+    """Connect to the driver's endpoint from a task whose sparkdl matches the driver's.
 
     Args:
-        expected: what ``expectations`` returns.
+        expected: the result of ``expectations``.
         endpoint: the fields of the endpoint.
-        timeouts: seconds to wait for an answer, one number per attempt. The later ones are longer, for a
-            driver that is paused: its machine still accepts connections.
+        timeouts: seconds to wait for an answer, one number per attempt. Later attempts wait longer, for a
+            paused driver, whose machine still accepts connections.
 
     Raises:
         RuntimeError: the endpoint does not answer, or is another program; the message begins with the mark
@@ -170,7 +170,7 @@ def reach(
 
 
 def _accepts(address: str, port: int, timeout: float) -> bool:
-    """Return whether a machine accepts connections at a port."""
+    """Return True if a machine accepts connections at a port."""
     try:
         socket.create_connection((address, port), timeout).close()
     except OSError:
@@ -184,24 +184,24 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], sys.executable]))
 if sys.argv[1]:
     exec(sys.argv[2])
     check(json.loads(sys.argv[1]))
-"""  # which any Python can read; what it runs only has to be read by the driver's version
+"""  # any Python version can read this; the code that it executes only has to suit the driver's version
 _passed: set[tuple[Any, ...]] = set()
 
 
 def require_python(python: str, environment: dict[str, str], expected: dict[str, Any]) -> None:
-    """Check the Python that Spark would start on this machine, as a task in it would.
+    """Run the preflight in the Python that Spark would start on this machine.
 
     Args:
         python: the command.
-        environment: what Spark sets for it.
-        expected: see ``expectations``.
+        environment: the environment variables that Spark sets for it.
+        expected: the result of ``expectations``.
 
     Raises:
-        PreflightError: it does not start, or differs from the driver's.
+        PreflightError: this Python does not start, or differs from the driver's.
     """
     path = shutil.which(python)
     key = path, expected["backend"]
-    relative = os.sep in python and not os.path.isabs(python)  # to a folder that only Spark knows
+    relative = os.sep in python and not os.path.isabs(python)  # relative to a folder that only Spark knows
     if relative or key in _passed or path and os.path.abspath(path) == os.path.abspath(sys.executable):
         return
     host = socket.gethostname()
@@ -213,17 +213,17 @@ def require_python(python: str, environment: dict[str, str], expected: dict[str,
     if found != expected["python"]:
         parts = {"host": host, "found": found, "path": path, "wanted": expected["python"]}
         raise PreflightError(OTHER_PYTHON.format(remedy=expected["remedy"], **parts))
-    with suppress(OSError):  # there is no source to run there
+    with suppress(OSError):  # raised where the source of ``check`` is not available
         source = f"from __future__ import annotations\n{inspect.getsource(check)}"
         *_, said = _ask(python, environment, json.dumps(expected), source)
         marked = re.search(rf"{re.escape(MARK)} (.+)", said)
-        if marked and MISSING not in marked[1]:  # sparkdl can be sent along
+        if marked and MISSING not in marked[1]:  # a missing sparkdl can be sent along
             raise PreflightError(marked[1])
     _passed.add(key)
 
 
 def _ask(python: str, environment: dict[str, str], *arguments: str) -> tuple[str | None, str, str]:
-    """Return the version of a Python, its path and its errors; None and the reason if it does not run."""
+    """Return the version, the path and the stderr of a Python; None and the reason if it does not run."""
     command = [python, "-c", ASK, *(arguments or ("", ""))]
     try:
         done = subprocess.run(
@@ -241,7 +241,7 @@ class Shared:
     """A value that tasks share over Spark Connect, which has no broadcast variables.
 
     Args:
-        place: the name of a file of the session, or what would be in it.
+        place: the name of a file of the session, or the content of such a file.
     """
 
     def __init__(self, place: str | bytes) -> None:
@@ -252,7 +252,7 @@ class Shared:
         """The value.
 
         Raises:
-            ClusterError: the session's files are not here.
+            ClusterError: this task cannot read the session's files.
         """
         from pyspark import SparkFiles
         from pyspark.serializers import CloudPickleSerializer
@@ -275,7 +275,7 @@ class Shared:
 def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
     """Run one stage of a job in a Spark task: the preflight, then its function in ``sparkdl.worker.tasks``.
 
-    Where it raises, Spark ends the Python process; the next task gets another.
+    If it raises, Spark ends the Python process, and the next task gets another.
     """
     import os
 
@@ -308,7 +308,7 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function that is pickled whole, not by the name of its module."""
+    """Return a copy of a function that is pickled by value, not by the name of its module."""
     copy = types.FunctionType(
         function.__code__, {"__builtins__": builtins, "__name__": "__main__"}, function.__name__
     )

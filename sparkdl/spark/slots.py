@@ -1,4 +1,4 @@
-"""Slots of a Spark application: how many tasks run at the same time, and how many workers to take."""
+"""Slots of a Spark application (tasks that run at the same time), and the choice of the number of workers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparkdl.errors import ClusterError
 from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
-NOTICE_SECONDS = 10.0  # between one warning that something is waited for and the next
+NOTICE_SECONDS = 10.0  # between two warnings about the same wait
 LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
-SETTLE_SECONDS = 2.0  # executors that register one after the other do so within this time
+SETTLE_SECONDS = 2.0  # the longest gap expected between two executors that register
 
 
 class Application(Protocol):
-    """The properties of a Spark application that decide about its slots."""
+    """The properties of a Spark application that determine its slots."""
 
     @property
     def local(self) -> bool:
@@ -25,20 +25,20 @@ class Application(Protocol):
 
     @property
     def dynamic(self) -> bool:
-        """True if executors come and go with the work there is."""
+        """True if executors are allocated dynamically."""
 
     @property
     def separate_gpus(self) -> int:
-        """The GPUs of an executor that go to tasks one by one; 0: tasks are as the application says."""
+        """The number of GPUs per executor if each task gets its own; 0: the application's settings apply."""
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application."""
 
     def slots(self) -> int:
-        """Return the number of tasks that can run at the same time on the executors there are."""
+        """Return the number of tasks that can run at the same time on the present executors."""
 
     def age(self) -> float:
-        """Return the seconds for which the application has run."""
+        """Return the seconds since the application started."""
 
 
 class Slots:
@@ -55,14 +55,14 @@ class Slots:
         """Return the number of workers to take, and the reason.
 
         Args:
-            wanted: how many were asked for.
-            most: how many can have a row in each batch; None if that is not known.
-            timeout: seconds that executors may take to register.
+            wanted: the number that the user requested, if any.
+            most: the largest number that can each have a row in every batch; None if it is not known.
+            timeout: seconds to wait for executors to register.
 
         Raises:
-            ClusterError: more than there are slots.
+            ClusterError: there are fewer slots than workers.
         """
-        # Under dynamic allocation executors come when there is work for them, and not before.
+        # Under dynamic allocation executors start only when there is work for them.
         dynamic = self._application.dynamic
         slots = self._application.slots() if dynamic and wanted else self.settled(wanted, timeout)
         if dynamic:
@@ -81,14 +81,14 @@ class Slots:
         return slots, "one per slot"
 
     def settled(self, wanted: int | None, timeout: float) -> int:
-        """Return the slots there are, once executors that are still starting have registered.
+        """Return the number of slots, once executors that are still starting have registered.
 
-        Where there are none yet, or fewer than are wanted and the application has asked for, they are waited
-        for; others have as long as Spark itself would wait for them.
+        Without dynamic allocation, wait up to ``timeout`` while there are no slots, or fewer than ``wanted``
+        although the application requested as many. Otherwise wait no longer than Spark itself would.
 
         Args:
-            wanted: how many are needed; more are not waited for.
-            timeout: seconds to wait for the next one.
+            wanted: the number of slots that are enough.
+            timeout: seconds to wait for the next slot.
         """
         if self._application.local:
             return self._application.slots()
@@ -113,14 +113,14 @@ class Slots:
                 slots, since = found, now
 
     def most(self) -> int:
-        """Return the number of tasks that run at the same time if dynamic allocation gives all it may."""
+        """Return the number of slots at the limit of dynamic allocation; 0 without a limit."""
         most = self._setting("spark.dynamicAllocation.maxExecutors", "0")
         cores = int(self._setting("spark.executor.cores", "1"))
         cpus = int(self._setting("spark.task.cpus", "1"))
         return int(most) * max(1, cores // cpus) if most.isdigit() else 0
 
     def requested(self) -> int:
-        """Return the slots that the application has asked for; 0 if it takes what there is."""
+        """Return the number of slots that the application requested; 0 if it requested none."""
         master, cores = self._setting("spark.master"), self.executor_cores()
         if cluster := re.match(LOCAL_CLUSTER, master):
             instances = cluster[1]
@@ -131,7 +131,7 @@ class Slots:
         return int(instances) * self.per_executor()
 
     def executor_cores(self) -> int:
-        """Return the cores of an executor; those of a standalone cluster take all if not told otherwise."""
+        """Return the cores of an executor; a standalone executor takes all cores by default."""
         master, cores = self._setting("spark.master"), self._setting("spark.executor.cores")
         if cluster := re.match(LOCAL_CLUSTER, master):
             return int(cluster[2])

@@ -1,4 +1,4 @@
-"""The lines that Spark logs of each attempt of a task, while the driver raises the same as one error."""
+"""Suppression of Spark's log lines about failed task attempts, which the driver raises as one error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LOGGERS = (
 SETTLE_SECONDS = 2.5
 # On a busy machine it takes longer. The loggers stay off until then, but the call does not wait.
 LONGEST_SECONDS = 30.0
-# Another thread of Spark's logs a task after it has ended.
+# Spark logs a task from another thread, after the task has ended.
 LOG_SECONDS = 1.0
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
-_jobs: dict[Any, int] = {}  # how many jobs want them off
+_jobs: dict[Any, int] = {}  # the number of jobs that need them off
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def hidden(context: Any) -> Iterator[None]:
     """Switch these loggers off in a ``with`` block that runs a job, except those whose level the user set.
 
     Args:
-        context: the SparkContext; None where the JVM is another machine's.
+        context: the SparkContext; None if the JVM runs on another machine.
     """
     if context is None:
         yield
@@ -57,7 +57,7 @@ def _release(context: Any) -> None:
 
 
 def _release_later(context: Any) -> None:
-    """Restore the loggers once no task runs and the last line is logged, in a thread of its own."""
+    """Restore the loggers in a new thread, once no task runs and the last line is logged."""
 
     def wait() -> None:
         _settle(context, LONGEST_SECONDS)
@@ -71,9 +71,9 @@ def _release_later(context: Any) -> None:
 
 
 def _silence(context: Any) -> list[str]:
-    """Switch the loggers off; return those that were switched."""
+    """Switch the loggers off; return the names of those that changed."""
     switched: list[str] = []
-    with suppress(Exception):  # what is logged is never a reason to fail
+    with suppress(Exception):  # logging is never a reason to fail
         log4j = context._jvm.org.apache.logging.log4j
         known = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
         for name in LOGGERS:
@@ -92,7 +92,7 @@ def _restore(context: Any, switched: list[str]) -> None:
 
 
 def _settle(context: Any, seconds: float) -> bool:
-    """Wait until no task runs, at most for some seconds; return whether the application goes on."""
+    """Wait up to ``seconds`` until no task runs; return False if the application has stopped."""
     deadline = time.monotonic() + seconds
     try:
         inner = context._jsc.sc()
@@ -102,5 +102,5 @@ def _settle(context: Any, seconds: float) -> bool:
                 break
             time.sleep(0.05)
         return not inner.isStopped()
-    except Exception:  # noqa: BLE001 - that of a JVM or an application which has gone
+    except Exception:  # noqa: BLE001 - the JVM or the application is gone
         return False

@@ -1,4 +1,4 @@
-"""TFRecord files as DataFrames, both ways: on executors, without a jar and without TensorFlow."""
+"""Reading and writing of TFRecord files as DataFrames, without a jar and without TensorFlow."""
 
 from sparkdl.tfrecords.dataframe import read_tfrecords, write_tfrecords
 

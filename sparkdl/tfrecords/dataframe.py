@@ -1,9 +1,9 @@
-"""TFRecord files as DataFrames, both ways: on executors, without a jar and without TensorFlow.
+"""Reading and writing of TFRecord files as DataFrames, on executors, without a jar and without TensorFlow.
 
-Files are read as Spark's binaryFile source has them, from any file system of Hadoop's, each file whole by one
-task; those that end in ``.gz`` are unpacked. They are written by executors through pyarrow's file systems
-(local, hdfs, s3, gs) under temporary names, and the driver moves those of the tasks that succeeded, so that a
-task which ran twice leaves its rows once.
+Reading uses Spark's binaryFile source on any Hadoop file system. One task reads each file whole; files that
+end in ``.gz`` are unpacked. Executors write through pyarrow's file systems (local, hdfs, s3, gs) under
+temporary names. The driver then moves the files of the tasks that succeeded, so that the rows of a task that
+ran twice appear once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sparkdl.tfrecords import records
 from sparkdl.tfrecords.records import Record
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
-LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # 0 and 1 are booleans
+LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # booleans take only 0 and 1
 REAL = types.FloatType, types.DoubleType
 TEXT = types.StringType, types.BinaryType
-ORDER = {"int64": 0, "float": 1, "bytes": 2}  # each holds what the one before it does, but bytes
+ORDER = {"int64": 0, "float": 1, "bytes": 2}  # float covers int64; bytes do not mix with numbers
 INFERRED = {"int64": types.LongType(), "float": types.FloatType(), "bytes": types.BinaryType()}
 
 
@@ -43,16 +43,17 @@ def read_tfrecords(
 
     Args:
         path: files, folders or patterns, as ``spark.read.load`` takes them.
-        schema: the columns, a StructType or as in "label bigint, image binary, words array<string>". A record
-            without a column's feature has a null there; features without a column are left. None: found by a
-            pass over all records: one value in every record is a number or binary, all else an array.
-        sequences: whether records are SequenceExamples, whose feature lists are arrays of arrays.
+        schema: the columns, a StructType or a string such as "label bigint, image binary, words
+            array<string>". A record without a column's feature has a null there; features without a column
+            are ignored. None infers the columns by a pass over all records: a feature with at most one value
+            in every record is a number or binary, any other an array.
+        sequences: whether records are SequenceExamples, whose feature lists become arrays of arrays.
         spark: the session; the active one by default.
 
     Raises:
-        ConfigError: a column is of a type that no feature has.
-        DataError: features of one name are of several kinds. What is torn or altered, is no Example, or does
-            not fit its column is one in the job that reads it.
+        ConfigError: the type of a column matches no kind of feature.
+        DataError: features of one name are of several kinds. Jobs that read the DataFrame raise it for
+            records that are truncated or corrupt, are not Examples, or do not fit a column.
     """
     cluster = application_of(spark)
     session: SparkSession = cluster.session
@@ -92,10 +93,10 @@ def _records_in(batches: Iterator[Any]) -> Iterator[tuple[str, Iterator[bytes]]]
 
 
 def _from_record(record: Record, field: types.StructField, place: str) -> Any:
-    """Return a column's value of a record, None where it has none.
+    """Return the value of a column in a record; None if the record has none.
 
     Raises:
-        DataError: the feature is another number of values, or of another kind, than the column takes.
+        DataError: the feature has another number or kind of values than the column takes.
     """
     kind = field.dataType
     if record.lists is not None and field.name in record.lists:
@@ -138,10 +139,10 @@ def _misfit(field: types.StructField, place: str, given: str) -> DataError:
 
 
 def _kind_of(field: types.StructField, *, sequences: bool) -> str:
-    """Return the kind of feature that a column is: "int64", "float" or "bytes".
+    """Return the kind of feature that holds a column: "int64", "float" or "bytes".
 
     Raises:
-        ConfigError: it is none; says what to do.
+        ConfigError: no kind of feature holds the column; names the remedy.
     """
     kind, depth = field.dataType, 0
     while isinstance(kind, types.ArrayType):
@@ -206,20 +207,20 @@ def write_tfrecords(
 
     Args:
         frame: columns of numbers, booleans, strings, binary values, vectors and arrays of these. 64-bit
-            floats become 32-bit ones, which is what a record holds; a null is left out.
-        path: the folder; a plain path is one of Spark's default file system.
-        sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all else
-            their context.
-        overwrite: whether a folder that is there is replaced, once all is written. If that fails, the old
-            folder is back, or its content is in a folder that the error names.
+            floats become 32-bit floats, the type of records; nulls are left out.
+        path: the folder; a plain path is a path of Spark's default file system.
+        sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all other
+            columns their context.
+        overwrite: whether to replace an existing folder, once everything is written. If that fails, the old
+            folder is restored, or its content is in a folder that the error names.
         compression: "" or "gzip".
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
-        ConfigError: a column that a record does not hold, or another compression.
-        FileExistsError: the folder is there, and ``overwrite`` is False.
+        ConfigError: a column has a type that records do not hold, or the compression is unknown.
+        FileExistsError: the folder exists, and ``overwrite`` is False.
     """
     if compression not in ("", "gzip"):
         raise ConfigError(f'compression should be "" or "gzip"; got {compression!r}.')
@@ -238,7 +239,7 @@ def write_tfrecords(
         sequences=sequences,
         packed=compression == "gzip",
     )
-    # Executors make no folders: a task that goes on after its job has failed finds none to write into.
+    # Only the driver creates the folder, so that a task that outlives its failed job cannot write.
     files.make_folder(f"{made}/_temporary", context=context)
     try:
         written = jobs.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
@@ -256,7 +257,7 @@ def write_tfrecords(
 def _write_part(
     batches: Iterator[Any], *, folder: str, fields: list[types.StructField], sequences: bool, packed: bool
 ) -> Iterator[Any]:
-    """Write a partition's rows; yield the name of the file, which no other attempt has, and their number."""
+    """Write a partition's rows; yield the file's name, unique to the task attempt, and the number of rows."""
     context: Any = TaskContext.get()
     name = f"part-{context.partitionId():05d}-{context.taskAttemptId()}.tfrecord{'.gz' * packed}"
     counter = itertools.count()
@@ -277,7 +278,7 @@ def _write_part(
 
 
 def _writable(field: types.StructField) -> Any:
-    """Return a column, a vector as an array."""
+    """Return a column; vectors become arrays."""
     column = functions.col(f"`{field.name}`")
     if type(field.dataType).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
@@ -312,7 +313,7 @@ def _to_record(
 
 
 def _plain(field: types.StructField) -> Callable[[Any], Any]:
-    """Return what makes a value of a column one that a record holds."""
+    """Return the function that converts a column's values to the values of a record."""
     kind: Any = field.dataType
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType

@@ -2,14 +2,15 @@
 
 A record is, in little-endian order::
 
-    length   uint64
-    uint32   the masked CRC-32C of those eight bytes
-    data     length bytes
-    uint32   the masked CRC-32C of the data
+    uint64          length of the data
+    uint32          masked CRC-32C of those eight bytes
+    length bytes    data
+    uint32          masked CRC-32C of the data
 
-masked: ((crc >> 15) | (crc << 17)) + 0xa282ead8, modulo 2 ** 32. An Example is a map from names to features,
-each a list of bytes, of 32-bit floats or of 64-bit whole numbers; a SequenceExample has such a map, its
-context, and another from names to lists of features.
+The masked value is ((crc >> 15) | (crc << 17)) + 0xa282ead8, modulo 2 ** 32.
+
+An Example is a map from names to features. Each feature is a list of bytes, of 32-bit floats or of 64-bit
+integers. A SequenceExample has such a map, its context, and a second map from names to lists of features.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ KINDS = ("bytes_list", "float_list", "int64_list")
 
 
 class Record(NamedTuple):
-    """What a record says.
+    """The values of a record.
 
     Attributes:
-        features: a list of values by name, those of a sequence's context.
-        lists: a list of such lists by name; None of an Example.
+        features: the list of values of each feature, by name; for a SequenceExample the context.
+        lists: the feature lists of a SequenceExample, by name; None for an Example.
     """
 
     features: dict[str, list[Any]]
@@ -42,8 +43,8 @@ def read(file: Any, name: str) -> Iterator[bytes]:
     """Yield the data of each record.
 
     Args:
-        file: the open file, or what reads as one, from its next record on.
-        name: how an error calls it.
+        file: the open file or file-like object, positioned at a record.
+        name: the file's name in error messages.
 
     Raises:
         DataError: a checksum is wrong, or the file ends within a record.
@@ -73,10 +74,10 @@ def _masked(data: bytes) -> int:
 
 
 def parse(data: bytes, *, sequence: bool) -> Record:
-    """Return what a serialized Example, or SequenceExample, says.
+    """Return the values of a serialized Example or SequenceExample.
 
     Raises:
-        DataError: it is none.
+        DataError: the data cannot be parsed.
     """
     parsed = (SequenceExample if sequence else Example)()
     try:
@@ -102,10 +103,10 @@ def _value(feature: Any) -> list[Any]:
 
 
 def serialize(record: Record) -> bytes:
-    """Return an Example, or of a record with lists a SequenceExample, as bytes.
+    """Return a record as the bytes of an Example, or of a SequenceExample if it has lists.
 
     Raises:
-        DataError: a feature has values of several kinds, or of none that a record holds.
+        DataError: a feature has values of several kinds, or of a kind that records do not hold.
     """
     made = Example() if record.lists is None else SequenceExample()
     features = made.features if record.lists is None else made.context
@@ -131,7 +132,7 @@ def _fill(feature: Any, name: str, values: list[Any]) -> None:
 
 
 def _messages() -> tuple[Any, ...]:
-    """Return the classes of both messages; protobuf makes them of their description, which is no file's."""
+    """Return the message classes Example and SequenceExample, built without a .proto file."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="sparkdl_tfrecord.proto", package="sparkdl", syntax="proto3"
