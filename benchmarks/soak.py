@@ -87,21 +87,21 @@ def work(port: int, worker: int, attempt: int, pause: float) -> None:
 # --- the relay ----------------------------------------------------------------------------------
 
 
-def relay(port: int) -> None:
+def relay(port: int, share: float) -> None:
     """Be the relay until stdin ends; print its port, and in the end what it has done."""
     sys.path.insert(0, str(harness.REPOSITORY / "tests"))
     from relay import Relay
 
-    with Relay(port, seed=0, share=SHARE) as between:
+    with Relay(port, seed=0, share=share) as between:
         print(between.port, flush=True)
         sys.stdin.read()
     print(json.dumps(between.done))
 
 
 @contextmanager
-def relayed(port: int, faults: Counter):
+def relayed(port: int, faults: Counter, share: float):
     """Yield the port of a relay; what it did is added to ``faults``."""
-    with started("--relay", port) as process:
+    with started("--relay", port, "--share", share) as process:
         yield int(process.stdout.readline())
         faults.update(json.loads(process.communicate()[0]))
 
@@ -202,14 +202,14 @@ def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarra
     return dict(zip(BARS, samples[:count].T, strict=True))
 
 
-def soak(workers: int, minutes: float, **options: float) -> dict:
+def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float) -> dict:
     """Return what a run held, counted and suffered; the options are a Gang's."""
     store, faults = store_of(workers), Counter()
     with ExitStack() as stack:
         app = make_app(store, TOKEN, Traffic())
         port = stack.enter_context(serve(app, "127.0.0.1", 0, workers))
         stack.callback(store.close)
-        between = stack.enter_context(relayed(port, faults))
+        between = stack.enter_context(relayed(port, faults, share))
         gang = stack.enter_context(Gang(between, workers, faults=faults, **options))
         samples = drive(store, gang, 60 * minutes)
         said = gang.end()
@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two updates of a worker")
     parser.add_argument("--kill", type=float, default=10, help="seconds between two kills of a worker")
+    parser.add_argument("--share", type=float, default=SHARE, help="share of requests, and of answers, lost")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
     parser.add_argument("--worker", nargs=4, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--relay", type=int, help=argparse.SUPPRESS)
@@ -308,9 +309,10 @@ def main() -> None:
     if options.worker:
         work(*map(int, options.worker[:3]), options.worker[3])
     elif options.relay:
-        relay(options.relay)
+        relay(options.relay, options.share)
     else:
-        outcome = soak(options.workers, options.minutes, pause=options.pause, kill=options.kill)
+        faults = {"share": options.share, "pause": options.pause, "kill": options.kill}
+        outcome = soak(options.workers, options.minutes, **faults)
         harness.report("Soak", words_of(outcome, options), options.results)
         if grown(outcome["samples"]) or not adds_up(outcome):
             raise SystemExit(f"Grown: {grown(outcome['samples'])}; adds up: {adds_up(outcome)}.")

@@ -15,7 +15,7 @@ import soak  # noqa: E402
 
 def test_some_seconds_of_it():
     """Updates are merged once while workers are killed and a relay loses requests and answers."""
-    options = ["--minutes", "0.2", "--workers", "3", "--kill", "2", "--pause", "0.01"]
+    options = ["--minutes", "0.2", "--workers", "3", "--kill", "2", "--pause", "0.01", "--share", "0.1"]
     command = [sys.executable, str(BENCHMARKS / "soak.py"), *options]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200)
 
