@@ -1,8 +1,8 @@
 """Time fits while clients without the token attack the endpoint.
 
-The fits take turns in one driver: an undisturbed one, and one for each attack. An attack begins with the fit
+The fits alternate in one driver: an undisturbed one, and one for each attack. An attack begins with the fit
 or with its second epoch, and lasts until the fit ends. It comes from a process of the lowest priority on the
-same machine. The final weights of all fits have to be the same, bit for bit.
+same machine. The final weights of all fits must be identical, bit for bit.
 
     python benchmarks/attacks.py --results benchmarks/RESULTS.md
 """
@@ -25,7 +25,7 @@ import harness
 from harness import ratios, spread, table, verdict
 
 HEAD = b"POST /v1/exchange HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "
-LIMIT = 16 << 10  # bytes of a head that the endpoint reads
+LIMIT = 16 << 10  # maximum bytes of a head that the endpoint reads
 ATTACKS = {
     "64 heads of the limit ± 1 byte": "heads",
     "1,000 silent connections": "silent",
@@ -38,7 +38,7 @@ SLOWER, LINES = 1.10, 10
 
 
 def attack(kind: str, encrypted: bool) -> None:
-    """Attack the port for ever."""
+    """Attack the port until killed."""
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     dice = random.Random(7)
@@ -70,7 +70,7 @@ def attack(kind: str, encrypted: bool) -> None:
             held[-1].sendall(bytes_of())
         while len(held) > most:
             held.pop(0).close()
-        if len(held) == most and most > 1:  # those that were closed are replaced
+        if len(held) == most and most > 1:  # closed connections are replaced
             time.sleep(0.5)
             open_ = [sock for sock in held if not _ended(sock)]
             for sock in set(held) - set(open_):
@@ -90,7 +90,7 @@ def _ended(sock: socket.socket) -> bool:
 
 
 class Attack:
-    """An attack by another process."""
+    """An attack from a separate process."""
 
     def __init__(self, kind: str, encrypted: bool) -> None:
         self.command = [sys.executable, __file__, "--attack", kind, *["--encrypted"] * encrypted]
@@ -101,14 +101,14 @@ class Attack:
         self.process = subprocess.Popen(self.command)
 
     def end(self) -> None:
-        """Stop them."""
+        """Stop the attackers."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 class Lines(logging.Handler):
-    """Counts log records."""
+    """A log handler that counts records."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -160,7 +160,7 @@ def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes, i
 
 
 def main() -> None:
-    """Run all turns."""
+    """Run all fits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")

@@ -1,27 +1,26 @@
 """Rows per second and accuracy: sparkdl beside Elephas 7.3.0, plain Keras and the ceiling.
 
-Everybody trains the same MLP on the same MNIST rows with the same batch size, optimizer, epochs and
-initial weights on the same cores, each in a process of its own, in interleaved rounds. Medians are
-over rounds, and a ratio is taken within a round before its median is.
+All contestants train the same MLP on the same MNIST rows with the same batch size, optimizer, epochs and
+initial weights on the same cores. Each runs in its own process, in interleaved rounds. Medians are over
+rounds; a ratio is computed within each round before its median.
 
-*First fit* is ``fit`` as called first in a session: worker start, imports and compilation included
-(the session itself, and the RDD, were made before). *Warm* excludes them: what ``--warm-epochs``
-more epochs take in a second fit of the session. Plain Keras and sparkdl show the ends of epochs to
-a callback on the driver, so that is the time from the first epoch's end to the last one's. Elephas
-shows none; for it, it is the time of a fit of 1 + ``--warm-epochs`` less that of a fit of 1 epoch.
-Whatever a fit does once cancels: starting workers and servers, moving rows, building and compiling
-the model. That is fair to Elephas: its asynchronous workers compile once per fit, so none of it is
-counted; its synchronous trainer rebuilds and retraces its model in every epoch, so that part stays,
-as it stays for its users. Elephas also gets an RDD that already has one partition per worker, which
-spares it the shuffle that ``num_workers=`` would add to each fit. Its rows are in an order that the seed
-draws, because sparkdl deals its rows by chance as well: the halves of MNIST's own order differ, so that
-replicas trained on them average to another model than those of halves dealt by chance.
+*First fit* is the first ``fit`` of a session: worker start, imports and compilation included (the session and
+the RDD are made before). *Warm* excludes them: it is the time of ``--warm-epochs`` more epochs in a second
+fit of the session. Plain Keras and sparkdl report the ends of epochs to a callback on the driver, so the time
+is measured from the end of the first epoch to the end of the last. Elephas does not; for it, the time is that
+of a fit of 1 + ``--warm-epochs`` epochs less that of a fit of 1 epoch. One-time work of a fit cancels out:
+starting workers and servers, moving rows, building and compiling the model. That is fair to Elephas: its
+asynchronous workers compile once per fit, which is not counted; its synchronous trainer rebuilds and retraces
+its model in every epoch, which is counted, as its users pay for it. Elephas also gets an RDD with one
+partition per worker, which avoids the shuffle that ``num_workers=`` would add to each fit. Its rows are
+shuffled by the seed, because sparkdl deals its rows at random as well. The halves of MNIST's own order
+differ, so replicas trained on them average to a different model.
 
-The ceiling is the sum of the rates of independent ``model.fit`` processes, one pinned per core with
-one thread, each with its share of the rows, that start together and exchange nothing. They stand for
-workers, so their first fit has what the start of a worker has: importing Keras and making the model.
-A bar is the multiple of Elephas's rows/s (4 in synchronous mode and at "batch" or every n batches; 2
-at "epoch" elsewhere) or the share of the ceiling (0.85 at "epoch", else 0.6), whichever is lower.
+The ceiling is the sum of the rates of independent ``model.fit`` processes, one pinned per core with one
+thread, each with its share of the rows. They start together and exchange nothing. They stand for workers, so
+their first fit includes what a worker's start does: importing Keras and making the model. The bar is the
+lower of a multiple of Elephas's rows/s (4 in synchronous mode and at "batch" or every n batches; 2 at "epoch"
+elsewhere) and a share of the ceiling (0.85 at "epoch", else 0.6).
 
     python benchmarks/compare_elephas.py --elephas-venv ~/elephas --data MNIST_FOLDER
 """
@@ -51,20 +50,20 @@ OURS = [
 OURS.insert(1, Spec("sparkdl", "synchronous", 16))
 CONTESTANTS = [Spec("plain"), Spec("ceiling"), *ELEPHAS, *OURS]
 
-# One more of ours, not raced: that the bytes travel even when there is nobody to agree with.
+# One worker alone, not raced: it sends the same bytes although there is no other worker.
 ALONE = [Spec("sparkdl", "synchronous", frequency, workers=1) for frequency in ("batch", "epoch")]
 
 Answers = dict[str, list[dict]]  # by title, one per round
 
 
 def counterpart(ours: Spec) -> Spec:
-    """Return what Elephas offers in the place of this setting; it has one synchronous trainer."""
+    """Return Elephas's counterpart of this setting; it has one synchronous trainer."""
     frequency = "epoch" if ours.mode == "synchronous" else ours.frequency
     return Spec("elephas", ours.mode, frequency)
 
 
 def bar(ours: Spec, answers: Answers, column: str) -> float | None:
-    """Return the rows/s that this setting is held to, if its measures were taken."""
+    """Return the bar for this setting in rows/s, if the measures exist."""
     theirs = values(answers, counterpart(ours).title, column).values()
     ceiling = values(answers, "ceiling", column).values()
     if not theirs or not ceiling:
@@ -76,13 +75,13 @@ def bar(ours: Spec, answers: Answers, column: str) -> float | None:
 
 
 def values(answers: Answers, title: str, column: str) -> dict[int, float]:
-    """Return one figure of a contestant by round; a round that failed is left out."""
+    """Return one figure of a contestant by round, without failed rounds."""
     rounds = enumerate(answers.get(title, []))
     return {round_: answer[column] for round_, answer in rounds if column in answer}
 
 
 def speeds(answers: Answers) -> str:
-    """Return the table of everybody's rows/s and accuracy."""
+    """Return the table of rows/s and accuracy of all contestants."""
     rows = []
     for title, rounds in answers.items():
         failed = sum("error" in answer for answer in rounds)
@@ -96,7 +95,7 @@ def speeds(answers: Answers) -> str:
 
 
 def bars(answers: Answers, ours: list[Spec]) -> str:
-    """Return the table that holds each setting of ours against Elephas's and the bar."""
+    """Return the table of our settings against Elephas and the bar."""
     rows = []
     for spec in ours:
         row = [spec.title, counterpart(spec).title]
@@ -119,14 +118,14 @@ def verdict(mine: dict[int, float], wanted: float | None) -> str:
 
 
 def points_ahead(answers: Answers, ours: Spec) -> list[float]:
-    """Return the points of accuracy that ours is ahead of Elephas's, round by round."""
+    """Return our lead over Elephas in points of accuracy, round by round."""
     mine = values(answers, ours.title, "accuracy")
     theirs = values(answers, counterpart(ours).title, "accuracy")
     return [100 * (mine[round_] - theirs[round_]) for round_ in mine if round_ in theirs]
 
 
 def traffic(records: dict[Spec, dict]) -> str:
-    """Return the table of the endpoint's own counters, of one first fit each."""
+    """Return the table of the endpoint's counters, for one first fit each."""
     rows = []
     for spec, answer in records.items():
         rows.append([spec.title, str(spec.workers), *harness.counters(answer)])
@@ -134,7 +133,7 @@ def traffic(records: dict[Spec, dict]) -> str:
 
 
 def section(optimizer: str, specs: list[Spec], options, journal) -> str:
-    """Run what is missing for an optimizer and return its tables."""
+    """Run the missing contestants of an optimizer and return its tables."""
     specs = [replace(spec, optimizer=optimizer) for spec in specs]
     answers: Answers = {spec.title: [] for spec in specs}
     records = {}

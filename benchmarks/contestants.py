@@ -1,12 +1,11 @@
 """One contestant, in this process: ``contestants.py SPEC`` trains and prints one JSON line.
 
-All train the same thing, MNIST, from the initial weights that the seed decides: an MLP 784-128-128-10
-with dropout 0.2, or a small convolutional network with BatchNormalization. Every contestant is
-reduced to ``fit(epochs)``, and all are timed by one definition (see ``measure``), so that nobody is
-favoured by how it is looked at.
+All train the same task, MNIST, from initial weights that depend on the seed: an MLP 784-128-128-10 with
+dropout 0.2, or a small convolutional network with BatchNormalization. Every contestant is reduced to
+``fit(epochs)``, and all are timed by one definition (see ``measure``), so that the measurement favours none.
 
-Keras, Spark, sparkdl and Elephas are imported where they are used: the file runs in two
-environments, and threads and cores are set before TensorFlow starts.
+Keras, Spark, sparkdl and Elephas are imported where they are used: the file runs in two environments, and
+threads and cores are set before TensorFlow starts.
 """
 
 import atexit
@@ -34,7 +33,7 @@ import harness
 import numpy as np
 from harness import Spec
 
-GENERATED = "generated"  # in the place of a folder: as many random rows as are asked for
+GENERATED = "generated"  # instead of a folder: as many random rows as requested
 STRETCH = 10_000
 
 # --- the task -----------------------------------------------------------------------------------
@@ -63,7 +62,7 @@ def load(spec: Spec):
 
 
 def generated(rows: int) -> Iterator[tuple]:
-    """Yield (x, y) of stretches of random rows: noise, brighter in the place that is the label."""
+    """Yield (x, y) in stretches of random rows: noise, brighter at the position of the label."""
     for start in range(0, rows, STRETCH):
         rng, count = np.random.default_rng(start), min(STRETCH, rows - start)
         x, y = rng.random((count, 784), np.float32), rng.integers(10, size=count, dtype=np.int32)
@@ -72,7 +71,7 @@ def generated(rows: int) -> Iterator[tuple]:
 
 
 def read_idx(folder: Path, part: str):
-    """Return the images and the labels of one of MNIST's two parts, from its IDX gzip files."""
+    """Return the images and labels of one part of MNIST from its IDX gzip files."""
     images = gzip.decompress((folder / f"{part}-images-idx3-ubyte.gz").read_bytes())
     labels = gzip.decompress((folder / f"{part}-labels-idx1-ubyte.gz").read_bytes())
     y = np.frombuffer(labels, np.uint8, offset=8)
@@ -126,13 +125,13 @@ def convnet(layers) -> list:
 
 
 def lowest_variance(model) -> dict:
-    """Return the lowest of the moving variances, if the model has any."""
+    """Return the lowest moving variance, if the model has any."""
     variances = [v for v in model.non_trainable_variables if v.path.endswith("moving_variance")]
     return {"lowest_variance": min(float(v.numpy().min()) for v in variances)} if variances else {}
 
 
 def initial(spec: Spec):
-    """Return the model with the seed's initial weights, and a digest that shows they are those."""
+    """Return the model with the seed's initial weights, and their digest."""
     import keras
 
     keras.utils.set_random_seed(spec.seed)
@@ -142,7 +141,7 @@ def initial(spec: Spec):
 
 
 def accuracy(model, test) -> float:
-    """Return the share of the test set that the model, here on the driver, gets right."""
+    """Return the driver's model's accuracy on the test set."""
     x, y = test
     return float((model.predict(x, batch_size=1000, verbose=0).argmax(axis=1) == y).mean())
 
@@ -153,11 +152,11 @@ def accuracy(model, test) -> float:
 def measure(spec: Spec, rows: int, fit: Callable[[int], list], test: Callable[[], float]) -> dict:
     """Time ``fit(epochs)`` in two ways; the accuracy is that after the first call.
 
-    ``rows_per_second_first``: the first fit of the session with everything in it, worker start
-    and compilation included. ``rows_per_second_warm``: what ``warm_epochs`` more epochs take in
-    another fit of the same session, from the end of its first epoch to the end of its last; the median
-    of ``turns`` such fits. Who shows no ends of epochs is timed with a fit of 1 + ``warm_epochs`` less a
-    fit of 1 epoch.
+    ``rows_per_second_first``: the first fit of the session with everything in it, worker start and
+    compilation included. ``rows_per_second_warm``: ``warm_epochs`` more epochs in another fit of the same
+    session, timed from the end of its first epoch to the end of its last; the median of ``turns`` such fits.
+    A contestant that does not report the ends of epochs is timed with a fit of 1 + ``warm_epochs`` epochs
+    less a fit of 1 epoch.
     """
     first, _ = timed(spec, fit, spec.epochs)
     answer = {"rows_per_second_first": rows * spec.epochs / first, "seconds_first": first, "accuracy": test()}
@@ -168,13 +167,13 @@ def measure(spec: Spec, rows: int, fit: Callable[[int], list], test: Callable[[]
 
 
 def warm_seconds(spec: Spec, fit: Callable[[int], list]) -> float:
-    """Return what the epochs of a fit take after its first one."""
+    """Return the seconds of a fit's epochs after the first one."""
     whole, ends = timed(spec, fit, 1 + spec.warm_epochs)
     return ends[-1] - ends[0] if ends else whole - timed(spec, fit, 1)[0]
 
 
 def timed(spec: Spec, fit: Callable[[int], list], epochs: int) -> tuple[float, list]:
-    """Return the wall time of ``fit(epochs)``, begun when the gate opens, and what it returned."""
+    """Return the wall time of ``fit(epochs)``, started when the gate opens, and its result."""
     gate(spec)
     start = time.perf_counter()
     ends = fit(epochs)
@@ -182,7 +181,7 @@ def timed(spec: Spec, fit: Callable[[int], list], epochs: int) -> tuple[float, l
 
 
 def gate(spec: Spec) -> None:
-    """Wait until it is this contestant's turn."""
+    """Wait at the gate for this contestant's turn."""
     if spec.gated:
         print("ready", flush=True)
         if not sys.stdin.readline():
@@ -190,7 +189,7 @@ def gate(spec: Spec) -> None:
 
 
 def epoch_clock():
-    """Return a list, and the Keras callback that adds the time of each epoch's end to it."""
+    """Return a list, and a Keras callback that appends the time of each epoch's end to it."""
     import keras
 
     ends: list[float] = []
@@ -202,10 +201,10 @@ def epoch_clock():
 
 
 def plain(spec: Spec) -> dict:
-    """``model.fit`` in this process, on whatever cores it was given.
+    """Run ``model.fit`` in this process, on the cores it was given.
 
-    Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a process
-    of the ceiling, which takes the place of a worker, they are part of the first fit.
+    Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a process of
+    the ceiling, which stands for a worker, they are part of the first fit.
     """
     (x, y), test = load(spec)
     made = functools.cache(lambda: initial(spec))
@@ -223,10 +222,10 @@ def plain(spec: Spec) -> dict:
 
 
 def ceiling(spec: Spec) -> dict:
-    """Independent ``model.fit`` processes, one pinned per core, each with its share of the rows.
+    """Run independent ``model.fit`` processes, one pinned per core, each with its share of the rows.
 
-    Their fits begin together, the first one with the import of Keras. The sum of their own rates is
-    the answer: the most that K workers that never exchange anything could do.
+    Their fits begin together, the first one with the import of Keras. The result is the sum of their rates:
+    the most that K workers without any exchange could do.
     """
     cores = sorted(os.sched_getaffinity(0))[: spec.workers]
     shares = [
@@ -249,12 +248,11 @@ def ceiling(spec: Spec) -> dict:
 
 
 def elephas(spec: Spec) -> dict:
-    """Elephas, as its README uses it: an RDD of (x, y) pairs made before the clock starts.
+    """Run Elephas as in its README: with an RDD of (x, y) pairs made before the clock starts.
 
-    An asynchronous model of Elephas fits once (its server's process cannot start again), so each
-    fit has a SparkModel of its own around the same Keras model, made outside the clock, on its own
-    port. ``num_workers`` is left out and the RDD has as many partitions: that spares Elephas a
-    shuffle of all rows, which it would pay for in every fit.
+    An asynchronous model of Elephas fits once (its server's process cannot start again), so each fit has its
+    own SparkModel around the same Keras model, made outside the clock, on its own port. ``num_workers`` is
+    left out and the RDD has as many partitions. That spares Elephas a shuffle of all rows in every fit.
     """
     from elephas.spark_model import AsynchronousSparkModel, SparkModel
     from elephas.utils.rdd_utils import to_simple_rdd
@@ -279,7 +277,7 @@ def elephas(spec: Spec) -> dict:
 
 
 def sparkdl(spec: Spec) -> dict:
-    """sparkdl, with the same RDD of (x, y) pairs as Elephas, made before the clock starts."""
+    """Run sparkdl with the same RDD of (x, y) pairs as Elephas, made before the clock starts."""
     from sparkdl import SparkModel
 
     (x, y), test = load(spec)
@@ -302,10 +300,10 @@ def sparkdl(spec: Spec) -> dict:
 
 
 def fed(spec: Spec) -> dict:
-    """sparkdl, with a DataFrame of Parquet files; and what its Python workers hold in memory.
+    """Run sparkdl with a DataFrame of Parquet files, and measure the memory of its Python workers.
 
-    ``level`` is the anonymous and shared memory of a worker that has imported Keras, ``peak`` the most that
-    any has while it trains, in bytes; with pages of mapped files it is ``resident``.
+    ``level`` is the anonymous and shared memory of a worker that has imported Keras; ``peak`` is the maximum
+    over all workers while they train, in bytes. ``resident`` includes pages of mapped files.
     """
     from sparkdl import SparkModel
 
@@ -341,7 +339,7 @@ def write_parquet(spec: Spec, folder: str) -> None:
 
 
 def imported_level(spark) -> int:
-    """Return what a Python worker holds that has imported Keras and done nothing with it."""
+    """Return the bytes held by a Python worker that has imported Keras and done nothing else."""
 
     def level(batches):
         import pyarrow as pa
@@ -356,13 +354,13 @@ def imported_level(spark) -> int:
 
 
 class Watch:
-    """While it is open, looks at the memory of Spark's Python workers of this process, or of one process.
+    """A watch over the memory of this process's Spark Python workers, or of one process, while it is open.
 
     Args:
-        process: the id of that one.
+        process: the id of the process to watch instead.
 
     Attributes:
-        peak: the most anonymous and shared memory that one of them held, in bytes.
+        peak: the most anonymous and shared memory that one process held, in bytes.
         resident: the most with pages of mapped files.
     """
 
@@ -390,13 +388,13 @@ class Watch:
 
 
 def _is_worker(process: Path) -> bool:
-    """Return whether this is a Python worker of this process's Spark."""
+    """Return True for a Python worker of this process's Spark."""
     ours = os.getsid(int(process.name)) == os.getsid(0)
     return ours and b"pyspark.daemon" in (process / "cmdline").read_bytes()
 
 
 def held(process: Path) -> tuple[int, int]:
-    """Return the anonymous and shared memory of a process, and this with pages of mapped files, in bytes."""
+    """Return a process's anonymous and shared memory, and that with pages of mapped files, in bytes."""
     found = dict(re.findall(r"Rss(Anon|Shmem|File):\s+(\d+)", (process / "status").read_text()))
     sizes = {kind: 1024 * int(kib) for kind, kib in found.items()}
     own = sizes.get("Anon", 0) + sizes.get("Shmem", 0)
@@ -404,18 +402,17 @@ def held(process: Path) -> tuple[int, int]:
 
 
 def counted(training: dict) -> dict:
-    """Return what a History's ``training`` says of the run in plain numbers."""
+    """Return the plain numbers of a History's ``training``."""
     keys = ("workers", "rows", "merge", "learning_rate_scale", "exchanges", "bytes_received", "bytes_sent")
     found = {key: training[key] for key in keys if key in training}
     return found | {"epoch_seconds": [float(s) for s in training.get("epoch_seconds", [])]}
 
 
 def moving(spec: Spec) -> dict:
-    """What it takes to send the model's trainable variables over TCP and to receive as many back.
+    """Measure the time to send the model's trainable variables over TCP and receive as many back.
 
-    Each time a step of plain Keras has gone before, as in training: by then the other end sleeps, and
-    the caches hold something else. The one end is on the worker's core, the other, which answers from a
-    process of its own, is not.
+    A step of plain Keras precedes each exchange, as in training: by then the other end sleeps and the caches
+    hold other data. One end runs on the worker's core; the other, a separate process, does not.
     """
     rows, _ = load(spec)
     model, _ = initial(spec)
@@ -437,7 +434,7 @@ def moving(spec: Spec) -> dict:
 
 
 def exchanged(spec: Spec, connection: socket.socket, data: bytes, model, rows) -> float:
-    """Return the median seconds that data take to the other end and back, over an epoch of steps."""
+    """Return the median seconds of a round trip of the data, over an epoch of steps."""
     gate(spec)
     seconds = []
     for first in range(0, len(rows[0]), spec.batch_size):
@@ -450,7 +447,7 @@ def exchanged(spec: Spec, connection: socket.socket, data: bytes, model, rows) -
 
 
 def received(connection: socket.socket, size: int) -> bytearray:
-    """Return so many bytes, or fewer where the connection ends."""
+    """Return ``size`` bytes, or fewer if the connection ends."""
     data = bytearray(size)
     rest = memoryview(data)
     while rest and (count := connection.recv_into(rest)):
@@ -459,7 +456,7 @@ def received(connection: socket.socket, size: int) -> bytearray:
 
 
 def reference(spec: Spec) -> dict:
-    """The sequential simulation of the rule, from ``tests/reference.py``."""
+    """Run the sequential simulation of the rule, from ``tests/reference.py``."""
     path = harness.REPOSITORY / "tests" / "reference.py"
     module_spec = importlib.util.spec_from_file_location("reference", path)
     simulation = importlib.util.module_from_spec(module_spec)
@@ -506,7 +503,7 @@ def start_spark(spec: Spec):
 
 
 def pinned_python(core: int) -> str:
-    """Write a launcher of this Python that first moves itself onto the core."""
+    """Write a launcher of this Python that first pins itself to the core."""
     folder = tempfile.mkdtemp(prefix="sparkdl-benchmark-")
     atexit.register(shutil.rmtree, folder)
     launcher = Path(folder) / "python"
@@ -518,14 +515,14 @@ def pinned_python(core: int) -> str:
 
 
 def leave_core(core: int) -> None:
-    """Keep this process, and the JVM that it will start, off the core, if there is another."""
+    """Keep this process, and the JVM that it starts, off the core if there is another."""
     others = os.sched_getaffinity(0) - {core}
     if others:
         os.sched_setaffinity(0, others)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

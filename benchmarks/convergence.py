@@ -1,15 +1,16 @@
 """Accuracy at equal epochs: modes, frequencies and rules beside plain Keras, on 1 to 8 workers.
 
-Every run is a gang of real Keras replicas with sparkdl's own training loop, store and rules, in one process
-and in virtual time (``tests/simulator.py``): workers take batches at their own jittering speeds, which say
-who comes first, so that a run repeats. Each is compared, seed by seed, with ``model.fit`` from the same
-weights, with the same batch size and epochs.
+Every run is a worker group of real Keras replicas with sparkdl's training loop, coordinator and rules, in one
+process and in virtual time (``tests/simulator.py``). Workers take batches at their own jittering speeds,
+which determine the order of updates, so a run is repeatable. Each is compared, seed by seed, with
+``model.fit`` from the same weights, with the same batch size and epochs.
 
     python benchmarks/convergence.py --data FOLDER --journal benchmarks/convergence.jsonl
 
-takes up what is missing in the journal (hours); several may run at once, each on part of it. The parts are
-the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``), and DiLoCo
-(``--part diloco --optimizers adamw``). Seconds are those of one process that does all workers' work.
+runs the cases missing in the journal (hours); several processes may run at once, each on part of it. The
+parts are the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``),
+and DiLoCo (``--part diloco --optimizers adamw``). Seconds are those of one process that does all workers'
+work.
 
 ``--shortfalls sparkdl/driver/known_shortfalls.json`` runs nothing, and writes from the journal the settings
 that the driver warns of.
@@ -38,7 +39,7 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what is trained, and how.
+    """One run: the problem and its training settings.
 
     Attributes:
         problem: a name of ``problems.PROBLEMS``.
@@ -46,11 +47,11 @@ class Case:
         mode: "plain" for ``model.fit``, or a mode of ``SparkModel``.
         frequency: "batch", a number of batches, or "epoch".
         merge: the rule as an expression over ``sparkdl.rules`` and K; "" is the default.
-        workers: how many.
-        seed: decides initial weights, orders and speeds.
-        epochs: how many.
-        rate: by what the learning rate is multiplied, as an expression over K; "" is 1.
-        rows: the first rows of the training set; 0 is all of them.
+        workers: the number of workers.
+        seed: the seed of initial weights, orders and speeds.
+        epochs: the number of epochs.
+        rate: the factor of the learning rate, as an expression over K; "" is 1.
+        rows: the number of training rows, from the first; 0 is all of them.
     """
 
     problem: str
@@ -74,7 +75,7 @@ class Case:
 
 
 def run(case: Case, folder: str) -> dict:
-    """Train, and return the score and the loss of each epoch on the test rows, bytes and seconds."""
+    """Train; return the score and the loss of each epoch on the test rows, bytes and seconds."""
     import problems
 
     problem = problems.PROBLEMS[case.problem]
@@ -106,7 +107,7 @@ def run(case: Case, folder: str) -> dict:
 
 
 def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
-    """Train with a gang in virtual time; return the bytes that it moved and the error it ended with."""
+    """Train with a worker group in virtual time; return the bytes it moved and its error, if any."""
     sys.path.insert(0, str(TESTS))
     train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
     from sparkdl.data.batch_plan import even_split
@@ -119,7 +120,7 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     moved = [0]
 
     class Counted(LocalExchange):
-        """An exchange that counts the bytes which it would send and receive."""
+        """An exchange that counts the bytes it would send and receive."""
 
         def begin(self, update):
             moved[0] += UPDATE.size + lengths_of(update).nbytes
@@ -177,7 +178,7 @@ def rule_of(case: Case):
 
 
 def told(case: Case) -> str:
-    """Return the rule and the scale that a case has today, to know an answer of other code by."""
+    """Return the current rule and scale of a case, which identify answers of older code."""
     from sparkdl.rules import choose
 
     if case.mode == "plain":
@@ -243,16 +244,16 @@ PAGES = {
 
 
 def epochs_of(options, problem: str) -> int:
-    """Return how many epochs a problem is trained in a part of the study.
+    """Return the number of epochs for a problem in a part of the study.
 
-    DiLoCo has few rounds to the epoch, and the transformer is far from converged after 15.
+    DiLoCo has few rounds per epoch, and the transformer is far from converged after 15 epochs.
     """
     longer = options.part == "diloco" and problem == "characters"
     return options.epochs or (30 if longer else 15)
 
 
 def cases_of(options, problem: str, optimizer: str) -> list[Case]:
-    """Return the cases of a part of the study: every setting for every number of workers and seed."""
+    """Return the cases of a part of the study: every setting for each number of workers and seed."""
     shape = {"epochs": epochs_of(options, problem), "rows": options.rows}
     cases = [Case(problem, optimizer, seed=seed, **shape) for seed in options.seeds]
     for workers in options.workers:
@@ -268,20 +269,20 @@ def cases_of(options, problem: str, optimizer: str) -> list[Case]:
 
 
 class Journal:
-    """The answers so far, a JSON line each; several processes may add to it."""
+    """The answers so far, one JSON line each; several processes may append to it."""
 
     def __init__(self, path: str):
         self.path = Path(path)
 
     def answers(self) -> dict[Case, dict]:
-        """Return all there are of the rules that cases have today."""
+        """Return the answers whose rules are still the current ones."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         records = [json.loads(line) for line in lines]
         found = {Case(**record["case"]): record for record in records}
         return {case: record["answer"] for case, record in found.items() if record["rule"] == told(case)}
 
     def add(self, case: Case, answer: dict) -> None:
-        """Keep an answer, with the commit that gave it."""
+        """Store an answer with the commit that gave it."""
         git = ["git", "-C", str(harness.REPOSITORY), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         with self.path.open("a") as lines:
@@ -295,7 +296,7 @@ class Journal:
 
 
 def report(cases: list[Case], answers: dict[Case, dict]) -> str:
-    """Return a table of the last scores, of what they lack to plain Keras's, and of the cost."""
+    """Return a table of the last scores, their differences from plain Keras, and the cost."""
     rows = []
     for setting in dict.fromkeys(replace(case, seed=0) for case in cases):
         seeds = [case for case in cases if replace(case, seed=0) == setting and case in answers]
@@ -311,19 +312,19 @@ def report(cases: list[Case], answers: dict[Case, dict]) -> str:
 
 
 def mean_of(values: Iterable[float]) -> str:
-    """Return a mean, or a dash where there is nothing."""
+    """Return a mean, or a dash if there are no values."""
     values = list(values)
     return f"{statistics.fmean(values):.4f}" if values else "–"
 
 
 def middle_of(values: Iterable[float]) -> str:
-    """Return a median, or a dash where there is nothing."""
+    """Return a median, or a dash if there are no values."""
     values = list(values)
     return f"{statistics.median(values):,.0f}" if values else "–"
 
 
 def gaps_of(setting: Case, seeds: list[int], answers: dict[Case, dict]) -> list[float]:
-    """Return how many points better the last score of each seed is than plain Keras's; nan: it diverged."""
+    """Return each seed's last score less plain Keras's, in points; nan for a diverged run."""
     plain = replace(setting, mode="plain", frequency="", merge="", rate="", workers=1)
     pairs = [(replace(setting, seed=seed), replace(plain, seed=seed)) for seed in seeds]
     return [
@@ -334,12 +335,12 @@ def gaps_of(setting: Case, seeds: list[int], answers: dict[Case, dict]) -> list[
 
 
 def score_of(answer: dict) -> float:
-    """Return the last score, nan of a run that diverged."""
+    """Return the last score, nan for a diverged run."""
     return float("nan") if "diverged" in answer else answer["scores"][-1]
 
 
 def interval(points: list[float]) -> str:
-    """Return "mean ± half width" of paired differences, or how many of the runs diverged."""
+    """Return "mean ± half width" of paired differences, or the number of diverged runs."""
     if diverged := int(np.isnan(points).sum()):
         return f"{diverged} of {len(points)} diverged"
     if len(points) < 2:
@@ -348,10 +349,11 @@ def interval(points: list[float]) -> str:
 
 
 def verdict(setting: Case, gaps: list[float]) -> str:
-    """Return what a default has to reach with five seeds, and whether it does.
+    """Return the bar of a default with five seeds, and whether it is met.
 
-    In rounds of single batches that is plain Keras's score within the noise of the seeds, and in any case 0.3
-    points, of 16 batches 0.3 points, elsewhere 0.5 with up to 4 workers and 1 with 8. More is never too much.
+    In rounds of single batches the bar is plain Keras's score within the noise of the seeds, and at most 0.3
+    points less. In rounds of 16 batches it is 0.3 points less; elsewhere 0.5 with up to 4 workers and 1 with
+    8. A higher score always meets it.
     """
     if setting.mode == "plain" or setting.merge or setting.rate or len(gaps) < LEAST_SEEDS:
         return ""
@@ -364,7 +366,7 @@ def verdict(setting: Case, gaps: list[float]) -> str:
 
 
 def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
-    """Return how DiLoCo's loss and bytes are to those of synchronous/batch, and whether that is its bar."""
+    """Return DiLoCo's loss and bytes relative to those of synchronous/batch, and whether its bar is met."""
     if not setting.merge.startswith("DiLoCo") or seeds < LEAST_SEEDS:
         return ""
     joint = replace(setting, frequency="batch", merge="")
@@ -383,8 +385,8 @@ def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
 def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
     """Return the combinations that fell short, each with its worst problem, in the order of ``Shortfall``.
 
-    A default did when five seeds miss its bar, a rule that is named when the one seed of the pilot lies a
-    point or more below plain Keras.
+    A default falls short if five seeds miss its bar, a named rule if the one seed of the pilot lies a point
+    or more below plain Keras.
     """
     found: dict[tuple, tuple] = {}
     settings = {replace(case, seed=0) for case in answers if case.mode != "plain" and not case.rate}
@@ -404,7 +406,7 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
 
 
 def data_file(answers: dict[Case, dict]) -> str:
-    """Return the text of ``known_shortfalls.json``: a record a line, with null for a divergence."""
+    """Return the text of ``known_shortfalls.json``: one record per line, null for a divergence."""
     from sparkdl.driver.known_shortfalls import Shortfall
 
     records = [dict(zip(Shortfall._fields, line, strict=True)) for line in shortfalls(answers)]
@@ -414,7 +416,7 @@ def data_file(answers: dict[Case, dict]) -> str:
 
 
 def listed(answers: dict[Case, dict]) -> str:
-    """Return the combinations that fell short as a table, a line for all numbers of workers."""
+    """Return the combinations that fell short as a table, with one line for all numbers of workers."""
     lines: dict[tuple, list[str]] = {}
     for mode, kind, rule, adaptive, workers, points, problem in shortfalls(answers):
         setting = f"{mode}/{kind}", rule or "default", "Adam" if adaptive else "SGD"
@@ -431,7 +433,7 @@ def listed(answers: dict[Case, dict]) -> str:
 
 
 def summary(options, answers: dict[Case, dict]) -> str:
-    """Return what a part's settings lack to plain Keras, in points: a line for each, a column per problem."""
+    """Return a part's differences from plain Keras, in points: a line per setting, a column per problem."""
     pairs = [(name, which) for name in options.problems for which in options.optimizers]
     pairs = [(name, which) for name, which in pairs if which in problem_of(name).rates]
     rows = []
@@ -450,7 +452,7 @@ def summary(options, answers: dict[Case, dict]) -> str:
 
 
 def draw(options, answers: dict[Case, dict]) -> None:
-    """Draw what the defaults lack to plain Keras, by the number of workers: a picture per optimizer."""
+    """Plot the defaults' differences from plain Keras by number of workers, one picture per optimizer."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -497,7 +499,7 @@ def problem_of(name: str):
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Run the missing cases and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="the folder that has mnist/ and fashion-mnist/")
     parser.add_argument("--journal", required=True)
@@ -541,7 +543,7 @@ def main() -> None:
     )
     harness.report(TITLES[options.part], "\n\n".join([words, *parts]), options.results)
     if options.page:
-        whole = options.part == "diloco"  # losses and bytes are what it is about
+        whole = options.part == "diloco"  # the DiLoCo part is about losses and bytes
         body = "\n\n".join(parts) if whole else summary(options, journal.answers())
         harness.write_section(options.page, PAGES[options.part], body)
     if options.page and options.part == "defaults":

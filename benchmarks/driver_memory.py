@@ -1,9 +1,9 @@
-"""What a fit takes of the driver's memory, with few workers and with many, of which the first is the slowest.
+"""Driver memory of a fit with few workers and with many, the first of which is the slowest.
 
-Each measure is a process of its own, which makes a model of 25 million parameters, compiles it, starts Spark
-on this machine and is idle then; ``peak`` is how much more anonymous and shared memory it has at most while
-it fits, in copies of the parameters. Spark's JVM is another process, and so are the workers. The first worker
-has half of all rows, hence half of each batch, and is the last in each round.
+Each measure runs in its own process, which makes a model of 25 million parameters, compiles it and starts
+Spark on this machine. ``peak`` is how much more anonymous and shared memory it then holds at most during the
+fit, in copies of the parameters. Spark's JVM and the workers are other processes. The first worker has half
+of all rows, hence half of each batch, and finishes last in each round.
 
     python benchmarks/driver_memory.py --results benchmarks/RESULTS.md
 """
@@ -27,7 +27,7 @@ MODES = "synchronous", "asynchronous"
 
 
 def rows_of(worker: int, num_workers: int):
-    """Return the rows of a worker: of the first, half of all."""
+    """Return a worker's rows: half of all for the first."""
     import numpy as np
 
     most = ROWS // 2
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def alone(mode: str, workers: int) -> float:
-    """Return a measure, made in a process of its own."""
+    """Return a measure taken in a separate process."""
     command = [sys.executable, __file__, "--one", f"{mode} {workers}"]
     environment = harness.environment(harness.Spec("sparkdl"), sys.executable)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

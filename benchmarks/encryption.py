@@ -1,8 +1,8 @@
-"""Milliseconds that an exchange takes with TLS and without.
+"""Milliseconds of an exchange with TLS and without.
 
-A worker process sends updates of a size to an endpoint in this one, and gets the center back, in turns over
-a connection with TLS and one without, all on this machine: what there is to see is the work of the two
-processes, and no network's.
+A worker process sends updates of a given size to an endpoint in this process and gets the center back,
+alternately over a connection with TLS and one without. Both run on this machine, so the times are the work of
+the two processes, without a network.
 
     python benchmarks/encryption.py --results benchmarks/RESULTS.md
 """
@@ -35,7 +35,7 @@ SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}
 
 
 def store_of(size: int) -> Coordinator:
-    """Return a store of so many parameters for one asynchronous worker."""
+    """Return a coordinator with this number of parameters for one asynchronous worker."""
     shape = RunSpec(run=RUN, layout=LAYOUT, num_workers=1, plan=Plan((), 0, 1, 1, False, False, 0), epochs=1)
     start = np.zeros(size, np.float32), np.zeros(0, np.float32)
     store = Coordinator(shape, make_aggregation(AggregationSpec("asynchronous", False, 1, Sum()), *start))
@@ -44,7 +44,7 @@ def store_of(size: int) -> Coordinator:
 
 
 def work(endpoints: list[Endpoint], size: int, turns: int, each: int, answer) -> None:
-    """Exchange over every endpoint in turn; answer with the milliseconds of each."""
+    """Exchange over every endpoint in turn; report the milliseconds of each."""
     exchanges = [HttpExchange(endpoint, 0, 1, 1, LAYOUT) for endpoint in endpoints]
     for exchange in exchanges:
         exchange.join("host", 1)

@@ -1,15 +1,15 @@
-"""What it takes to bring rows to a worker and to its batches: rows per second, and memory.
+"""Rows per second and memory of the path of rows to a worker and into its batches.
 
 1. Training: an MLP on one core, plain Keras from NumPy arrays beside one worker with a DataFrame, both with
-   one thread, in turns. "First" is a fit of one epoch with everything in it, Spark's shuffle and the
-   worker's start too; "later" are the epochs after the first, as ``contestants.measure`` defines them. Once
+   one thread, in turns. "First" is a complete fit of one epoch, with Spark's shuffle and the
+   worker's start; "later" are the epochs after the first, as ``contestants.measure`` defines them. Once
    with MNIST, and once with as many random rows as make 4 GB.
-2. Memory, on the way: what a Python worker holds beside mapped files, above its level after importing
+2. Memory during training: what a Python worker holds, without mapped files, above its level after importing
    Keras.
 3. Ingestion: all of MNIST's training rows from a cached DataFrame as Arrow batches, from its ``rdd``, and
    from a cached RDD of pairs, into the files that epochs read, by as many tasks as there are cores.
-4. Input work of two CNNs over 5 epochs on one core: batches out of the files, by a worker's own code beside
-   its steps, and what Arrow ingestion takes one core, as a share of all.
+4. Input work of two CNNs over 5 epochs on one core: batches out of the files, by a worker's own code during
+   its steps, and the time of Arrow ingestion on one core, as a share of the total.
 
     python benchmarks/feed.py --data MNIST_FOLDER --results benchmarks/RESULTS.md
 """
@@ -36,7 +36,7 @@ ROW = 784 * 4 + 4
 
 
 def training(name: str, setting: Spec, results: list[list[str]]) -> None:
-    """Add the lines of plain Keras and of a worker beside it."""
+    """Add the lines of plain Keras and of a worker."""
     specs = [
         replace(setting, name="plain"),
         replace(setting, name="fed", mode="synchronous", frequency="epoch"),
@@ -71,7 +71,7 @@ def schema_of(width: int):
 
 
 def spool_batches(schema):
-    """Return a function for ``mapInArrow`` that brings rows to files, and yields their number."""
+    """Return a function for ``mapInArrow`` that writes rows to files and yields their number."""
 
     def run(batches):
         import pyarrow as pa
@@ -87,7 +87,7 @@ def spool_batches(schema):
 
 
 def spool_pairs(schema):
-    """Return a function of a partition and its pairs that brings them to files, and yields their number."""
+    """Return a function of a partition's pairs that writes them to files and yields their number."""
 
     def run(partition, rows):
         from sparkdl.data import blocks, spill
@@ -142,7 +142,7 @@ def frame_of(spark, x, y, folder: str):
 
 
 def timed(function: Callable[[], int], expected: int) -> float:
-    """Return the seconds that a call takes, which has to return so many rows."""
+    """Return the seconds of a call that must return ``rows`` rows."""
     began = time.perf_counter()
     if function() != expected:
         raise SystemExit("Some rows did not arrive.")
@@ -150,7 +150,7 @@ def timed(function: Callable[[], int], expected: int) -> float:
 
 
 def ingestion_lines(rates: dict[str, list[float]]) -> list[list[str]]:
-    """Return the lines of the ways in."""
+    """Return the lines of the ways into the files."""
     arrow, lines = rates["DataFrame, Arrow"], []
     for name, found in rates.items():
         part = [mine / other for mine, other in zip(found, arrow, strict=True)]
@@ -172,7 +172,7 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     Args:
         x: images, flat.
         y: labels.
-        core_seconds: what Arrow ingestion of these rows takes one core, Spark's part included.
+        core_seconds: seconds of Arrow ingestion of these rows on one core, Spark's part included.
         name: the model.
     """
     import numpy as np
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def report(options, trained: list[list[str]], ways: list[list[str]], work: list[list[str]]) -> None:
-    """Print the section, and put it into the results file when there is one."""
+    """Print the section, and write it to the results file if there is one."""
     header = ["rows", "", "rows/s, first", "rows/s, later", "of plain Keras's", "bar", "rise, MB", "bar"]
     header.append("resident, MB")
     body = [

@@ -1,10 +1,10 @@
-"""Rows per second on a GPU, without Spark: one process with the endpoint, and worker processes beside it.
+"""Rows per second on a GPU, without Spark: one process with the endpoint, and separate worker processes.
 
-Plain ``model.fit`` and 1, 2 and 4 workers train the same model on the same made-up rows, on whatever
-backend KERAS_BACKEND names, in interleaved rounds. The processes are kept, as Spark keeps its own: what
-trains in a round finds Keras imported and the GPU at hand. The workers share the GPU. *Exchange* is what
-a step takes longer with an exchange per batch than with one per epoch; *idle* is the share of the time in
-which nvidia-smi sees no kernel run. Without a GPU all run on the CPU.
+Plain ``model.fit`` and 1, 2 and 4 workers train the same model on the same synthetic rows, on the backend
+that KERAS_BACKEND names, in interleaved rounds. The processes are kept, as Spark keeps its own: a process
+that trains in a round has already imported Keras and holds the GPU. The workers share the GPU. *Exchange* is
+the extra time of a step with an exchange per batch over one with an exchange per epoch; *idle* is the share
+of the time in which nvidia-smi sees no kernel run. Without a GPU all run on the CPU.
 
     KERAS_BACKEND=torch python benchmarks/gpu.py --models cnn transformer --results benchmarks/RESULTS.md
 """
@@ -58,7 +58,7 @@ def build(name, size):
 
 
 def rows_for(name, count):
-    """Return made-up rows for a model."""
+    """Return synthetic rows for a model."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 10, count)
     if name == "cnn":
@@ -67,14 +67,14 @@ def rows_for(name, count):
 
 
 class Watch:
-    """Seconds of the epochs after the first, and the share of that time in which the GPU runs nothing."""
+    """A stopwatch for the epochs after the first, and for the share of that time with an idle GPU."""
 
     def __init__(self):
         self.ends, self.samples, self.done = [], [], threading.Event()
         self.thread = threading.Thread(target=self._sample, daemon=True)
 
     def end_epoch(self):
-        """Note that an epoch has ended."""
+        """Record the end of an epoch."""
         self.ends.append(time.perf_counter())
         if len(self.ends) == 1 and shutil.which("nvidia-smi"):
             self.thread.start()
@@ -87,14 +87,14 @@ class Watch:
                 self.samples.append(float(found.stdout.split()[0]))
 
     def answer(self):
-        """Return seconds per epoch, and the share; nan where there is no nvidia-smi."""
+        """Return seconds per epoch, and the idle share; nan without nvidia-smi."""
         self.done.set()
         idle = 1 - statistics.fmean(self.samples) / 100 if self.samples else float("nan")
         return {"seconds": statistics.median(np.diff(self.ends)), "idle": idle}
 
 
 def see(visible):
-    """Let this process compute on the GPU, which the one with the endpoint does not."""
+    """Let this process compute on the GPU, unlike the one with the endpoint."""
     if visible is None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
@@ -186,7 +186,7 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
                     raise store.failure
                 for worker in workers:
                     if worker.done():
-                        worker.result()  # raises what ended it
+                        worker.result()  # raises the worker's error
             watch.end_epoch()
             store.commit(result.cut)
         store.stop()
@@ -196,7 +196,7 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
 
 
 def measure(options, pool, name, setting):
-    """Return what one setting measures."""
+    """Return the measures of one setting."""
     who, frequency, workers = setting
     common = name, options.size, options.rows, options.batch_size
     if who == "plain":

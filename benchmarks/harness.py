@@ -1,13 +1,12 @@
-"""What the benchmarks share: processes of their own, interleaved rounds, medians, Markdown.
+"""Shared parts of the benchmarks: separate processes, interleaved rounds, medians, Markdown.
 
-A benchmark is a list of ``Spec``. Each one is run by ``contestants.py`` in a process of its own, so
-that no contestant inherits another's warm caches, threads or leaks, and answers with one JSON line. A
-``Journal`` keeps those lines in a file: a long comparison may be stopped and taken up again, and
-its tables are made from the file. Rounds are interleaved, each starting one contestant later than
-the one before, so that a slow spell of the machine falls on everybody. Where a few per cent matter,
-contestants live side by side and take turns.
+A benchmark is a list of ``Spec``. ``contestants.py`` runs each one in its own process, so that no contestant
+inherits another's warm caches, threads or leaks, and prints one JSON line. A ``Journal`` keeps those lines in
+a file: a long comparison may be stopped and resumed, and its tables are made from the file. Rounds are
+interleaved, each starting one contestant later than the one before, so that a slow spell of the machine
+affects all contestants. Where a few per cent matter, contestants live side by side and take turns.
 
-This file is the standard library's only: it is imported in Elephas's environment too.
+This file uses only the standard library: it is also imported in Elephas's environment.
 """
 
 import contextlib
@@ -44,14 +43,14 @@ T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 
 @dataclass(frozen=True)
 class Spec:
-    """One contestant under one setting; everything that its process needs to know."""
+    """One contestant under one setting, with everything that its process needs to know."""
 
     name: str  # plain, ceiling, elephas, sparkdl, fed, reference or moving: a function of contestants.py
     mode: str = ""
     frequency: str | int = ""
     merge: str | None = None  # the rule; None is the contestant's own default
     optimizer: str = "sgd"
-    rate: float = 1.0  # by what its learning rate is multiplied
+    rate: float = 1.0  # the factor of its learning rate
     model: str = "mlp"  # or cnn, with BatchNormalization
     backend: str = "tensorflow"  # Keras's
     workers: int = 2
@@ -63,15 +62,15 @@ class Spec:
     shuffled: bool = False  # give the rows in an order drawn by the seed, not the file's
     by_label: bool = False  # give them sorted by their label
     data: str = ""  # a folder of IDX files, or "generated"; empty asks keras.datasets
-    cores: int = 2  # how many cores the whole contestant may use
-    pin: int = -1  # what computes runs on this core with one thread; the rest on the other cores
-    warm_epochs: int = 0  # so many for a measure without worker start and compilation
-    turns: int = 1  # so many such measures
+    cores: int = 2  # the number of cores that the whole contestant may use
+    pin: int = -1  # the core for computation, with one thread; the rest runs on the other cores
+    warm_epochs: int = 0  # epochs of a measure without worker start and compilation
+    turns: int = 1  # the number of such measures
     gated: bool = False  # say "ready" and wait for a line on stdin before each measured fit
 
     @property
     def title(self) -> str:
-        """The contestant as tables name it."""
+        """The contestant's name in tables."""
         setting = f" {self.mode}/{self.frequency}" if self.mode else ""
         rule, order = f" ({self.merge})" * bool(self.merge), ", sorted by label" * self.by_label
         rate = f", {self.rate:.2f} times the rate" * (self.rate != 1)
@@ -82,11 +81,11 @@ class Spec:
 
 
 class Contestant:
-    """A contestant in a process of its own, whose answer is the JSON object that it prints.
+    """A contestant in its own process, whose answer is the JSON object that it prints.
 
     Args:
         spec: the contestant.
-        python: what runs it.
+        python: the Python that runs it.
         timeout: seconds that it may take, or from one gate to the next.
     """
 
@@ -113,24 +112,24 @@ class Contestant:
                 file.close()
 
     def ready(self) -> bool:
-        """Wait until it stands at a gate; False when it has answered or failed, or hung and was killed."""
+        """Wait until it stands at a gate; return False if it answered, failed, or hung and was killed."""
         with self._watched():
             for line in self.process.stdout:
                 if line.startswith("ready"):
                     return True
                 if line.startswith("{"):
                     self.answer = json.loads(line)
-                    break  # what it left running may hold the pipe open
+                    break  # child processes may hold the pipe open
         return False
 
     def go(self) -> None:
-        """Open the gate, if it still stands there."""
+        """Open the gate, if the contestant still waits there."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
 
     def end(self) -> dict:
-        """Return its answer, or one with an ``error``; what it left running is killed."""
+        """Return its answer, or one with an ``error``; kill its remaining child processes."""
         while not self.answer and self.ready():
             self.go()
         with self._watched():
@@ -162,17 +161,17 @@ class Contestant:
 
 
 def run(spec: Spec, *, python: str = sys.executable, timeout: float = 1200) -> dict:
-    """Run a contestant and return its answer; one that fails or hangs has an ``error`` instead."""
+    """Run a contestant and return its answer, or an ``error`` if it fails or hangs."""
     with Contestant(spec, python, timeout) as contestant:
         return contestant.end()
 
 
 def in_turns(specs: list[Spec], *, python: str = sys.executable, timeout: float = 1200) -> list[dict]:
-    """Return the answers of contestants that live side by side, of whom one trains at a time.
+    """Return the answers of contestants that live side by side, of which one trains at a time.
 
-    After its first fit each waits until all had theirs; then they take turns, so that what is measured in
-    one turn lies seconds apart, and a slow spell of the machine falls on everybody. ``stolen`` in an answer
-    is the share of the processors' time that the host of a virtual machine took in each of its turns.
+    After its first fit each waits for the others; then they take turns. So the measures of one turn lie
+    seconds apart, and a slow spell of the machine affects all contestants. ``stolen`` in an answer is the
+    share of the processors' time that the host of a virtual machine took in each of its turns.
     """
     with contextlib.ExitStack() as stack:
         running, losses = {}, {spec: [] for spec in specs}
@@ -193,7 +192,7 @@ def in_turns(specs: list[Spec], *, python: str = sys.executable, timeout: float 
 
 
 def ticks() -> tuple[int, int]:
-    """Return the clock ticks that the host took from this machine's processors, and all there were."""
+    """Return this machine's clock ticks taken by the host, and the total."""
     counts = [int(count) for count in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return counts[7], sum(counts)
 
@@ -216,9 +215,9 @@ def environment(spec: Spec, python: str) -> dict:
 
 
 class Journal:
-    """The answers so far, one JSON line each; what is in it is not run again.
+    """The answers so far, one JSON line each; a stored case is not run again.
 
-    Where the data lies is not kept: a journal can be taken up on another machine.
+    The folder of the data is not stored: a journal can be resumed on another machine.
     """
 
     def __init__(self, path: str | None, pythons: dict[str, str] | None = None):
@@ -254,7 +253,7 @@ def _key(spec: Spec, round_: int) -> str:
 
 
 def brief(answer: dict) -> str:
-    """Return an answer as one line for whoever watches."""
+    """Return an answer as one line of progress output."""
     if "error" in answer:
         return f"FAILED, {answer['error']}"
     shown = {k: v for k, v in answer.items() if isinstance(v, int | float)}
@@ -273,7 +272,7 @@ def interleave(specs: list[Spec], rounds: int) -> Iterator[tuple[int, Spec]]:
 
 
 def elephas_python(venv: str, base: str = sys.executable) -> str:
-    """Return the Python of Elephas's environment, made here if it is not there.
+    """Return the Python of Elephas's environment, which is made if it does not exist.
 
     Elephas 7.3.0 needs a Python before 3.13, NumPy 1 and Spark 4.0 or older.
     """
@@ -302,7 +301,7 @@ def paired_interval(differences: list[float]) -> tuple[float, float]:
 
 
 def spread(values: Iterable[float], form: str = ",.0f") -> str:
-    """Return "median [min..max]", or a dash when there is nothing to show."""
+    """Return "median [min..max]", or a dash if there are no values."""
     values = list(values)
     if not values:
         return "–"
@@ -310,12 +309,12 @@ def spread(values: Iterable[float], form: str = ",.0f") -> str:
 
 
 def ratios(numerators: dict[int, float], denominators: dict[int, float]) -> list[float]:
-    """Return the ratios of what was measured in the same round."""
+    """Return the ratios of measures of the same round."""
     return [a / denominators[round_] for round_, a in numerators.items() if round_ in denominators]
 
 
 def counters(answer: dict) -> list[str]:
-    """Return what the endpoint counted in sparkdl's first fit: exchanges, bytes in, bytes out."""
+    """Return the endpoint's counters of sparkdl's first fit: exchanges, bytes in, bytes out."""
     training = answer.get("training", [{}])[0]
     keys = ("exchanges", "bytes_received", "bytes_sent")
     return [f"{training[key]:,}" if key in training else "–" for key in keys]
@@ -364,7 +363,7 @@ print(", ".join(found))
 
 
 def write_section(path: str, title: str, body: str) -> None:
-    """Put a section into a Markdown file, in the place of the one with the same title."""
+    """Write a section into a Markdown file, replacing the one with the same title."""
     file = Path(path)
     text = file.read_text() if file.exists() else "# Results\n\nWritten by the scripts here.\n"
     section = f"## {title}\n\n{body.strip()}\n"
@@ -377,7 +376,7 @@ def write_section(path: str, title: str, body: str) -> None:
 
 
 def report(title: str, body: str, results: str | None) -> None:
-    """Print a section, and put it into the results file when there is one."""
+    """Print a section, and write it to the results file if there is one."""
     print(f"\n## {title}\n\n{body}")
     if results:
         write_section(results, title, body)
@@ -387,7 +386,7 @@ def report(title: str, body: str, results: str | None) -> None:
 
 
 def add_common_options(parser, *, epochs: int, rounds: int) -> None:
-    """Give an argument parser the options that the benchmarks have in common."""
+    """Add the common options of the benchmarks to an argument parser."""
     parser.add_argument("--data", default="", help="folder of MNIST's four IDX .gz files")
     parser.add_argument("--rows", type=int, default=0, help="train on the first rows only")
     parser.add_argument("--epochs", type=int, default=epochs)
@@ -398,14 +397,14 @@ def add_common_options(parser, *, epochs: int, rounds: int) -> None:
 
 
 def add_warm_option(parser) -> None:
-    """Give an argument parser the option of benchmarks that measure warm rates."""
+    """Add the option of benchmarks that measure warm rates to an argument parser."""
     parser.add_argument(
         "--warm-epochs", type=int, default=6, help="epochs of the warm measure; few are noisy"
     )
 
 
 def add_elephas_options(parser) -> None:
-    """Give an argument parser the options of the long benchmarks, in which Elephas takes part."""
+    """Add the options of the long benchmarks with Elephas to an argument parser."""
     parser.add_argument("--journal", help="keep each answer here; take up what is missing")
     parser.add_argument("--elephas-venv", help="Elephas's environment; made there if need be")
     parser.add_argument(
@@ -414,7 +413,7 @@ def add_elephas_options(parser) -> None:
 
 
 def pythons(options, specs: list[Spec]) -> dict[str, str]:
-    """Return which Python runs whom; Elephas's environment is made if it takes part."""
+    """Return the Python of each contestant; Elephas's environment is made if it takes part."""
     found = {"sparkdl": sys.executable}
     if any(spec.name == "elephas" for spec in specs):
         if not options.elephas_venv:
@@ -424,7 +423,7 @@ def pythons(options, specs: list[Spec]) -> dict[str, str]:
 
 
 def chosen(specs: list[Spec], options) -> list[Spec]:
-    """Return the contestants that ``--only`` asks for, with the common options filled in."""
+    """Return the contestants selected by ``--only``, with the common options filled in."""
     return [
         replace(spec, data=options.data, rows=options.rows, epochs=options.epochs, backend=options.backend)
         for spec in specs

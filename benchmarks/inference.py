@@ -1,10 +1,10 @@
 """Rows per second of ``transform`` beside plain ``model.predict`` on the same cores.
 
-Both predict for MNIST's training images several times over, so that what a job takes to start is little, in
-turns of one another: plain Keras from an array, with a thread per core, and KerasTransformer from a cached
-DataFrame of arrays of floats, with a task per core, into a sink that keeps nothing. The third contestant is
-what Spark itself takes to hand the same rows to a Python function that does nothing with them, below which
-no ``transform`` can be.
+Both predict MNIST's training images several times over, so that a job's start is a small part of the time,
+and they alternate. Plain Keras predicts from an array, with a thread per core; KerasTransformer predicts from
+a cached DataFrame of arrays of floats, with a task per core, into a sink that keeps nothing. The third
+contestant is the time that Spark itself takes to hand the same rows to a Python function that does nothing
+with them, a lower bound for any ``transform``.
 
     python benchmarks/inference.py --data MNIST_FOLDER --results benchmarks/RESULTS.md
 """
@@ -26,7 +26,7 @@ BATCH = 1024
 
 
 def frame_of(spark, x, folder: str):
-    """Return the rows as a cached DataFrame of as many partitions as there are cores."""
+    """Return the rows as a cached DataFrame with as many partitions as there are cores."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import parquet
@@ -40,7 +40,7 @@ def frame_of(spark, x, folder: str):
 
 
 def moving(frame):
-    """Return a DataFrame with a column more, of a Python function that only takes the rows."""
+    """Return a DataFrame with one more column, from a Python function that only receives the rows."""
     import pyarrow as pa
     from pyspark.sql import functions
 
@@ -53,7 +53,7 @@ def moving(frame):
 
 
 def compute(frame) -> None:
-    """Compute all of a DataFrame, and keep nothing."""
+    """Compute a whole DataFrame and discard it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -65,7 +65,7 @@ def timed(function) -> float:
 
 
 def compare(name: str, model, x, frame, rounds: int) -> list[list[str]]:
-    """Return the lines of a model: each contestant's rows per second, and its part of plain Keras's."""
+    """Return the lines of a model: each contestant's rows per second, and its ratio to plain Keras's."""
     from sparkdl.ml import KerasTransformer
 
     images = x.reshape(-1, *model.input_shape[1:])

@@ -1,8 +1,8 @@
 """Measure leaks in a driver over many calls: memory, objects, threads, descriptors, JVM heap and files.
 
-Each kind of call is made again and again in a process of its own. Measures are taken every few calls, after
-garbage collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first tenth
-of the calls, per 100 calls, with its 95 % interval.
+Each kind of call is repeated in its own process. Measures are taken every few calls, after garbage
+collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first tenth of the
+calls, per 100 calls, with its 95 % interval.
 
     python benchmarks/many_calls.py --results benchmarks/RESULTS.md
 """
@@ -22,7 +22,7 @@ from harness import table, verdict
 
 CALLS = {"fit": 300, "fit, 40 MB": 300, "predict": 300, "transform": 300, "fit in foreachBatch": 100}
 MEASURES = "RSS, MB", "objects", "threads", "descriptors", "JVM heap, MB", "files"
-SMALL, LARGE = 64, 3200  # widths of two Dense layers; of the larger ones, 40 MB
+SMALL, LARGE = 64, 3200  # widths of two Dense layers; the larger ones take 40 MB
 ROWS = 256
 BARS = dict(zip(MEASURES, (5.0, 500.0, 0.5, 0.5, 2.0, 1.0), strict=True))  # slopes per 100 calls
 
@@ -54,13 +54,13 @@ def measures_of(spark) -> list[float]:
 
 
 def status_of(name: str) -> str:
-    """Return a line of /proc/self/status, in kB."""
+    """Return a value of /proc/self/status, in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(name))
 
 
 def measure(kind: str, calls: int) -> list[list[float]]:
-    """Make the calls; return the measures after some of them, each with the number of the call first."""
+    """Make the calls; return measures taken after some of them, each preceded by the number of calls."""
     import keras
     import numpy as np
     from pyspark.sql import SparkSession
@@ -129,7 +129,7 @@ def slope_of(found: list[list[float]], place: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run all kinds, or one of them."""
+    """Run all kinds of calls, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the calls, to make fewer")
     parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def alone(kind: str, share: float) -> list[list[float]]:
-    """Return the measures of a kind of call, made in a process of its own with a folder of its own."""
+    """Return the measures of a kind of call, made in a separate process with its own folder."""
     command = [sys.executable, __file__, "--one", kind, "--share", str(share)]
     with tempfile.TemporaryDirectory() as folder:
         environment = harness.environment(harness.Spec("sparkdl"), sys.executable) | {"TMPDIR": folder}

@@ -1,16 +1,16 @@
-"""What one sparkdl worker costs over plain ``model.fit``, on one core each.
+"""Overhead of one sparkdl worker over plain ``model.fit``, on one core each.
 
-Plain Keras runs on one core with one thread. The worker runs on the same core with one thread; the
-driver, its endpoint and Spark's JVM run on the other cores, so what is compared is the same core's
-work. Worker start and compilation are excluded on both sides by the definition of
-``contestants.measure``. Those of one frequency live side by side and take turns, and each ratio is taken
-within its turn. A turn has to be shorter than a minute, as with the defaults: Spark ends a Python worker
-that idles for longer, and the next fit would begin in a fresh process, beside plain Keras in its warm one.
-On a virtual machine the host may take a processor away for a while. Who waits for an answer from the other
-one is hit twice, so only the calmer half of the turns counts: those in which the host took least.
+Plain Keras runs on one core with one thread. The worker runs on the same core with one thread; the driver,
+its endpoint and Spark's JVM run on the other cores, so the same core's work is compared. Worker start and
+compilation are excluded on both sides by the definition of ``contestants.measure``. The contestants of one
+frequency live side by side and take turns, and each ratio is computed within its turn. A turn must be shorter
+than a minute, as with the defaults: Spark ends a Python worker that idles for longer, and the next fit would
+begin in a fresh process, beside plain Keras in its warm one. On a virtual machine the host may take a
+processor away for a while. A process that waits for another's answer is hit twice, so only the calmer half of
+the turns counts: those in which the host took least.
 
-At "batch" there is also the time that a step takes longer than one of plain Keras. It is held against
-1 ms and what the same bytes take over TCP, there and back, between the steps of plain Keras.
+At "batch" the table also has the extra time of a step over one of plain Keras. Its bar is 1 ms plus the time
+of the same bytes over TCP, there and back, between the steps of plain Keras.
 
     python benchmarks/overhead.py --data MNIST_FOLDER [--backend jax]
 """
@@ -25,7 +25,7 @@ from harness import Spec, spread, table
 
 TITLE = "Overhead: one worker beside plain Keras"
 BARS = {"epoch": 0.9, "batch": 0.6}
-ADDED = 1.0  # ms per step, beside the bytes
+ADDED = 1.0  # ms per step, in addition to the bytes
 
 
 def main() -> None:
@@ -74,14 +74,14 @@ def main() -> None:
 
 
 def contestants(frequency: str) -> list[Spec]:
-    """Return who take turns at a frequency."""
+    """Return the contestants of a frequency, which take turns."""
     ours = [Spec("sparkdl", mode, frequency) for mode in ("synchronous", "asynchronous", "hogwild")]
     moving = [Spec("moving")] if frequency == "batch" else []
     return [Spec("plain"), *moving, *ours]
 
 
 def calmer_half(answers: dict[Spec, dict]) -> dict[Spec, dict]:
-    """Return the answers with half of the turns: those in which the host took least from anybody."""
+    """Return the answers with half of the turns: those in which the host took least time."""
     worst = [max(shares) for shares in zip(*(answer["stolen"] for answer in answers.values()), strict=True)]
     kept = sorted(range(len(worst)), key=worst.__getitem__)[: (len(worst) + 1) // 2]
     return {

@@ -1,18 +1,17 @@
-"""Test accuracy, seed by seed: sparkdl beside plain Keras, the answer key and Elephas.
+"""Test accuracy, seed by seed: sparkdl beside plain Keras, the reference simulation and Elephas.
 
-Every seed decides the initial weights that all contestants start from (the script checks that they
-did). Each setting of sparkdl is compared within its seed with plain ``model.fit`` at the same batch
-size and epochs; with the sequential simulation of its rule (``tests/reference.py``); and with
-Elephas's counterpart. What is printed is the mean of the paired differences in points of accuracy
-and its 95 % interval by Student's t.
+The seed determines the initial weights that all contestants start from, which the script checks. Each setting
+of sparkdl is compared within its seed with plain ``model.fit`` at the same batch size and epochs, with the
+sequential simulation of its rule (``tests/reference.py``), and with Elephas's counterpart. The script prints
+the mean of the paired differences in points of accuracy and its 95 % interval by Student's t.
 
     python benchmarks/paired_accuracy.py --elephas-venv ~/elephas --data MNIST_FOLDER
 
-It takes hours. The answers there are lie beside it: with ``--journal benchmarks/paired_accuracy.jsonl``
-only what is missing is run.
+It takes hours. Answers are stored beside it: with ``--journal benchmarks/paired_accuracy.jsonl`` only missing
+ones are computed.
 
-With ``--model cnn`` they train a network with BatchNormalization instead, and the lowest moving variance
-that a trained model has is printed, which must not be negative:
+With ``--model cnn`` the contestants train a network with BatchNormalization instead, and the script prints
+the lowest moving variance of a trained model, which must not be negative:
 
     python benchmarks/paired_accuracy.py --model cnn --only plain "sparkdl async" --data MNIST_FOLDER
 
@@ -33,14 +32,14 @@ TITLE = "Accuracy: paired seeds"
 
 
 def simulation(ours: Spec) -> Spec:
-    """Return the answer key of this setting; hogwild's arithmetic is that of asynchronous."""
+    """Return the reference simulation of this setting; hogwild's arithmetic is that of asynchronous."""
     mode = "asynchronous" if ours.mode == "hogwild" else ours.mode
     rule, rate = default(ours)
     return replace(ours, name="reference", mode=mode, merge=rule, rate=rate, by_label=False)
 
 
 def default(ours: Spec) -> tuple[str, float]:
-    """Return the rule that sparkdl uses, and by what it multiplies the learning rate."""
+    """Return sparkdl's rule, and its factor of the learning rate."""
     if ours.merge:
         return ours.merge, 1.0
     if ours.frequency == "batch":
@@ -49,7 +48,7 @@ def default(ours: Spec) -> tuple[str, float]:
 
 
 def contestants(rules: list[str]) -> list[Spec]:
-    """Return all who take part; ``rules`` adds asynchronous settings with a rule named."""
+    """Return all contestants; ``rules`` adds asynchronous settings with a named rule."""
     named = [replace(spec, merge=rule) for rule in rules for spec in OURS if spec.mode == "asynchronous"]
     ours = [*OURS, *named]
     return list(dict.fromkeys([Spec("plain"), *ours, *map(simulation, ours), *ELEPHAS]))
@@ -66,7 +65,7 @@ def gap(accuracies: dict[str, list[float]], ours: str, other: str) -> str:
 
 
 def section(optimizer: str, specs: list[Spec], options, journal) -> str:
-    """Run what is missing for an optimizer and return its table."""
+    """Run the missing contestants of an optimizer and return its table."""
     specs = [replace(spec, optimizer=optimizer) for spec in specs]
     answers = {spec.title: [{}] * options.rounds for spec in specs}
     for seed, spec in harness.interleave(specs, options.rounds):
@@ -94,7 +93,7 @@ def section(optimizer: str, specs: list[Spec], options, journal) -> str:
 
 
 def check_start(answers: dict[str, list[dict]], seeds: int) -> None:
-    """Refuse a comparison whose contestants did not start from the same weights."""
+    """Raise an error if contestants did not start from the same weights."""
     for seed in range(seeds):
         starts = {each[seed]["initial"] for each in answers.values() if "initial" in each[seed]}
         if len(starts) > 1:
@@ -102,7 +101,7 @@ def check_start(answers: dict[str, list[dict]], seeds: int) -> None:
 
 
 def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
-    """Refuse a simulation of another rule than the one that sparkdl says it used."""
+    """Raise an error if the simulation used another rule than sparkdl reports."""
     for spec in specs:
         for answer in answers[spec.title] if spec.name == "sparkdl" else []:
             training = answer.get("training", [{}])[0]

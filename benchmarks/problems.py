@@ -1,4 +1,4 @@
-"""What the study of convergence trains: four problems, their rows and their models.
+"""Problems of the convergence study: four tasks with their rows and models.
 
 MNIST with an MLP, Fashion-MNIST with a convolutional network with BatchNormalization, a tabular regression
 (Friedman's first function), and a small character-level transformer on the documentation that comes with
@@ -16,19 +16,19 @@ import numpy as np
 from contestants import read_idx
 
 CONTEXT = 16  # characters that the transformer sees
-ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\n()"  # and one for all others
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\n()"  # plus one for all others
 TEXT = "e393647bdb24a26bce8f81bec238e5ad707e5ecbeab6ba6ebff991d13b4e5399"  # SHA-256 of Python 3.11.7's
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: what is trained on what.
+    """A problem: a model and its data.
 
     Attributes:
         load: returns (x, y), (x_test, y_test), given the folder that has ``mnist`` and ``fashion-mnist``.
         make: returns the model without an optimizer.
         loss: its loss.
-        score: Keras's name of what is reported beside the loss; of 1 at most, a hundredth of it is a point.
+        score: Keras's name of the score reported beside the loss; at most 1, where a point is 0.01.
         batch_size: rows per update.
         rates: the learning rate of each optimizer, by its name.
         falls: the optimizers whose rate falls to 0 by a cosine over the run.
@@ -44,7 +44,7 @@ class Problem:
 
 
 def images(name, rows):
-    """Return what loads the first rows of an image data set."""
+    """Return a function that loads the first rows of an image data set."""
 
     def load(folder):
         parts = [read_idx(Path(folder, name), part) for part in ("train", "t10k")]
@@ -67,7 +67,7 @@ def friedman(folder):
 def characters(folder):
     """Return 16,000 and 4,000 stretches of Python's documentation, and the same one character on.
 
-    Those to be tested on come from the last fifth of the text, the others from before it. The text differs
+    Test stretches come from the last fifth of the text, training stretches from before it. The text differs
     from one patch release of Python to the next.
     """
     text = "".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).lower()
@@ -82,7 +82,7 @@ def characters(folder):
 
 
 def stretches(codes, count, rng):
-    """Return some stretches of a text, and the same one character on."""
+    """Return stretches of a text, and the same one character on."""
     starts = rng.permutation(len(codes) - CONTEXT)[:count]
     rows = codes[starts[:, None] + np.arange(CONTEXT + 1)]
     return rows[:, :-1], rows[:, 1:]
@@ -114,7 +114,7 @@ def cnn():
 
 
 def tabular():
-    """Return two dense layers and a number."""
+    """Return two dense layers and one number."""
     layers = keras.layers
     found = [keras.Input((10,)), layers.Dense(64, activation="relu"), layers.Dense(64, activation="relu")]
     return keras.Sequential([*found, layers.Dense(1)])
@@ -123,8 +123,8 @@ def tabular():
 def transformer():
     """Return a block of causal attention over 32 numbers per character, without dropout.
 
-    Characters are one-hot and dense: of an Embedding, Keras's Adam on TensorFlow takes other steps than of
-    the same matrix with a dense gradient, and not the same ones in one process as in several.
+    Characters are one-hot and dense. With an Embedding, Keras's Adam on TensorFlow takes different steps than
+    with the same matrix and a dense gradient, and they differ between one process and several.
     """
     layers = keras.layers
     codes = keras.Input((CONTEXT,), dtype="int32")
@@ -168,11 +168,11 @@ def make_model(problem: Problem, optimizer: str, seed: int, steps: int, scale: f
     """Return the compiled model with the seed's initial weights.
 
     Args:
-        problem: what is trained.
+        problem: the problem.
         optimizer: a name of its ``rates``.
-        seed: of the initial weights.
+        seed: the seed of the initial weights.
         steps: batches in the whole run.
-        scale: by what the learning rate is multiplied.
+        scale: the factor of the learning rate.
     """
     keras.utils.set_random_seed(seed)
     model, rate = problem.make(), scale * problem.rates[optimizer]

@@ -1,11 +1,11 @@
-"""Hours of an endpoint in minutes: many workers, faults all the time, and nothing that grows or is lost.
+"""Hours of an endpoint in minutes: many workers and constant faults, without growth or loss.
 
-Workers are processes without Keras, whose every update adds 1 to a number of their own in the center. Between
-them and the endpoint is a relay, a process too, that loses requests and answers and repeats requests; and
-workers are killed, and started again as another attempt, as Spark would. This process is the driver: it has
-the store, the endpoint and the epochs' ends, and looks each second at its own memory, threads and
-descriptors. It fails when one of these grew from the first quarter to the last, or a number is not what its
-worker sent.
+Workers are processes without Keras, and every update of a worker adds 1 to its own number in the center.
+Between them and the endpoint is a relay, also a process, that loses requests and answers and repeats
+requests. Workers are killed and started again as another attempt, as Spark would do. This process is the
+driver: it runs the coordinator, the endpoint and the epochs' ends, and checks its own memory, threads and
+descriptors every second. It fails if one of these grew from the first quarter to the last, or if a number
+does not match its worker's updates.
 
     python benchmarks/soak.py --minutes 30 --workers 16 --results benchmarks/RESULTS.md
 """
@@ -41,21 +41,21 @@ from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Flag, Kind, Update
 from sparkdl.worker.session import Task, membership
 
-SIZE = 10_000  # numbers of the center
-UPDATES = 100  # of a worker in an epoch
+SIZE = 10_000  # parameters of the center
+UPDATES = 100  # of a worker per epoch
 ROWS = 4  # of an update
 RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "secret"
 SHARE = 0.01  # of requests, and of answers, that the relay loses
-SILENCE, STALL = 3.0, 60.0  # as SparkModel has them
-WARM_UP, WARM_SECONDS = 0.2, 60  # of the time, and at least: what says nothing of growth
-BARS = {"MB of memory": 2.0, "threads": 0.0, "descriptors": 8.0}  # how much more at the end is no growth
+SILENCE, STALL = 3.0, 60.0  # the defaults of SparkModel
+WARM_UP, WARM_SECONDS = 0.2, 60  # share of the time, and at least these seconds, ignored for growth
+BARS = {"MB of memory": 2.0, "threads": 0.0, "descriptors": 8.0}  # smaller increases do not count as growth
 
 
 # --- the worker ---------------------------------------------------------------------------------
 
 
 def work(port: int, worker: int, attempt: int, pause: float) -> None:
-    """Be a worker until the driver says stop; print how many updates were sent in all."""
+    """Run a worker until the driver stops it; print the total number of updates sent."""
     task = Task(worker, attempt, 1, 1, Endpoint("127.0.0.1", port, TOKEN, RUN))
     amount = np.zeros(SIZE, np.float32)
     amount[worker] = 1
@@ -88,7 +88,7 @@ def work(port: int, worker: int, attempt: int, pause: float) -> None:
 
 
 def relay(port: int, share: float) -> None:
-    """Be the relay until stdin ends; print its port, and in the end what it has done."""
+    """Run the relay until stdin ends; print its port, and its counters at the end."""
     sys.path.insert(0, str(harness.REPOSITORY / "tests"))
     from relay import Relay
 
@@ -100,7 +100,7 @@ def relay(port: int, share: float) -> None:
 
 @contextmanager
 def relayed(port: int, faults: Counter, share: float):
-    """Yield the port of a relay; what it did is added to ``faults``."""
+    """Yield the port of a relay; add its counters to ``faults``."""
     with started("--relay", port, "--share", share) as process:
         yield int(process.stdout.readline())
         faults.update(json.loads(process.communicate()[0]))
@@ -116,14 +116,14 @@ def started(*arguments) -> subprocess.Popen:
 
 
 class Gang:
-    """The processes of workers, of which one is killed now and then and started again.
+    """Worker processes, one of which is killed and restarted now and then.
 
     Args:
-        port: what they connect to.
-        workers: how many.
+        port: the port they connect to.
+        workers: the number of workers.
         pause: seconds between two updates of a worker, on average.
         kill: seconds between two kills, on average.
-        faults: where kills are counted.
+        faults: the counter of kills.
     """
 
     def __init__(self, port: int, workers: int, *, pause: float, kill: float, faults: Counter):
@@ -150,7 +150,7 @@ class Gang:
         process.communicate()
 
     def disturb(self) -> None:
-        """Kill a worker, if it is time to, and start it again."""
+        """Kill a worker and restart it, if it is time to."""
         if time.monotonic() < self.next:
             return
         self.next += self.random.uniform(0.5, 1.5) * self.kill
@@ -160,19 +160,19 @@ class Gang:
         self.faults["killed"] += 1
 
     def end(self) -> list[str]:
-        """Return what each worker says it has sent."""
+        """Return the number of updates that each worker reports as sent."""
         return [process.communicate(timeout=120)[0].strip() for process in self.processes]
 
 
 def sample() -> tuple[float, ...]:
-    """Return what this process holds, in the order of the bars."""
-    gc.collect()  # some thousand objects of requests wait for it
+    """Return this process's resources, in the order of the bars."""
+    gc.collect()  # some thousand objects of requests are garbage
     threads, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
     return held(Path("/proc/self"))[0] / 1e6, threads, descriptors
 
 
 def store_of(workers: int) -> Coordinator:
-    """Return the store of a run without end."""
+    """Return the coordinator of a run without end."""
     plan = Plan((), 0, ROWS, 1, False, False, 0)
     shape = RunSpec(
         run=RUN, layout=LAYOUT, num_workers=workers, plan=plan, epochs=1 << 31, silence=SILENCE, stall=STALL
@@ -184,8 +184,8 @@ def store_of(workers: int) -> Coordinator:
 
 
 def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarray]:
-    """Be the driver of a run for so long; return what this process held, once a second."""
-    samples = np.ones((int(seconds) + 1, len(BARS)))  # which takes no more memory as time passes
+    """Drive a run for ``seconds``; return this process's resources, once a second."""
+    samples = np.ones((int(seconds) + 1, len(BARS)))  # takes no more memory as time passes
     begun, epoch, count = time.monotonic(), 0, 0
     store.release(0, float("nan"))
     while (passed := time.monotonic() - begun) < seconds and store.failure is None:
@@ -203,7 +203,7 @@ def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarra
 
 
 def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float) -> dict:
-    """Return what a run held, counted and suffered; the options are a Gang's."""
+    """Return the resources, counters and faults of a run; the options are a Gang's."""
     store, faults = store_of(workers), Counter()
     with ExitStack() as stack:
         app = make_app(store, TOKEN, Traffic())
@@ -232,31 +232,31 @@ def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float
 
 
 def warm(samples: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Return how much there was of something once the process was warm; at least the last of it."""
+    """Return the samples of a resource after the warm-up; at least the last one."""
     values = samples[name]
     return values[min(len(values) - 1, max(int(WARM_UP * len(values)), WARM_SECONDS)) :]
 
 
 def quarters(samples: dict[str, np.ndarray], name: str) -> tuple[float, float]:
-    """Return the medians of the first and the last quarter, once the process was warm."""
+    """Return the medians of the first and the last quarter after the warm-up."""
     values = warm(samples, name)
     length = max(1, len(values) // 4)
     return statistics.median(values[:length]), statistics.median(values[-length:])
 
 
 def slope(samples: dict[str, np.ndarray], name: str) -> float:
-    """Return by how much something grew in an hour, by least squares, once the process was warm."""
+    """Return a resource's growth per hour by least squares, after the warm-up."""
     values = warm(samples, name)
     return float(3600 * np.polyfit(np.arange(len(values)), values, 1)[0]) if len(values) > 1 else 0.0
 
 
 def grown(samples: dict[str, np.ndarray]) -> list[str]:
-    """Return what grew by more than its bar allows."""
+    """Return the resources that grew by more than their bars."""
     return [name for name, bar in BARS.items() if -np.subtract(*quarters(samples, name)) > bar]
 
 
 def adds_up(outcome: dict) -> bool:
-    """Return whether each worker's number is what it says it has sent, and all of them the counters."""
+    """Return True if each worker's number is what it sent, and their sum matches the counters."""
     center, total = outcome["center"], sum(outcome["center"])
     each = [str(count) for count in center] == outcome["said"] and not outcome["rest"]
     return bool(each and total == outcome["version"] == outcome["counters"]["exchanges"])
@@ -295,7 +295,7 @@ def words_of(outcome: dict, options) -> str:
 
 
 def main() -> None:
-    """Run the soak; fail if something grew or does not add up."""
+    """Run the soak; fail if a resource grew or the numbers do not add up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--workers", type=int, default=16)

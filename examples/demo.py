@@ -53,7 +53,7 @@ def plot(ours, plain, path):
 
 
 def main():
-    """Train both, print what came out, and leave a plot and a saved model."""
+    """Train both, print the results, and save a plot and a model."""
     x, y = load_images()
     train, test = (x[:8000], y[:8000]), (x[8000:], y[8000:])
     spark = (

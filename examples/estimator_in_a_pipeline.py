@@ -1,4 +1,4 @@
-"""A Keras model as a stage of a pipeline: cross-validated, saved, loaded and judged by Spark's own means."""
+"""A Keras model as a stage of a pipeline: cross-validated, saved, loaded and evaluated by Spark."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ from sparkdl.ml import KerasEstimator
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
-# Three kinds of flowers that differ in four measures: made up here, read from a table in real life.
+# Three kinds of flowers that differ in four measures: synthetic here, read from a table in real life.
 generator = np.random.default_rng(0)
 kinds = ["setosa", "versicolor", "virginica"]
 means = [(5.0, 3.4, 1.5, 0.2), (5.9, 2.8, 4.3, 1.3), (6.6, 3.0, 5.6, 2.0)]

@@ -1,4 +1,4 @@
-"""A pipeline that existed before, and the one line that trains a network on what it makes."""
+"""An existing pipeline, and the one line that trains a network on its output."""
 
 import os
 
@@ -14,7 +14,7 @@ from sparkdl import SparkModel
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
-# Three kinds of flowers that differ in four measures: made up here, read from a table in real life.
+# Three kinds of flowers that differ in four measures: synthetic here, read from a table in real life.
 generator = np.random.default_rng(0)
 kinds = ["setosa", "versicolor", "virginica"]
 means = [(5.0, 3.4, 1.5, 0.2), (5.9, 2.8, 4.3, 1.3), (6.6, 3.0, 5.6, 2.0)]

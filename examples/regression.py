@@ -1,4 +1,4 @@
-"""A regression on a DataFrame: one number out of many columns, early stopping, a saved model."""
+"""A regression on a DataFrame: one number from many columns, early stopping, a saved model."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from sparkdl import SparkModel, load_spark_model
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
-# Rides in a town, made up by Spark itself: a price per kilometre, more at night, and some noise.
+# Synthetic rides in a town, made by Spark: a price per kilometre, more at night, and some noise.
 rides = (
     spark.range(8_000)
     .withColumn("kilometres", sql.rand(1) * 10)

@@ -1,8 +1,8 @@
-"""A job for spark-submit: train on the shipped images and say how well it went.
+"""A job for spark-submit: train on the shipped images and print the accuracy.
 
     spark-submit --master spark://HOST:7077 --archives environment.tar.gz#environment spark_submit_job.py
 
-with PYSPARK_PYTHON=./environment/bin/python and a PYSPARK_DRIVER_PYTHON of your own, see docs/deployment.md.
+Set PYSPARK_PYTHON=./environment/bin/python and your own PYSPARK_DRIVER_PYTHON, see docs/deployment.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def build_model():
 
 
 def main():
-    """Train, evaluate and save where the arguments say."""
+    """Train, evaluate and save as the arguments specify."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["shipped", "keras"], default="shipped")
     parser.add_argument("--rows", type=int, default=10_000)

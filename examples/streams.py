@@ -17,7 +17,7 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 folder = tempfile.TemporaryDirectory()
 generator = np.random.default_rng(0)
 
-# Four files, as they would come in one after another: three numbers, and which of two kinds it is.
+# Four files, as if they arrived one after another: three numbers, and which of two kinds it is.
 os.mkdir(f"{folder.name}/visits")
 for number in range(4):
     x = generator.normal(size=(500, 3))
@@ -34,7 +34,7 @@ spark_model = SparkModel(model)
 
 
 def train(batch, number):
-    """Go on where the batch before has left weights and optimizer."""
+    """Continue with the weights and the optimizer of the previous batch."""
     history = spark_model.fit(batch, epochs=2, batch_size=32, verbose=0, seed=number).history
     print(f"Batch {number}: loss {history['loss'][0]:.3f} to {history['loss'][-1]:.3f}")
 

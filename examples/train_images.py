@@ -35,7 +35,7 @@ MODELS = {
 
 
 def build_model(kind):
-    """Return a compiled model that tells ten kinds of images apart."""
+    """Return a compiled classifier for ten kinds of images."""
     keras.utils.set_random_seed(0)
     output = layers.Dense(10, activation="softmax")
     model = keras.Sequential([keras.Input((28, 28, 1)), *MODELS[kind], output])
@@ -44,7 +44,7 @@ def build_model(kind):
 
 
 def main():
-    """Train on all but every fifth image and print how many of those the model gets right."""
+    """Train on all but every fifth image and print the accuracy on those."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["shipped", "keras"], default="shipped")
     parser.add_argument("--model", choices=MODELS, default="mlp")

@@ -1,8 +1,8 @@
-"""Transfer learning: a convolutional base, trained on some garments, tells others apart with a new head.
+"""Transfer learning: a convolutional base trained on some garments classifies others with a new head.
 
-The base is the lower half of a keras.applications model: what the upper half sees is of the classes that it
-was trained on. Its weights are made here, on five of the ten classes; with the Internet at hand,
-weights="imagenet" brings others.
+The base is the lower half of a keras.applications model: the upper half is specific to the classes that it
+was trained on. Its weights are made here, on five of the ten classes; with Internet access,
+weights="imagenet" downloads others.
 """
 
 import os
@@ -28,7 +28,7 @@ features = keras.layers.GlobalAveragePooling2D()(whole.get_layer("block_6_expand
 base = keras.Model(whole.input, features)
 for layer in base.layers:
     if isinstance(layer, keras.layers.BatchNormalization):
-        layer.momentum = 0.9  # moving statistics that settle within an epoch as short as these
+        layer.momentum = 0.9  # moving statistics settle within such short epochs
 
 
 def classifier(rate):
@@ -38,10 +38,10 @@ def classifier(rate):
     return made
 
 
-# Every weight of the base is trained, its batch normalization too.
+# Every weight of the base is trained, including its batch normalization.
 SparkModel(classifier(3e-3)).fit(images[known], labels[known], epochs=2, batch_size=64, verbose=2, seed=0)
 
-# Only the head is trained: weights of frozen layers stay where they are, and never travel.
+# Only the head is trained: weights of frozen layers do not change and are not exchanged.
 base.trainable = False
 before = base.get_weights()
 model = classifier(1e-2)

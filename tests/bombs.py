@@ -1,6 +1,6 @@
-"""Workers that die, or stand still, in the middle of an epoch.
+"""Faults of workers in the middle of an epoch: they die or hang.
 
-All that goes to executors is in here: they have no tests, and get what they need of this module whole.
+Code for executors is defined here and pickled by value: executors cannot import the tests.
 """
 
 import os
@@ -23,9 +23,9 @@ def hang():
 
 
 def kill_executor():
-    """Kill the JVM above this Python worker, as the kernel does where memory runs out, and then the worker.
+    """Kill the JVM above this Python worker, as the kernel does when memory runs out, then the worker.
 
-    Left alone the worker would train on until its daemon finds out, and might well finish.
+    Otherwise the worker would train on until its daemon notices, and might finish.
     """
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(daemon.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
@@ -33,14 +33,14 @@ def kill_executor():
 
 
 class Bomb:
-    """What a worker does to itself at its n-th batch, once in all: a file says that it was done.
+    """A fault of a worker at its n-th batch, once per marker file.
 
     Args:
-        marker: the file.
+        marker: the file that records that the fault has happened.
         batch: the batch.
-        act: what is done.
-        worker: which worker it is.
-        pause: how many seconds each batch of the others takes once it was done.
+        act: the function that causes the fault.
+        worker: the index of the worker.
+        pause: seconds that each later batch of the other workers takes.
     """
 
     def __init__(self, marker, batch, act, *, worker=1, pause=0.0):
@@ -59,7 +59,7 @@ class Bomb:
         return np.float32(0)
 
     def model(self, problem):
-        """Return the problem's model with a loss that carries the bomb, and the custom objects it needs."""
+        """Return the problem's model with a loss that carries the bomb, and its custom objects."""
         bomb = self
 
         def loss_of_a_bomb(y_true, y_pred):

@@ -1,8 +1,8 @@
-"""A clock for code that waits: no test sleeps."""
+"""A clock for code that waits, so that no test sleeps."""
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, and what happens at each sleep."""
+    """A clock that advances only during sleeps; each sleep runs the next of the given events."""
 
     def __init__(self, *events):
         self.now, self.events = 0.0, list(events)

@@ -1,11 +1,11 @@
 """Spark applications for the tests, one at a time in this process, and the small problem they train on.
 
 A test that takes the fixture ``spark`` runs once for each kind of master that its module names in
-``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes), ``standalone`` (a master and
-two workers that Spark takes for two hosts) and ``connect`` (a server of Spark Connect, another process, whose
-application has three threads). Where these are several, each combination of the test's other
-parameters runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` it runs
-on each of them, and a test whose module names none on all three.
+``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes), ``standalone`` (a master and two
+workers that Spark takes for two hosts) and ``connect`` (a Spark Connect server in another process, whose
+application has three threads). If a module names several, each combination of the test's other parameters
+runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` a test runs on each of
+them, and on the first three if its module names none.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def masters_of(item):
 
 
 def pytest_itemcollected(item):
-    """Let what shares a Spark application, and else a file, stay in one process."""
+    """Keep tests that share a Spark application, or else a file, in one process."""
     item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
 
 
@@ -92,26 +92,26 @@ def pytest_collection_modifyitems(config, items):
 
 
 def is_of_this_backend(item):
-    """Say whether a test is of the backend that Keras runs on."""
+    """Return True if the test is for the backend that Keras runs on."""
     mark = item.get_closest_marker("backend")
     return mark is None or mark.args == (os.environ.get("KERAS_BACKEND", "tensorflow"),)
 
 
 def has_its_networks(item):
-    """Say whether a test needs no networks of its own, or can make them."""
+    """Return True if the test needs no networks of its own, or can make them."""
     return item.get_closest_marker("network") is None or not network.missing()
 
 
 def application_of(item):
-    """Return the kind of master that a test's Spark application is on, None of a test without one."""
+    """Return the kind of master of a test's Spark application, or None."""
     return item.callspec.params["spark"] if "spark" in item.fixturenames else None
 
 
 def has_its_turn(item, places):
-    """Say whether `make test` runs a test on its kind of master, which it does on one kind of its module's.
+    """Return True if `make test` runs a test on its kind of master: each test has one kind of its module's.
 
-    Two parameters of three values meet three kinds in pairs; fewer values do not meet every kind.
-    ``places`` keeps the order of the tests of a module and of the values of a test's parameter.
+    Two parameters of three values meet three kinds in pairs; fewer values do not meet every kind. ``places``
+    keeps the order of the tests of a module and of the values of a test's parameter.
     """
     masters = masters_of(item)
     if len(masters) < 2 or "spark" not in item.fixturenames or item.get_closest_marker("each_master"):
@@ -127,12 +127,12 @@ def has_its_turn(item, places):
 
 
 def is_named(config):
-    """Say whether somebody chose tests by their names, who gets all of them."""
+    """Return True if tests were selected by name; then all of them run."""
     return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
 
 
 def is_in_share(item, places):
-    """Say whether a test is in the share; ``places`` counts those of its module that are long."""
+    """Return True if the test is in today's share; ``places`` counts the long tests of each module."""
     if not item.get_closest_marker("third"):
         return True
     places[item.module] = place = places.get(item.module, -1) + 1
@@ -155,7 +155,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def record(row):
-    """Put a row into the table of tests/RESULTS.md, in the place of the one of its name."""
+    """Put a row into the table of tests/RESULTS.md, replacing the row of that name."""
     path = Path(__file__).parent / "RESULTS.md"
     lines = path.read_text().splitlines()
     mine = row.split("|")[1]
@@ -173,11 +173,11 @@ def eventually_fixture():
 
 
 class ConnectServer:
-    """A server of Spark Connect in a process of its own.
+    """A Spark Connect server in its own process.
 
     Args:
-        settings: those of its application.
-        folder: where it writes its log.
+        settings: the settings of its application.
+        folder: the folder for its log.
     """
 
     def __init__(self, settings, folder):
@@ -234,14 +234,14 @@ def master_of(kind, folder):
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory):
-    """The URL of a standalone master of its own, for applications in other processes."""
+    """The URL of a separate standalone master, for applications in other processes."""
     with Standalone(tmp_path_factory.mktemp("master")) as cluster:
         yield cluster.url
 
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_environment(tmp_path_factory):
-    """What every Spark process of the tests inherits: the loopback address, this Python, a folder."""
+    """Set the environment of all Spark processes: loopback address, this Python, a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
         patch.setattr(tempfile, "tempdir", None)
@@ -256,7 +256,7 @@ def spark_environment(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spark(request, tmp_path_factory):
-    """A Spark session on the kind of master that the test is run for."""
+    """A Spark session on the kind of master that the test runs for."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp(request.param)
@@ -268,7 +268,7 @@ def spark(request, tmp_path_factory):
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
-        "spark.rpc.message.maxSize": "1",  # MiB; what a task brings along is in such a message
+        "spark.rpc.message.maxSize": "1",  # MiB; a task's message includes the data it carries
         # RDD and DataFrame tasks then share their Python workers, and keras is imported half as often.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     }
@@ -277,7 +277,7 @@ def spark(request, tmp_path_factory):
             session = SparkSession.builder.remote(url).getOrCreate()
             yield session
             session.stop()
-        del os.environ["SPARK_CONNECT_MODE_ENABLED"]  # which pyspark leaves, and the next one is classic
+        del os.environ["SPARK_CONNECT_MODE_ENABLED"]  # pyspark leaves it set; the next session is classic
         return
     with master_of(request.param, folder) as url:
         builder = SparkSession.builder.master(url).appName("sparkdl tests")
@@ -288,7 +288,7 @@ def spark(request, tmp_path_factory):
         application = session.sparkContext.applicationId
         yield session
         session.stop()
-    if request.param == "local-cluster":  # which writes below its Spark home, whatever it is told
+    if request.param == "local-cluster":  # it writes below its Spark home, regardless of settings
         home = Path(os.environ.get("SPARK_HOME", sys.modules["pyspark"].__path__[0]))
         shutil.rmtree(home / "work" / application, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -297,14 +297,14 @@ def spark(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def classic_elsewhere(request, monkeypatch):
-    """A session of Spark Connect that is still open is none for the processes that other tests start."""
+    """Hide an open Spark Connect session from the processes that other tests start."""
     if application_of(request.node) != "connect":
         monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
 
 
 @pytest.fixture
 def jobs(spark):
-    """A function that returns the ids of all jobs that the application has run, none if nobody tells."""
+    """A function that returns the ids of all jobs that the application has run, if they are known."""
     if not hasattr(spark, "sparkContext"):
         return list
     return lambda: sorted(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
@@ -316,7 +316,7 @@ def jobs(spark):
 class Problem:
     """Three classes of points, and a network of one hidden layer with smooth activations.
 
-    Its layers are named, so that every model here is one model to the workers, which keep it compiled.
+    Its layers are named, so that workers recognize every model here as the same and keep it compiled.
     """
 
     def __init__(self):
@@ -343,7 +343,7 @@ class Problem:
         return model
 
     def rdd(self, spark, *counts):
-        """Return an RDD whose partitions hold so many of the rows, in their order."""
+        """Return an RDD whose partitions hold these numbers of rows, in order."""
         pairs = list(zip(self.x, self.y, strict=True))
         key = spark.sparkContext.applicationId, counts
         if key not in self._rdds:  # one look at its first row is enough for all tests
@@ -362,9 +362,9 @@ class Problem:
 
     @staticmethod
     def distance(model, reference, start):
-        """Return how far a model is from a reference, per variable, as a part of what training moved.
+        """Return a model's largest distance from a reference per variable, in units of the rounding allowed.
 
-        1 is all that rounding may do to an optimizer without second moments.
+        A unit is 1e-5 of what training moved: enough for an optimizer without second moments.
         """
         import numpy as np
 
@@ -382,7 +382,7 @@ def problem():
 
 @pytest.fixture(scope="session")
 def frames(spark, problem, tmp_path_factory):
-    """DataFrames of the problem, read from files: with features as a vector, an array or scalars."""
+    """DataFrames of the problem, read from files, with features as a vector, an array or scalars."""
     import pandas as pd
     from pyspark.ml.functions import array_to_vector
 

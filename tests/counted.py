@@ -1,7 +1,7 @@
-"""Workers whose every update adds an amount of its own, so that a sum says what was counted.
+"""Workers whose updates each add a different amount, so that a sum shows which were counted.
 
-As a program it is one of them, on whatever host it runs: it reads a line of JSON, ``Job``'s fields, and
-prints a line with what its replies began with.
+As a program this is one worker, on any host: it reads a line of JSON with ``Job``'s fields, and prints a line
+with the first parameters of its replies.
 """
 
 import json
@@ -23,18 +23,18 @@ RUN, LAYOUT, SIZE = b"r" * 16, b"l" * 16, 3
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker does.
+    """A worker's job.
 
     Attributes:
-        host: where the endpoint is.
+        host: the host of the endpoint.
         port: its port.
         worker: the worker's index.
-        kind: of its updates.
-        updates: how many it sends, of four rows each.
-        pause: seconds between two of them.
-        size: how many numbers an update has.
-        attempt: which attempt of its worker it is.
-        generation: which start of the gang it is of.
+        kind: the kind of its updates.
+        updates: the number of updates it sends, of four rows each.
+        pause: seconds between two updates.
+        size: the number of parameters of an update.
+        attempt: the number of the attempt.
+        generation: the generation of the worker group.
     """
 
     host: str
@@ -53,22 +53,22 @@ class Job:
 
     @property
     def line(self):
-        """The job as its program reads it."""
+        """The job as a line of the program's input."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def amount(worker, sequence, updates):
-    """Return what an update adds, another number for each."""
+    """Return the amount that an update adds, different for each."""
     return float(1 + worker * updates + sequence)
 
 
 def total(workers, updates):
-    """Return what all updates of a gang add."""
+    """Return the sum of all updates of a worker group."""
     return sum(amount(worker, k, updates) for worker in range(workers) for k in range(updates))
 
 
 def work(job):
-    """Be a worker in this thread; return what its replies began with."""
+    """Run a worker in this thread; return the first parameters of its replies."""
     exchange = HttpExchange(job.endpoint, job.worker, job.attempt, job.generation, LAYOUT)
     exchange.join("host", 1)
     try:
@@ -79,7 +79,7 @@ def work(job):
 
 @contextmanager
 def started(job, before=()):
-    """Yield the process of a worker; ``before`` comes before its command."""
+    """Yield the process of a worker; ``before`` precedes its command."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*before, sys.executable, __file__], text=True, **pipes) as process:
         process.stdin.write(job.line)
@@ -91,7 +91,7 @@ def started(job, before=()):
 
 
 def send(job, exchange):
-    """Send a worker's updates, but for those that an earlier attempt has sent, and report that it is done."""
+    """Send the updates that no earlier attempt has sent, then a report; return the replies."""
     first = exchange.ready(4 * job.updates, 0, {})["sequence"]
     replies, version = [], 0
     for sequence in range(first, job.updates):
@@ -115,11 +115,11 @@ def send(job, exchange):
 
 
 def main():
-    """Be a worker with a heartbeat, as a task is."""
+    """Run a worker with a heartbeat, as a task does."""
     job = Job(**json.loads(sys.stdin.readline()))
     task = Task(job.worker, job.attempt, 1, job.generation, job.endpoint)
     with membership(task, LAYOUT) as (exchange, _):
-        print(json.dumps(send(job, exchange)))  # noqa: T201 - this is what it is for
+        print(json.dumps(send(job, exchange)))  # noqa: T201 - the script's output
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A layer under files, sockets, memory maps and arrays in which one call of the package fails.
+"""Fault injection below files, sockets, memory maps and arrays: one call of the package fails.
 
-Python tells a profile function of every call of a C function before it makes it, and raises what that one
-raises instead of making the call. So a call can be made to fail in any thread that starts meanwhile,
-wherever it is. Calls are named by *sites*: the nearest function of the package, or of its HTTP server, that
-led to the call, and what was called.
+Python tells a profile function of every call of a C function before the call. An exception of the profile
+function takes the place of the call, so a call can fail in any thread that starts meanwhile. Calls are named
+by *sites*: the nearest function of the package, or of its HTTP server, that led to the call, and the called
+function.
 """
 
 import errno
@@ -59,7 +59,7 @@ READS = {
     "posix.stat",
     "posix.utime",
 }
-REMOVES = "posix.remove", "posix.rmdir", "posix.unlink"  # where one fails, a file may stay
+REMOVES = "posix.remove", "posix.rmdir", "posix.unlink"  # if one fails, a file may stay
 SOCKETS = {
     "socket._accept",
     "socket.bind",
@@ -82,7 +82,8 @@ def _os_error(number):
     return lambda: OSError(number, os.strerror(number))
 
 
-FAILURES = {  # what is raised, or None for an interrupt of the process, and where
+# The exception, or None for an interrupt of the process, and the calls that it may hit.
+FAILURES = {
     "ENOSPC": (_os_error(errno.ENOSPC), WRITES),
     "EIO": (_os_error(errno.EIO), WRITES | READS | {*REMOVES}),
     "EMFILE": (_os_error(errno.EMFILE), OPENS),
@@ -96,14 +97,14 @@ _MMAP = mmap.mmap
 
 
 class _Map(_MMAP):
-    """A map whose constructor Python reports, which it does not do for that of a type."""
+    """A map whose constructor is a Python function, so that the profile function sees its call."""
 
     def __new__(cls, *arguments, **options):
         return super().__new__(cls, *arguments, **options)
 
 
 def name_of(function):
-    """Return the name of a C function in this module's terms, such as "posix.open" or "socket.recv"."""
+    """Return a C function's name in this module's terms, such as "posix.open" or "socket.recv"."""
     owner, name = getattr(function, "__self__", None), function.__name__
     if isinstance(owner, ModuleType):
         return f"{function.__module__ or owner.__name__}.{name}".removeprefix("_")
@@ -119,7 +120,7 @@ def name_of(function):
 
 
 def site_of(frame, called):
-    """Return the site of a call that a frame makes; None if nothing of the package led to it."""
+    """Return the site of a call that a frame makes; None if the package is not among its callers."""
     while frame is not None:
         code = frame.f_code
         if f"{os.sep}py4j{os.sep}" in code.co_filename:
@@ -132,7 +133,7 @@ def site_of(frame, called):
 
 
 def failures_at(site):
-    """Return the kinds of failures that a call may have."""
+    """Return the kinds of failures that a call at this site may have."""
     called = site.rpartition(" ")[2]
     return [
         kind
@@ -142,17 +143,17 @@ def failures_at(site):
 
 
 class Failing:
-    """Watches the calls of this process, and makes one of them fail.
+    """A watch over the calls of this process that makes one of them fail.
 
     Args:
-        site: where; None: nothing fails.
+        site: the site of the failing call; None: nothing fails.
         kind: one of FAILURES.
-        number: how many calls of the site succeed before.
-        log: a file to which sites are added as they are met.
+        number: the number of calls of the site that succeed first.
+        log: a file to which sites are added as they are reached.
 
     Attributes:
-        sites: how often each site was met.
-        failed: whether the call came, and failed.
+        sites: the number of calls at each site.
+        failed: True once the call has failed.
     """
 
     def __init__(self, site=None, kind=None, number=0, log=None):
@@ -176,7 +177,7 @@ class Failing:
         sys.setprofile(self._see)
 
     def stop(self):
-        """Watch no more."""
+        """Stop watching."""
         self._watches = False
         sys.setprofile(None)
         threading.setprofile(None)
@@ -196,7 +197,7 @@ class Failing:
             raise failure()
 
     def _comes(self, site):
-        """Count a call; return whether it has to fail. At most one call does."""
+        """Count a call; return True if it must fail. At most one call does."""
         with self._lock:
             if self._log is not None and Path(f"{self._log}.failed").exists():
                 self._watches = False
@@ -213,11 +214,11 @@ class Failing:
             return True
 
 
-_tasks = []  # the watches of this process, a Python worker of Spark's
+_tasks = []  # the watches of this process, one of Spark's Python workers
 
 
 def watch_task(context, site, kind, number, log):
-    """Watch this process if it has worker 0's rows and no call has failed yet; end earlier watches of it."""
+    """Watch this process if it has worker 0's rows and no call has failed yet; end earlier watches."""
     while _tasks:
         _tasks.pop().stop()
     if context.partitionId() == 0 and not (site and Path(f"{log}.failed").exists()):

@@ -1,8 +1,8 @@
-"""Fuzzing of the wire format and of the endpoint: inputs that are almost right, and what has to hold for all.
+"""Fuzz the wire format and the endpoint with almost valid inputs, and check what must hold for all.
 
 ``tests/unit/transport/test_fuzz.py`` tries some thousands of them. ``make fuzz`` tries a million, guided by
 coverage if atheris is installed (the extra ``fuzz``; it has wheels for Linux on x86-64). ``tests/corpus``
-keeps one input for each way in which an input was refused. ``--keep`` adds new ones.
+keeps one input for each outcome. ``--keep`` adds new ones.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 from mutator import LONGEST, mutate
 
 atheris = None
-if __name__ == "__main__":  # the tests are the same wherever they run
+if __name__ == "__main__":  # tests do not use atheris, so they are the same everywhere
     with suppress(ImportError):
         import atheris
 
@@ -40,13 +40,14 @@ with nullcontext() if atheris is None else atheris.instrument_imports(include=["
     from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 CORPUS = Path(__file__).parent / "corpus"
-MEMORY = 8 << 20  # bytes that one input may take: JSON of the longest body that is read, and its values
+# Bytes that one input may take: the JSON of the longest body that is read, and its values.
+MEMORY = 8 << 20
 TABLES = (Table(1, 1), Table(4, 2))
 NUMBERS = re.compile(r"-?\b(0x)?\d[\d.e+]*\b|\b(nan|inf)\b")
 
 
 class Wire:
-    """Messages: whatever is decoded comes to the same bytes again, and all else is refused."""
+    """Messages: decoding and encoding gives the same bytes again, and all other inputs are refused."""
 
     name = "wire"
     codecs = (
@@ -66,7 +67,7 @@ class Wire:
     mutate = staticmethod(mutate)
 
     def __call__(self, data):
-        """Return what becomes of an input, of which the promise holds."""
+        """Return the outcome of an input, after checking the invariants."""
         return " ".join(self._outcome(data, *codec) for codec in self.codecs)
 
     @staticmethod
@@ -83,9 +84,9 @@ class Wire:
 
 
 class Http:
-    """What comes over a connection: never a 5xx, and what is refused changes nothing.
+    """Connections: no answer is a 5xx, and a refused request changes nothing.
 
-    The first byte of an input says which store is behind the endpoint. The rest goes through cheroot's
+    The first byte of an input selects the coordinator behind the endpoint. The rest goes through cheroot's
     connection, its parser and the app as if it had come from a network, in this thread.
     """
 
@@ -121,7 +122,7 @@ class Http:
 
     @staticmethod
     def mutate(random, data, other):
-        """Return an input in which the head, the body or all has changed; its length is told mostly."""
+        """Return a changed input: its head, its body or all of it; Content-Length is mostly corrected."""
         head, blank, body = data.partition(b"\r\n\r\n")
         what = random.random()
         if what < 0.6:
@@ -135,7 +136,7 @@ class Http:
         return head + blank + body
 
     def __call__(self, data):
-        """Return what becomes of an input, of which the promise holds."""
+        """Return the outcome of an input, after checking the invariants."""
         self.mistakes.clear()
         self._make(data[0] % len(self.stores) if data else 0)
         answer = self._sent(data[1:])
@@ -147,7 +148,7 @@ class Http:
         return f"{statuses[-1].decode()} {_error(answer)}" if statuses else "nothing"
 
     def _make(self, index):
-        if index in self._fresh:  # the last input of it changed nothing
+        if index in self._fresh:  # its last input changed nothing
             self._store, self._before = self._fresh.pop(index)
         else:
             self._store = _store(**self.stores[index])
@@ -156,7 +157,7 @@ class Http:
         self._index, self._changed = index, False
 
     def _sent(self, data):
-        """Return what the endpoint answers to all that a connection sends."""
+        """Return the endpoint's answer to the data of a whole connection."""
         here, there = socket.socketpair()
         with here:
             here.sendall(data)
@@ -173,7 +174,7 @@ class Http:
                 return stream.read()
 
     def _watched(self, environ, start_response):
-        """Answer a request, after which the store is as it was if the request is refused."""
+        """Answer a request, and assert that a refused one leaves the coordinator unchanged."""
         before = self._known()
         statuses = []
 
@@ -185,13 +186,13 @@ class Http:
         if statuses[0] < "400":
             self._changed = True
         elif isinstance(self._store.failure, WorkerLostError):
-            self._changed = True  # who comes back to rounds ends them
+            self._changed = True  # a worker that rejoins a synchronous run ends it
         else:
             assert before == all_of(self._store)
         return answer
 
     def _exchanged(self, update, read):
-        """Answer an update, one of a stream too, after which the store is as it was if it is refused."""
+        """Pass on an update, and assert that a refused one leaves the coordinator unchanged."""
         before = self._known()
         self._changed = True
         try:
@@ -204,7 +205,7 @@ class Http:
         return all_of(self._store) if self._changed else self._before
 
     def _valid(self, index):
-        """Return requests of all kinds that a store takes, or would at another time."""
+        """Return requests of all kinds that a coordinator accepts, now or at another time."""
         store = _store(**self.stores[index])
         who = {"worker": 0, "generation": 1, "attempt": 1}
         failure = who | {"kind": "data", "host": "h", "message": "m", "traceback": ""}
@@ -252,7 +253,7 @@ class Http:
 
 
 class _Behind:
-    """The store that is behind the app at the time, whose exchanges are watched."""
+    """The current coordinator behind the app, with exchanges under watch."""
 
     def __init__(self, exchange):
         self.exchange = exchange
@@ -262,7 +263,7 @@ class _Behind:
 
 
 def _store(mode, *, begun=True, **options):
-    """Return the store of two workers, both of which are ready if it has begun."""
+    """Return a coordinator of two workers, both ready if ``begun``."""
     store = store_of(
         mode,
         workers=2,
@@ -282,7 +283,7 @@ def _store(mode, *, begun=True, **options):
 
 
 def _steward(store):
-    """Return what stands for the driver's half of a run, without Keras."""
+    """Return a stand-in for the driver's half of a run, without Keras."""
     return SimpleNamespace(
         weight_bytes=28,
         drive=lambda **body: store.release(body["released"], 0.5) or b"record",
@@ -310,7 +311,7 @@ def _chunks(*encoded):
 
 
 def _error(answer):
-    """Return what the last answer says is wrong, if it does."""
+    """Return the error message of the last answer, if it has one."""
     body = answer.rpartition(b"\r\n\r\n")[2]
     try:
         return _words(json.loads(body)["error"])
@@ -319,7 +320,7 @@ def _error(answer):
 
 
 def _words(message):
-    """Return a message without what differs between inputs."""
+    """Return a message without the parts that differ between inputs."""
     return NUMBERS.sub("N", re.sub(r"(got b|expected: ).*", r"\1...", message, flags=re.DOTALL))[:100]
 
 
@@ -329,7 +330,7 @@ def kept(target):
 
 
 def replay(target, data):
-    """Return what becomes of an input; an error shows it. While tracemalloc traces, memory is bounded too."""
+    """Return the outcome of an input; errors show the input. With tracemalloc on, memory is bounded too."""
     try:
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
@@ -342,7 +343,7 @@ def replay(target, data):
 
 
 def search(target, number, source):
-    """Try so many inputs, of which those with a new outcome are changed further; return one by outcome."""
+    """Try ``number`` inputs, mutating those with a new outcome further; return one input by outcome."""
     pool = [*target.seeds(), *kept(target)]
     found = {replay(target, data): data for data in pool}
     for _ in range(number):
@@ -355,7 +356,7 @@ def search(target, number, source):
 
 
 def keep(target, found):
-    """Write the corpus anew: the shortest known input of each outcome."""
+    """Rewrite the corpus with the shortest known input of each outcome."""
     for data in kept(target):
         outcome = replay(target, data)
         found[outcome] = min(data, found.get(outcome, data), key=len)
@@ -367,7 +368,7 @@ def keep(target, found):
 
 
 def guide(target, number, source):
-    """Try so many inputs, of which atheris changes those further that reach other code; does not return."""
+    """Try ``number`` inputs, which atheris mutates for coverage of new code; does not return."""
     pool = [*target.seeds(), *kept(target)]
 
     def changed(data, most, seed):
@@ -382,7 +383,7 @@ def guide(target, number, source):
     atheris.Setup([sys.argv[0], *options], lambda data: replay(target, data) and None, custom_mutator=changed)
     try:
         atheris.Fuzz()
-    finally:  # it exits, and threads of the endpoint would keep it from that
+    finally:  # it exits, which threads of the endpoint would prevent
         target.close()
 
 

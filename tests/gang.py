@@ -1,4 +1,4 @@
-"""A run without Spark: the workers are threads, their store is in the same process."""
+"""A run without Spark: the workers are threads, with the coordinator in the same process."""
 
 import threading
 from functools import partial
@@ -63,10 +63,10 @@ def train(
 ):
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
-    With a ``seed`` every epoch has an order of its own. In a ``world`` time is virtual, and a batch of
-    worker k takes ``paces[k]()`` seconds. ``seen`` is called with the cut of each epoch. The run goes on from
-    a ``cut`` of an earlier one, if there is one; its store is added to ``stores``, what its
-    workers' metrics were at epochs' ends to ``reports``. ``goes_on``: whether it does without a worker.
+    With a ``seed`` each epoch has its own order. In a ``world`` time is virtual, and a batch of worker k
+    takes ``paces[k]()`` seconds. ``seen`` is called with the snapshot of each epoch. The run resumes from the
+    snapshot ``cut`` if it is given. Its coordinator is appended to ``stores``, the workers' metrics at the
+    end of each epoch to ``reports``. ``goes_on``: True if the run continues after the loss of a worker.
 
     Returns:
         The loss of each update, or round.
@@ -188,7 +188,7 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
 
 
 def drive(store, epochs, learning_rate, losses, patience, seen, reports):
-    """Be the driver of a run; the losses of its updates are added to ``losses``."""
+    """Drive a run; append the losses of its updates to ``losses``."""
     for epoch in range(store.cut.epoch, epochs):
         store.release(epoch, learning_rate)
         result = None
@@ -207,7 +207,7 @@ def drive(store, epochs, learning_rate, losses, patience, seen, reports):
 
 
 class Threads:
-    """A world of real time."""
+    """A world in real time."""
 
     patience = 0.1
 
@@ -215,21 +215,21 @@ class Threads:
         self.threads = []
 
     def live_in(self, store):
-        """Let whoever waits for a store wait as it does."""
+        """Do nothing: a coordinator waits in real time by itself."""
 
     def spawn(self, function, *arguments):
-        """Begin a thread."""
+        """Start a thread."""
         self.threads.append(threading.Thread(target=function, args=arguments))
         self.threads[-1].start()
 
     def run(self):
-        """Wait until every thread has ended."""
+        """Wait for all threads to end."""
         for thread in self.threads:
             thread.join()
 
 
 def slow(replica, pause):
-    """Let a replica pause after every batch."""
+    """Make a replica pause after every batch."""
     for name in ("step", "gradient"):
         method = getattr(replica, name)
 
@@ -242,18 +242,18 @@ def slow(replica, pause):
 
 
 def read_only(array):
-    """Return an array that is read-only, as a spool's are: Keras on torch multiplies weights in place."""
+    """Return an array made read-only, as those of a spill are: Keras on torch multiplies weights in place."""
     array.flags.writeable = False
     return array
 
 
 def take(data, places):
-    """Return some rows of an array, or of each array of a structure."""
+    """Return rows of an array, or of each array of a structure."""
     return keras.tree.map_structure(lambda array: array[places], data)
 
 
 class OneDropped(GradientRounds):
-    """A mutant: the last worker's gradients are lost."""
+    """A mutant that drops the last worker's gradients."""
 
     def _add(self, update):
         if update.worker < self.num_workers - 1:
@@ -261,7 +261,7 @@ class OneDropped(GradientRounds):
 
 
 def merging_of(kind):
-    """Return the argument of ``train`` that merges gradients in this way."""
+    """Return the argument of ``train`` for an aggregation of this kind."""
     return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers, tables=terms.tables)}
 
 

@@ -1,4 +1,4 @@
-"""What a test may not leave behind."""
+"""Detection of the resources that a test leaves behind."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def leaked_threads(before, seconds=5.0):
-    """Return the names of threads that are alive and were not before, once they had time to end."""
+    """Return the names of threads that were not alive before and do not end in time."""
     deadline = time.monotonic() + seconds
     while new := [thread for thread in threading.enumerate() if thread not in before]:
         if time.monotonic() > deadline:
@@ -24,12 +24,12 @@ def listening():
 
 
 def of_the_jvm(thread):
-    """Return whether a thread answers the JVM, which may call at any time once a stream has a function."""
+    """Return True for a thread that answers the JVM, which may call any time once a stream has a function."""
     return type(getattr(getattr(thread, "_target", None), "__self__", None)).__module__.startswith("py4j.")
 
 
 def on_the_driver(spark):
-    """Return what a fit could leave in this process and in its application."""
+    """Return the resources of this process and its application that a fit could leak."""
     context = spark.sparkContext
     tracker = context.statusTracker()
     return {

@@ -1,4 +1,4 @@
-"""Inputs that are almost right: bytes that were, with some of them changed."""
+"""Almost valid inputs: valid bytes with random changes."""
 
 import re
 import struct
@@ -89,7 +89,7 @@ def flip(random, data, other):
 
 
 def overwrite(random, data, other):
-    """Put an extreme number where a field of a header, or of a vector, may be."""
+    """Put an extreme number where a field of a header or vector may be."""
     form = random.choice(["<H", "<I", "<Q", "<d", "<f"])
     value = struct.pack(form, random.choice(INTEGERS.get(form) or FLOATS[form == "<f" and 7 :]))
     place = random.randrange(0, len(data) + 1, 2 if form == "<H" else 4)
@@ -97,7 +97,7 @@ def overwrite(random, data, other):
 
 
 def renumber(random, data, other):
-    """Put an extreme number in the place of one that is written in digits."""
+    """Replace a decimal number by an extreme one."""
     found = list(NUMBER.finditer(data[:4096]))
     if not found:
         return data
@@ -120,7 +120,7 @@ def duplicate(random, data, other):
 
 
 def splice(random, data, other):
-    """Put a part of another input in the place of one of this."""
+    """Replace a span by one of another input."""
     (start, end), (first, last) = _span(random, data), _span(random, other)
     return data[:start] + other[first:last] + data[end:]
 
@@ -142,7 +142,7 @@ OPERATIONS = [flip, overwrite, renumber, truncate, cut, duplicate, splice, exten
 
 
 def mutate(random, data, other):
-    """Return bytes with a few changes, in which parts of other bytes may have got."""
+    """Return bytes with a few random changes, some with parts of ``other``."""
     if random.random() < 0.01:
         return noise(random, data, other)
     for _ in range(random.choice([1, 1, 1, 2, 3, 5])):

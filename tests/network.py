@@ -1,8 +1,8 @@
-"""Hosts that are network namespaces of this machine, with links that can be cut, slowed down and lossy.
+"""Hosts in network namespaces of this machine, with links that can be cut, slowed down and made lossy.
 
-Each worker's host has a link of its own to the driver's. ``ip`` and ``tc`` of iproute2 make them, which takes
-root's rights. Packets are lost by a filter of four instructions on what comes in, for not every kernel has
-``netem``: they draw a random number, and drop the packet if it is small.
+Each worker's host has its own link to the driver's. ``ip`` and ``tc`` of iproute2 make them, which requires
+root. Packets are lost by a filter of four instructions on incoming packets, because not every kernel has
+``netem``: it draws a random number and drops the packet if the number is small.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 FILES = Path("/run/netns")
 RANDOM = 2**32 - 4096 + 56  # SKF_AD_OFF + SKF_AD_RANDOM, where a filter finds a random number
 LOSS = f"4,32 0 0 {RANDOM},53 0 1 {{}},6 0 0 0,6 0 0 2"  # load it; not below this? pass (0), else drop (2)
-ADDRESS = "198.18.0.1"  # the driver's, of a range that is set aside for tests of networks
+ADDRESS = "198.18.0.1"  # the driver's, of a range reserved for tests of networks
 
 
 @cache
 def missing():
-    """Return what keeps this user from making networks on this machine; empty if nothing does."""
+    """Return the reason why this user cannot make networks on this machine; empty if there is none."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"there is no {tool} (iproute2)"
@@ -36,12 +36,12 @@ def missing():
 
 
 class Network:
-    """A driver's host and those of some workers, whom it reaches over a link each.
+    """A driver's host and those of some workers, each with a link to the driver.
 
-    In a ``with`` block the thread is on the driver's host, and so is what it starts.
+    In a ``with`` block the thread, and the processes it starts, are on the driver's host.
 
     Args:
-        workers: how many.
+        workers: the number of workers.
     """
 
     def __init__(self, workers):
@@ -83,32 +83,32 @@ class Network:
         return f"198.18.{worker + 1}.2"
 
     def command(self, worker, *command):
-        """Return the command that runs another on a worker's host."""
+        """Return a command that runs ``command`` on a worker's host."""
         return ["ip", "netns", "exec", self.workers[worker], *command]
 
     def cut(self, worker, host):
-        """Take a link down on one of its hosts; the other one is not told, and what it sends is lost."""
+        """Take a link down on one host; the other host is not notified and its packets are lost."""
         call("ip", "-n", host, "link", "set", f"link{worker}", "down")
 
     def mend(self, worker, host):
-        """Take a link up again."""
+        """Restore a link."""
         call("ip", "-n", host, "link", "set", f"link{worker}", "up")
         if host != self.driver:
             call("ip", "-n", host, "route", "replace", "default", "via", self.gateway(worker))
 
     def received(self, worker):
-        """Return how many bytes have come from a worker's host."""
+        """Return the number of bytes received from a worker's host."""
         file = f"/sys/class/net/link{worker}/statistics/rx_bytes"
         return int(call("ip", "netns", "exec", self.driver, "cat", file))
 
     def slow(self, worker, rate):
-        """Let no more than so much through a link, each way."""
+        """Limit the rate of a link, each way."""
         for host in (self.driver, self.workers[worker]):
             limit = ["root", "tbf", "rate", rate, "burst", "5kb", "latency", "50ms"]
             call("tc", "-n", host, "qdisc", "replace", "dev", f"link{worker}", *limit)
 
     def lose(self, worker, share):
-        """Lose a share of the packets of a link, each way, and whatever is in them."""
+        """Drop a share of a link's packets, each way."""
         program = LOSS.format(int(share * 2**32))
         for host in (self.driver, self.workers[worker]):
             call("tc", "-n", host, "qdisc", "add", "dev", f"link{worker}", "clsact")
@@ -116,14 +116,14 @@ class Network:
             call("tc", "-n", host, "filter", "add", "dev", f"link{worker}", *direct)
 
     def lost(self, worker):
-        """Return how many packets of a link that is lossy did not get to the driver's host."""
+        """Return the number of packets of a lossy link that did not reach the driver's host."""
         shown = json.loads(call("tc", "-n", self.driver, "-s", "-j", "qdisc", "show", "dev", f"link{worker}"))
         return next(each["drops"] for each in shown if each["kind"] == "clsact")
 
 
 @contextlib.contextmanager
 def on(host):
-    """Let this thread be on a host in a ``with`` block."""
+    """Put this thread on a host during a ``with`` block."""
     with open("/proc/thread-self/ns/net") as home, (FILES / host).open() as there:
         enter(there)
         try:
@@ -133,11 +133,11 @@ def on(host):
 
 
 def enter(namespace):
-    """Let this thread be in a network namespace, whose file is open; Python has it from 3.12 on."""
+    """Enter the network namespace of an open file, with this thread; Python has setns from 3.12 on."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def call(*command):
-    """Run a command that has to succeed; return what it prints."""
+    """Run a command that must succeed; return its output."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

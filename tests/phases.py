@@ -19,7 +19,8 @@ from pyspark import TaskContext
 
 from sparkdl import CheckpointConfig, SparkModel
 
-PHASES = {  # the function of a worker that begins a phase, and which of its calls is meant
+# The worker's function that begins each phase, and which of its calls to take.
+PHASES = {
     "preflight": ("sparkdl/spark/preflight.py", "check", 1),
     "feed": ("sparkdl/data/spill.py", "add", 1),
     "trace": ("src/trainers/trainer.py", "compute_loss", 1),
@@ -52,14 +53,14 @@ def strike(fault, processes):
     all_ = " ".join(map(str, processes))
     script = f"kill -STOP {all_}; sleep {fault.split()[1]}; kill -CONT {all_}"
     subprocess.Popen(["sh", "-c", script], start_new_session=True)
-    time.sleep(1)  # until the signal has come
+    time.sleep(1)  # until the signal has arrived
 
 
 class Act:
-    """A fault that strikes a worker, its executor or the driver once, in a phase of worker 0.
+    """A fault that hits a worker, its executor or the driver once, in a phase of worker 0.
 
     Args:
-        folder: has a file ``done`` afterwards.
+        folder: gets a file ``done`` when the fault happens.
         phase: one of PHASES.
         victim: "worker", "executor" or "driver".
         fault: one of FAULTS.
@@ -71,7 +72,7 @@ class Act:
         self.seen = 0
 
     def __call__(self, rows):
-        """Watch this process, if it has worker 0's rows; return the rows."""
+        """Watch this process if it has worker 0's rows; return the rows."""
         sys.setprofile(None)
         if TaskContext.get().partitionId() == 0 and not Path(self.folder, "done").exists():
             sys.setprofile(self._see)
@@ -95,7 +96,7 @@ class Act:
 
 
 def loss(y_true, y_pred):
-    """Have a gradient that is minus the sum of the inputs, whatever the weights are.
+    """Return a loss whose gradient is minus the sum of the inputs, whatever the weights are.
 
     Integers and powers of two add up exactly in any order, where means of 7 rows would be rounded.
     """
@@ -110,7 +111,7 @@ def model_of():
 
 
 def call(context, setting, folder, act=None, *, phase):
-    """Train, or predict; return the weight, or the predictions."""
+    """Train and return the weight, or predict and return the predictions."""
     x = np.arange(1, ROWS + 1, dtype=np.float32)[:, None]
     rows = context.parallelize(list(zip(x, x, strict=True)), WORKERS)
     rows = rows if act is None else rows.mapPartitions(act)

@@ -1,21 +1,20 @@
-"""The answer key: what each training rule computes, worked out one worker after the other.
+"""The reference answers: each training rule computed one worker after the other.
 
-Nothing here knows sparkdl, Spark, a socket or a thread. Replicas of one Keras model take turns in
-this process. In synchronous modes all train, then all merge. In asynchronous modes each trains,
-merges and pulls before the next one's turn, so that soon every update is K - 1 versions stale;
-hogwild has the same arithmetic.
+The module imports nothing of sparkdl or Spark and uses no socket or thread. Replicas of one Keras model take
+turns in this process. In synchronous modes all train, then all merge. In asynchronous modes each trains,
+merges and pulls before the next one's turn, so that soon every update is K - 1 versions stale; hogwild has
+the same arithmetic.
 
-Letters and signs are those of the design notes: c is the center, delta = after - before, n_k are
-the rows that worker k used, staleness is the number of versions merged since its last pull, K are
-the workers. Trainable weights follow the rule; statistics (BatchNorm's moving mean and variance) are the
-moving averages of all batches in the order of merging, those of one round all alike.
-Each replica keeps its optimizer for the whole run. A learning-rate
-schedule follows the replica's own iterations here, so compare runs with a constant rate.
+Letters and signs are those of the design notes: c is the center, delta = after - before, n_k are the rows
+that worker k used, staleness is the number of versions merged since its last pull, K is the number of
+workers. Trainable weights follow the rule. Statistics (BatchNorm's moving mean and variance) are the moving
+averages of all batches in the order of merging; batches of one round have equal weights. Each replica keeps
+its optimizer for the whole run. A learning-rate schedule follows the replica's own iterations here, so
+compare runs with a constant rate.
 
 Every function takes a ``make_model`` that returns a compiled model, the initial ``weights`` (as of
-``get_weights``) and the arrays, and returns a compiled model that holds the final weights. Row i
-belongs to worker i % K. ``seed=None`` keeps the rows in their order; a number reshuffles each
-worker's rows every epoch.
+``get_weights``) and the arrays, and returns a compiled model that holds the final weights. Row i belongs to
+worker i % K. ``seed=None`` keeps the rows in their order; a number reshuffles each worker's rows every epoch.
 """
 
 from itertools import chain, zip_longest
@@ -43,7 +42,7 @@ class Replica:
         self.before, self.version = center, version
 
     def batches(self, epoch):
-        """Return the row numbers of the epoch's batches; the last is shorter, or all nearly as long."""
+        """Return the row numbers of each batch; the last is shorter, or all are nearly equal if ``even``."""
         rows = np.arange(len(self.x))
         if self.seed is not None:
             np.random.default_rng([*self.seed, epoch]).shuffle(rows)
@@ -52,7 +51,7 @@ class Replica:
         return [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
 
     def windows(self, epoch, frequency):
-        """Train window after window; at the end of each yield its delta and its rows."""
+        """Train window by window; yield the delta and the rows of each."""
         batches = self.batches(epoch)
         size = {"batch": 1, "epoch": len(batches)}.get(frequency, frequency)
         for start in range(0, len(batches), max(size, 1)):
@@ -63,13 +62,13 @@ class Replica:
             yield [a - b for a, b in zip(after, self.before, strict=True)], sum(map(len, window))
 
     def run(self, epochs, frequency):
-        """Train all epochs; at the end of each window yield its delta and its rows."""
+        """Train all epochs; yield the delta and the rows of each window."""
         for epoch in range(epochs):
             yield from self.windows(epoch, frequency)
 
 
 def deal(make_model, weights, x, y, *, workers, batch_size, seed):
-    """Return K replicas at the same weights, row i dealt to worker i % K."""
+    """Return K replicas with the same weights, row i dealt to worker i % K."""
     replicas = []
     for k in range(workers):
         worker_seed = None if seed is None else (seed, k)
@@ -81,7 +80,7 @@ def deal(make_model, weights, x, y, *, workers, batch_size, seed):
 
 
 def synchronous_batch(make_model, weights, x, y, *, workers, batch_size, epochs, seed=None):
-    """One large batch: its rows split over K workers, their gradients averaged by rows."""
+    """Train on large batches split over K workers, with their gradients averaged by rows."""
     model = make_model()
     model.set_weights(weights)
     whole = Replica(model, x, y, batch_size=batch_size, seed=None if seed is None else (seed,))
@@ -127,13 +126,13 @@ class Nesterov:
 def synchronous(
     make_model, weights, x, y, *, workers, batch_size, epochs, frequency, seed=None, combine=average
 ):
-    """Local steps from a common center, then c += what is made of the deltas and their rows."""
+    """Train local steps from a common center; c += the combined deltas of each round."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
     momenta = momenta_of(replicas[0].model)
     center = weights
 
     def moved(deltas, rows, momentum):
-        """Return the mean of what the windows saw, as far as all their steps would go."""
+        """Return the mean of the moving averages of the windows, extended to the steps of all."""
         steps = [-(-n // batch_size) for n in rows]
         seen = [d / (1 - momentum**n) for d, n in zip(deltas, steps, strict=True)]
         return (1 - momentum ** sum(steps)) * np.average(seen, axis=0, weights=rows)
@@ -153,7 +152,7 @@ def synchronous(
 
 
 def elastic(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, alpha, seed=None):
-    """Workers that keep weights of their own: e = alpha (w - c), w -= e, and c += the sum of all e."""
+    """Train workers that keep their own weights: e = alpha (w - c), w -= e, and c += the sum of all e."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
     center = weights
     for replica in replicas:
@@ -170,7 +169,7 @@ def elastic(make_model, weights, x, y, *, workers, batch_size, epochs, frequency
 
 
 def elastic_in_turn(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, alpha, seed=None):
-    """The same without rounds: each is drawn to the center of its turn, which is then drawn to it."""
+    """Train elastic workers without rounds: each pulls toward the current center, then moves it."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
     center = weights
     for replica in replicas:
@@ -190,7 +189,7 @@ def elastic_in_turn(make_model, weights, x, y, *, workers, batch_size, epochs, f
 
 
 def asynchronous(make_model, weights, x, y, *, workers, batch_size, epochs, frequency, rule, seed=None):
-    """Workers in turn: train a window from the last pull, merge its delta, pull."""
+    """Train workers in turn: train a window from the last pull, merge its delta, pull."""
     replicas = deal(make_model, weights, x, y, workers=workers, batch_size=batch_size, seed=seed)
     momenta = momenta_of(replicas[0].model)
     center, version = weights, 0
@@ -217,7 +216,7 @@ def asynchronous(make_model, weights, x, y, *, workers, batch_size, epochs, freq
 
 
 def momenta_of(model):
-    """Return, for each weight, the momentum of the moving average that it is, or None."""
+    """Return for each weight the momentum of its moving average, or None if it is not one."""
     known = {
         id(variable): layer.momentum
         for layer in model.layers

@@ -1,4 +1,4 @@
-"""A relay before an endpoint that loses or delays requests and answers, and sends requests a second time."""
+"""A relay in front of an endpoint that drops or delays requests and answers, and repeats requests."""
 
 import contextlib
 import random
@@ -8,23 +8,23 @@ import threading
 import time
 from collections import Counter
 
-RESET = struct.pack("ii", 1, 0)  # to linger no second: the other side is told of a reset
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: closing sends a reset
 END = b"\r\n\r\n"
 
 
 class Relay:
-    """Hands on what comes to its port, but for what it loses; a ``with`` block is its life.
+    """A relay for connections to its port, with faults; it runs for the life of a ``with`` block.
 
     Args:
         port: the endpoint's port.
-        seed: decides what is lost.
-        share: of the requests as many get lost, of the answers as many, and as many come twice.
-        host: the endpoint's address, which is its own too.
-        delay: seconds that what it hands on takes at most.
+        seed: the seed of the faults.
+        share: the fraction of requests lost, of answers lost, and of requests repeated.
+        host: the address of the endpoint and of the relay.
+        delay: the longest delay in seconds.
 
     Attributes:
-        port: its own port.
-        done: how many "requests" and "answers" it lost, and what it "repeated".
+        port: the relay's own port.
+        done: the number of lost "requests", lost "answers" and "repeated" requests.
     """
 
     def __init__(self, port, seed, share=0.1, *, host="127.0.0.1", delay=0.0):
@@ -83,7 +83,7 @@ class Relay:
             end(each)
 
     def _repeat(self, request):
-        """Send a request again, now or later, on a connection of its own; its answer interests nobody."""
+        """Repeat a request, after a short delay, on a separate connection, and ignore its answer."""
         time.sleep(self._below(300) / 1000)
         with contextlib.suppress(OSError), socket.create_connection(self.upstream) as again:
             again.settimeout(1)
@@ -102,28 +102,28 @@ class Relay:
 
 
 class Said:
-    """What a client has said on a connection since it was answered last."""
+    """The data from a client on a connection since the last answer."""
 
     def __init__(self):
         self.head, self.last = b"", b""
 
     def add(self, data):
-        """Take in what came; a stream's head serves all its updates."""
+        """Add received data; the head of a stream serves all its updates."""
         self.last += data
         if not self.head and END in self.last:
             self.head = self.last[: self.last.index(END) + len(END)]
 
     def answered(self):
-        """Begin the next request."""
+        """Start the next request."""
         self.last = b""
 
     def request(self):
-        """Return the request, whole."""
+        """Return the complete request."""
         return self.last if self.last.startswith(b"POST") else self.head + self.last
 
 
 def end(connection):
-    """Close a connection, and wake who waits for it."""
+    """Close a connection and wake the threads waiting for it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

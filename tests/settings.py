@@ -1,7 +1,7 @@
 """Settings of Keras's own objects: each constructor argument away from its default, one at a time.
 
 Classes and arguments come from Keras by introspection. This module has the values: by the name of the
-argument, and by class and argument where one value does not suit all classes.
+argument, or by class and argument if one value does not suit all classes.
 """
 
 import inspect
@@ -123,7 +123,8 @@ NEEDED = {  # by arguments without a default
     "target_class_ids": [0, 2],
     "values": [0.1, 0.05, 0.02],
 }
-BASE = {  # given with every argument, because the class's defaults are documented as different
+# Passed with every argument, because the class's defaults are documented as different.
+BASE = {
     "Dice": {"axis": (1, 2)},
     "Tversky": {"axis": (1, 2)},
 }
@@ -140,7 +141,8 @@ WITH = {  # other arguments without which an argument has no effect
     "num_labels": {"multi_label": True},
     "warmup_target": {"warmup_steps": 3},
 }
-LEFT = {  # classes that are not trained, and why; those in DOCUMENTED are in docs/modes.md
+# Classes that are not trained, with the reason; those in DOCUMENTED are in docs/modes.md.
+LEFT = {
     "Loss": "the base class",
     "Metric": "the base class",
     "Optimizer": "the base class",
@@ -152,12 +154,13 @@ LEFT = {  # classes that are not trained, and why; those in DOCUMENTED are in do
     "Mean": "takes values; compile is for labels and predictions",
     "Sum": "takes values; compile is for labels and predictions",
 }
-UNUSABLE = {  # arguments with which plain Keras fails, and why
+UNUSABLE = {  # arguments with which plain Keras fails, with the reason
     f"{name}(axis)": "result() sums a vector over the same axis"
     for name in ("IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU")
 }
 DOCUMENTED = ("MultiOptimizer", "Circle", "Dice", "Tversky", "ScheduleFreeAdamW", "OrthogonalRegularizer")
-SAME = {  # arguments that do not change results, and why; "argument" or "argument of class"
+# Arguments that do not change results, with the reason; "argument" or "argument of class".
+SAME = {
     "name": "only names the object",
     "dtype": "changes rounding only",
     "loss_scale_factor": "the loss is multiplied by it, and gradients are divided by it",
@@ -175,12 +178,12 @@ SAME = {  # arguments that do not change results, and why; "argument" or "argume
 
 
 class Setting(NamedTuple):
-    """An object of Keras's with one argument away from its default.
+    """A Keras class with one argument away from its default.
 
     Attributes:
-        kind: its class.
-        argument: the one away from its default; "" for none.
-        values: the arguments that it is made with.
+        kind: the class.
+        argument: the argument away from its default; "" for none.
+        values: the arguments of the constructor.
         base: the arguments without that one.
     """
 
@@ -195,7 +198,7 @@ class Setting(NamedTuple):
 
     @property
     def changes(self):
-        """Whether the argument changes results."""
+        """True if the argument changes results."""
         mine = {self.argument, f"{self.argument} of {self.kind.__name__}"}
         return bool(self.argument) and not SAME.keys() & mine
 
@@ -205,7 +208,7 @@ class Setting(NamedTuple):
 
 
 def classes(module, base):
-    """Return the classes of a module of Keras, each once and without those in LEFT."""
+    """Return the classes of a Keras module, each once and without those in LEFT."""
     found = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, base)]
     return sorted({kind for kind in found if kind.__name__ not in LEFT}, key=lambda kind: kind.__name__)
 
@@ -217,7 +220,7 @@ def arguments(kind):
 
 
 def unknown(kind):
-    """Return the arguments of a class that have no value in this module."""
+    """Return the arguments of a class for which this module has no value."""
     known = NEEDED.keys() | VALUES.keys() | {"inner_optimizer"}
     return [f"{kind.__name__}({name})" for name in arguments(kind) if name not in known]
 

@@ -1,7 +1,7 @@
-"""Virtual time: threads of which one runs at a time, over the real store, rules and training loop.
+"""Virtual time: one thread runs at a time, over the real coordinator, rules and training loop.
 
-A thread gives way only where it sleeps or waits for a store; then the one whose time has come first goes
-on. So a run of hundreds of workers of any speeds takes no longer than its arithmetic, and repeats exactly.
+A thread yields only in a sleep or a wait for the coordinator; then the thread with the earliest wake-up time
+runs. So a run of hundreds of workers of any speeds takes no longer than its arithmetic, and repeats exactly.
 """
 
 import heapq
@@ -11,18 +11,18 @@ import threading
 
 
 class DeadlockError(AssertionError):
-    """Every thread waits for another one."""
+    """Deadlock: every thread waits for another one."""
 
 
 class World:
-    """A clock, and the threads that live by it.
+    """A virtual clock and its threads.
 
     Args:
-        limit: when a run that is not over hangs: whoever waits for a store asks again and again.
+        limit: the time at which a run that has not ended counts as hung.
 
     Attributes:
-        patience: how long somebody waits who looks at something again and again.
-        now: seconds since the world began.
+        patience: seconds between repeated looks of a polling thread.
+        now: seconds since the start of the world.
         running: the thread whose turn it is.
     """
 
@@ -35,13 +35,13 @@ class World:
         self.running, self._gave_way = None, threading.Semaphore(0)
 
     def spawn(self, function, *arguments):
-        """Add a thread that begins at this moment."""
+        """Add a thread that starts now."""
         thread = _Thread(self, function, arguments)
         self._threads.append(thread)
         self.wake(thread, self.now)
 
     def run(self):
-        """Let time pass until every thread has ended, or one has failed, whose exception is raised."""
+        """Run until every thread has ended, or raise the exception of one that failed."""
         try:
             while self.error is None and not all(thread.ended for thread in self._threads):
                 self.now, thread = self._next()
@@ -55,21 +55,21 @@ class World:
             raise self.error
 
     def sleep(self, seconds):
-        """Let others run for so long."""
+        """Let other threads run for ``seconds``."""
         self.wake(self.running, self.now + seconds)
         self.give_way()
 
     def live_in(self, store):
-        """Let whoever waits for a store wait in this world."""
+        """Make waits for a coordinator use this world's time."""
         store.state.changed, store.merging.changed = Condition(self), Condition(self)
         store.merging.lock, store.merging.clock = store.state.changed, lambda: self.now
 
     def wake(self, thread, when):
-        """Let a thread go on at this moment, unless it does at an earlier one."""
+        """Wake a thread at ``when``, unless it wakes earlier."""
         heapq.heappush(self._queue, (when, next(self._numbers), thread.turns, thread))
 
     def give_way(self):
-        """Let others run until this thread is woken; return it."""
+        """Let other threads run until this one is woken."""
         thread = self.running
         self._gave_way.release()
         thread.turn.acquire()
@@ -95,11 +95,11 @@ class World:
 
 
 class _Over(BaseException):
-    """Ends a thread whose world has ended."""
+    """An exception that ends a thread whose world has ended."""
 
 
 class _Thread:
-    """A thread that runs when it is its turn. ``turns`` counts them: a waking for an earlier one is void."""
+    """A thread that runs when it is its turn; ``turns`` invalidates wake-ups of earlier turns."""
 
     def __init__(self, world, function, arguments):
         self.turn, self.turns, self.ended = threading.Semaphore(0), 0, False
@@ -121,7 +121,7 @@ class _Thread:
 
 
 class Condition:
-    """What threading.Condition is, in a world where nobody runs beside."""
+    """A threading.Condition for a world where only one thread runs at a time."""
 
     def __init__(self, world):
         self.world, self.waiting = world, []
@@ -133,17 +133,17 @@ class Condition:
         return None
 
     def notify_all(self):
-        """Wake those whose waiting is over."""
+        """Wake the threads whose predicate holds."""
         for waiting in self.waiting:
             if waiting[1]():
                 self.world.wake(waiting[0], self.world.now)
 
     def wait(self, timeout=None):
-        """Give way until somebody notifies, or for so many seconds."""
+        """Wait for a notification, or for ``timeout`` seconds."""
         self._wait(lambda: True, timeout)
 
     def wait_for(self, predicate, timeout=None):
-        """Give way until the predicate holds, or for so many seconds; return what it says then."""
+        """Wait until the predicate holds, or for ``timeout`` seconds; return its last value."""
         end = None if timeout is None else self.world.now + timeout
         while not (result := predicate()) and (end is None or self.world.now < end):
             self._wait(predicate, None if end is None else end - self.world.now)

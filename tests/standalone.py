@@ -13,7 +13,7 @@ TWO = {"127.0.0.11": (), "127.0.0.12": ()}
 
 
 def eventually(condition, seconds=30):
-    """Return the first true value of a condition, or its last one when the time is up."""
+    """Return the first true value of a condition, or its last value when the time is up."""
     deadline = time.monotonic() + seconds
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -24,10 +24,10 @@ class Standalone:
     """A standalone master and its workers, by default on hosts 127.0.0.11 and 127.0.0.12.
 
     Args:
-        folder: where they write.
+        folder: the folder for their output.
         host: the master's address.
-        workers: the workers' addresses, each with what comes before its command.
-        cores: of each worker.
+        workers: the workers' addresses, each with the prefix of its command.
+        cores: the cores of each worker.
     """
 
     def __init__(self, folder, host="127.0.0.1", workers=TWO, *, cores=1):

@@ -1,4 +1,4 @@
-"""Stores of small runs, without Keras, and workers in threads that wait for each other."""
+"""Coordinators of small runs, without Keras, and workers in threads that wait for each other."""
 
 import contextlib
 import mmap
@@ -44,7 +44,7 @@ def store_of(
     kind=Coordinator,
     **shape,
 ):
-    """Return the store of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
+    """Return the coordinator of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
     plan = Plan((), 0, 4, 1, joint, False, 0)
     run = RunSpec(
@@ -57,13 +57,13 @@ def store_of(
 
 
 def begun(store, rows=10, attempt=1):
-    """Let every worker of a store join and be ready with so many rows; return the store."""
+    """Let every worker join and be ready with ``rows`` rows; return the coordinator."""
     outcomes_of(store, [RowsHeld(rows)] * store.shape.num_workers, attempt)
     return store
 
 
 def outcomes_of(store, held, attempt=1):
-    """Let every worker join and say what it holds; return what each is told."""
+    """Let every worker join and report its rows; return the outcome of each."""
     store.release(store.cut.epoch, NEVER)
     for worker in range(len(held)):
         store.join(worker, store.generation, attempt, "host", 1)
@@ -76,7 +76,7 @@ def outcomes_of(store, held, attempt=1):
 
 
 def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fields):
-    """Return an update as a worker of the present generation stamps it."""
+    """Return an update stamped as by a worker of the current generation."""
     parameters = np.asarray(parameters, np.float32)
     values = {
         "kind": KINDS[store.shape.plan.joint] if kind is None else kind,
@@ -94,18 +94,18 @@ def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fiel
 
 
 def report_of(store, worker, epoch=0, **fields):
-    """Return what a worker says at the end of an epoch."""
+    """Return a worker's report at the end of an epoch."""
     return update_of(store, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
 
 
 def give(store, update):
-    """Hand an update to a store as its server does; return the reply."""
+    """Pass an update to a coordinator as its server does; return the reply."""
     store.admit(update, lengths_of(update))
     return store.exchange(update, lambda: update)
 
 
 def push(store, worker, parameters=EMPTY, **fields):
-    """Hand an update to a store; return the reply."""
+    """Pass a new update to a coordinator; return the reply."""
     return give(store, update_of(store, worker, parameters, **fields))
 
 
@@ -117,7 +117,7 @@ def status_of(call):
 
 
 def together(*calls):
-    """Return what calls return or raise that wait for each other, each made in a thread."""
+    """Make calls that wait for each other, each in a thread; return their results or exceptions."""
     results = [None] * len(calls)
 
     def run(index):
@@ -136,13 +136,13 @@ def together(*calls):
 
 @contextlib.contextmanager
 def impatient():
-    """Let no request wait in a store: it is told to ask again instead."""
+    """Make no request wait in a coordinator: it is told to ask again instead."""
     with mock.patch.object(limits, "PATIENCE", 0.0):
         yield
 
 
 def moved(store):
-    """Give a store a clock that is at 0, with every worker just heard; return a function that sets it."""
+    """Give a coordinator a clock at 0, with every worker just heard; return a function that sets it."""
     now = [0.0]
     store.state.clock = lambda: now[0]
     for member in store.members.values():
@@ -151,7 +151,7 @@ def moved(store):
 
 
 def state_of(store):
-    """Return all of a store that a refused request must leave as it is."""
+    """Return the state of a coordinator that a refused request must not change."""
     parameters, statistics, version = store.merging.snapshot()
     members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in store.members.items()}
     sequences = [store.merging.next_sequence(k) for k in range(store.shape.num_workers)]
@@ -170,12 +170,13 @@ def state_of(store):
     )
 
 
-# Refusals are counted, whoever is refused was heard, and has begun to send if it broke off after a header.
+# A refused request still counts and updates the time its worker was last heard; one cut off after its header
+# has also begun to send.
 UNSEEN = {"counters", "heard", "looked", "clock", "here", "deadline"}
 
 
 def all_of(value):
-    """Return all that a store, or a part of it, holds, so that two of them can be compared."""
+    """Return all state of a coordinator, or of a part of it, in a comparable form."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, mmap.mmap):

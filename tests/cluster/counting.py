@@ -1,11 +1,11 @@
-"""A job whose every update adds exactly 1 to its one weight; run in a process of its own.
+"""A job whose every update adds exactly 1 to its one weight; runs in its own process.
 
 Its arguments are the master, the mode, and pairs: settings of Spark, "workers", "frequency", and "stopped".
-Workers are slow in Spark's first attempt, so that speculation starts another beside it. Where a path is given
-for "stopped", the first attempt of worker 1 stands still in the second epoch, until one that has taken its
-place wakes it, and waits for its end.
+Workers are slow in Spark's first attempt, so that speculation starts another beside it. If "stopped" is a
+path, the first attempt of worker 1 stops in the second epoch, until the attempt that replaced it wakes it and
+waits for its end.
 
-Prints a line for each epoch, and one of JSON: the weight, how many steps there should be, and the counters
+Prints a line for each epoch, and a line of JSON: the weight, the expected number of steps, and the counters
 of the run.
 """
 
@@ -35,7 +35,7 @@ steps = []
 
 
 def arrive(path):
-    """Return a path; in a later attempt of worker 1 once the first one has stopped, and says so there."""
+    """Return the path; a later attempt of worker 1 first waits until the file exists."""
     context = TaskContext.get()
     if context is not None and context.partitionId() == 1 and context.attemptNumber() > 0:
         while not path.exists():
@@ -44,7 +44,7 @@ def arrive(path):
 
 
 class Awaited:
-    """A path in what tasks are sent, which they unpack before they join the gang."""
+    """A path pickled with the tasks; unpickling it waits, before the worker joins the group."""
 
     def __init__(self, path):
         self.path = path
@@ -57,7 +57,7 @@ stopped = Awaited(Path(options.pop("stopped"))) if "stopped" in options else Non
 
 
 def pause():
-    """Wait a while in a task, if it is the first that Spark started for its worker, or see that one end."""
+    """Slow down Spark's first attempt of a worker, and stop it once; a later attempt wakes it."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber() == 0:
         time.sleep(0.1)
@@ -71,7 +71,7 @@ def pause():
 
 
 def wake(process):
-    """Let a process go on, and wait for its end."""
+    """Resume a process and wait for its end."""
     with suppress(ProcessLookupError):
         while True:
             os.kill(process, signal.SIGCONT)
@@ -104,8 +104,8 @@ spark_model = SparkModel(
 
 
 def tell(epoch, logs):
-    """Say that an epoch has ended."""
-    print("EPOCH", flush=True)  # noqa: T201 - this is what it is for
+    """Print a line at the end of an epoch."""
+    print("EPOCH", flush=True)  # noqa: T201 - the script's output
 
 
 callback = keras.callbacks.LambdaCallback(on_epoch_end=tell)
@@ -115,4 +115,4 @@ report = {
     "steps": workers * EPOCHS * BATCHES,
     **{name: history.training[name] for name in ("version", "superseded", "duplicates", "restarts")},
 }
-print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for
+print("REPORT " + json.dumps(report))  # noqa: T201 - the script's output

@@ -1,6 +1,7 @@
-"""A job whose first statement is a fit; run in a process of its own, for it needs settings of its own.
+"""A job whose first statement is a fit; runs in its own process, because it needs its own settings.
 
-Prints one line of JSON: the workers, their hosts, the rows, and how far the weights are from plain Keras's.
+Prints one line of JSON: the workers, GPUs, rows, losses and messages, and the distance of the weights from
+plain Keras's.
 """
 
 import json
@@ -18,7 +19,7 @@ from sparkdl import SparkModel
 
 
 class Centered(keras.layers.Layer):
-    """A layer of ``__main__``, as notebooks have them; the executors' ``__main__`` is another."""
+    """A layer of ``__main__``, as in notebooks; the executors have a different ``__main__``."""
 
     def call(self, inputs):
         return inputs - keras.ops.mean(inputs, axis=-1, keepdims=True)
@@ -36,7 +37,8 @@ builder = SparkSession.builder.master(sys.argv[1])
 for setting in sys.argv[3:]:
     builder = builder.config(*setting.split("=", 1))
 context = builder.getOrCreate().sparkContext
-context.setLogLevel("OFF")  # an error of the fit is then the last that is printed
+# Without Spark's log, an error of the fit is the last line printed.
+context.setLogLevel("OFF")
 mode = sys.argv[2]
 x = np.random.default_rng(0).normal(size=(90, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
@@ -62,4 +64,4 @@ report = {
     "away": float(away),
     "messages": messages,
 }
-print("REPORT " + json.dumps(report))  # noqa: T201 - this is what it is for
+print("REPORT " + json.dumps(report))  # noqa: T201 - the script's output

@@ -1,4 +1,4 @@
-"""Fits a model on an executor whose Python has so much memory, and prints the first line of the error."""
+"""Fits a model on an executor with a given memory limit for Python, and prints the error's first line."""
 
 import os
 import shutil
@@ -28,4 +28,4 @@ session.stop()
 home = Path(os.environ.get("SPARK_HOME", pyspark.__path__[0]))
 shutil.rmtree(
     home / "work" / application, ignore_errors=True
-)  # where local-cluster writes, whatever it is told
+)  # local-cluster writes here regardless of settings

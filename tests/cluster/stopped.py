@@ -1,7 +1,7 @@
-"""A job whose application is stopped during a fit; run in a process of its own.
+"""A job whose application is stopped during a fit; runs in its own process.
 
-Prints a line of JSON: what the fit raised, how the fit of the next application ended, and which threads of
-sparkdl are left.
+Prints a line of JSON: the error of the fit, the number of epochs of a fit in the next application, and the
+remaining threads of sparkdl.
 """
 
 import json

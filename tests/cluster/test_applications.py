@@ -1,4 +1,4 @@
-"""Whole applications on a standalone cluster: a first statement, dynamic allocation, spark-submit."""
+"""Whole applications on a standalone cluster: a fit as first statement, dynamic allocation, spark-submit."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 
 
 def run(*command, **variables):
-    """Return what a process prints, which has to end within some minutes."""
+    """Run a command that must end within five minutes; return its output."""
     paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)), **variables)
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -34,7 +34,7 @@ def run(*command, **variables):
 
 
 def report_of(script, master, mode, *, variables=(), own=(), **settings):
-    """Return the report of a script beside this file."""
+    """Return the report of a script in this folder."""
     common = {"ui.enabled": "false", "executor.memory": "1g", "driver.host": "127.0.0.1"}
     pairs = [f"spark.{name}={value}" for name, value in {**common, **settings}.items()]
     out = run(sys.executable, HERE / script, master, mode, *own, *pairs, **dict(variables))
@@ -46,10 +46,10 @@ first_statement = partial(report_of, "first_statement.py")
 
 @pytest.mark.third
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
-    """No executor has registered yet: they are waited for, and the answer is that of plain Keras.
+    """A fit as first statement waits for executors to register and gives the result of plain Keras.
 
-    They may take longer than Spark waits for them, and one longer than another, as where their images are
-    still to be fetched.
+    They may take longer than Spark waits for them, and one longer than another, as if their images were still
+    being fetched.
     """
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
     slow_java = tmp_path / "bin" / "java"
@@ -70,7 +70,7 @@ def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
 @pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 def test_executors_may_come_and_go(standalone, mode):
-    """Under dynamic allocation, which refuses barrier stages, the gang forms all the same."""
+    """A worker group forms under dynamic allocation, which allows no barrier stages."""
     settings = {
         "dynamicAllocation.enabled": "true",
         "dynamicAllocation.shuffleTracking.enabled": "true",
@@ -88,7 +88,7 @@ def test_executors_may_come_and_go(standalone, mode):
 
 @pytest.mark.whole
 def test_where_spark_encrypts_so_do_workers():
-    """Nobody has to ask for it."""
+    """Workers use TLS if Spark encrypts its network, without being asked to."""
     settings = {"authenticate": "true", "authenticate.secret": "known", "network.crypto.enabled": "true"}
 
     report = first_statement("local-cluster[2,1,1024]", "synchronous", **settings)
@@ -99,9 +99,9 @@ def test_where_spark_encrypts_so_do_workers():
 
 @pytest.mark.parametrize("setting", by_turns(ORDINARY, "-".join))
 def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, setting):
-    """Speculation copies slow workers to the other host; a copy waits, or replaces one that stands still.
+    """Speculative copies of slow workers wait, or replace a stopped worker, and each update counts once.
 
-    What was replaced wakes up, is refused, and its task fails.
+    The replaced worker wakes up, is refused, and its task fails.
     """
     settings = {
         "speculation": "true",
@@ -129,7 +129,8 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
         [event for event in events if event["Event"] == f"SparkListenerTask{what}"]
         for what in ("Start", "End")
     )
-    last = max(event["Stage ID"] for event in began)  # a copy that is killed may end after the application
+    # A copy that is killed may end after the application.
+    last = max(event["Stage ID"] for event in began)
     tasks = [event["Task Info"] for event in began if event["Stage ID"] == last]
     assert {0, 1} == {task["Index"] for task in tasks if task["Speculative"]}
     (first,) = (
@@ -143,7 +144,7 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
 
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
 def test_a_fit_whose_application_is_stopped_says_so(mode):
-    """By a ClusterError; nothing of it is left, and the next application of the process trains."""
+    """Stopping the application ends a fit with a ClusterError; no thread is left and the next fit trains."""
     report = report_of("stopped.py", "local[2]", mode)
 
     assert report["raised"].startswith("ClusterError: Spark was stopped while the job ran.")
@@ -151,7 +152,7 @@ def test_a_fit_whose_application_is_stopped_says_so(mode):
 
 
 def test_the_token_is_seen_nowhere(standalone, tmp_path):
-    """Not in Spark's event log and UI, on command lines, in environments, in logs, nor in an error."""
+    """The token appears in no event log, UI page, command line, environment, log or error."""
     settings = {
         "eventLog.enabled": "true",
         "eventLog.dir": tmp_path.as_uri(),
@@ -171,7 +172,7 @@ def test_the_token_is_seen_nowhere(standalone, tmp_path):
 
 
 def gpus(folder):
-    """Return the settings of a cluster whose workers find three GPUs each and give a task one."""
+    """Return settings of a cluster whose workers find three GPUs each and assign one to a task."""
     script = folder / "find_gpus.sh"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1", "2"]}'\n""")
     script.chmod(0o755)
@@ -188,23 +189,23 @@ VISIBLE = {"CUDA_VISIBLE_DEVICES": "5,6,7"}.items()
 
 @pytest.mark.whole
 def test_tasks_take_the_gpus_that_spark_gave_them(tmp_path):
-    """Addresses count within CUDA_VISIBLE_DEVICES."""
+    """GPU addresses from Spark count within CUDA_VISIBLE_DEVICES."""
     settings = {"shareGpus": "true", **gpus(tmp_path)}
     report = first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **settings)
 
-    assert report["gpus"] == [["5"], ["5"]]  # Spark takes the two for two hosts
+    assert report["gpus"] == [["5"], ["5"]]  # Spark believes that there are two hosts
 
 
 @pytest.mark.whole
 def test_two_workers_on_one_gpu_are_refused(tmp_path):
-    """One GPU of a host is not given to two workers unasked."""
+    """Two workers on one GPU of a host are refused unless share_gpus=True."""
     with pytest.raises(AssertionError, match="Workers 0 and 1 are both on GPU 5 of .* pass share_gpus=True"):
         first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **gpus(tmp_path))
 
 
 @pytest.mark.whole
 def test_tasks_take_turns_on_the_gpus_of_a_machine():
-    """In local mode, where Spark gives no GPUs, each task gets one of those that are visible."""
+    """In local mode, where Spark assigns no GPUs, each task gets one of the visible GPUs."""
     variables = {"CUDA_VISIBLE_DEVICES": "3,1"}.items()
 
     assert first_statement("local[2]", "asynchronous", variables=variables)["gpus"] == [["3"], ["1"]]
@@ -212,7 +213,7 @@ def test_tasks_take_turns_on_the_gpus_of_a_machine():
 
 @pytest.mark.whole  # CI submits it to local-cluster, with a packed environment
 def test_the_example_is_submitted(standalone, tmp_path):
-    """spark-submit of the example trains on both workers of the cluster and saves a model."""
+    """The example trains on both workers of the cluster by spark-submit and saves a model."""
     import pyspark
 
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"

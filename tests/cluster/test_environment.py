@@ -1,7 +1,7 @@
-"""Executors whose Python has not what the driver has: sparkdl is sent along, all else is one clear error.
+"""Executors with a different Python environment get sparkdl sent, or the fit ends with a clear error.
 
-An environment here is a folder of links to the packages of this one, some of them missing or replaced,
-and a `python` that sees nothing but this folder.
+An environment here is a folder of links to the packages of this one, some of them missing or replaced, and a
+`python` that sees nothing but this folder.
 """
 
 import site
@@ -21,11 +21,11 @@ MASTERS = ("standalone",)
 
 
 class Environment:
-    """A Python with the packages of this one but for some.
+    """A Python with the packages of this one, except some.
 
     Args:
-        folder: where it is made.
-        without: what the names of left out packages begin with.
+        folder: the folder to make it in.
+        without: the prefixes of the names of the omitted packages.
     """
 
     def __init__(self, folder, *without):
@@ -36,26 +36,26 @@ class Environment:
                 link = self.packages / path.name
                 if not path.name.startswith((*without, "__pycache__")) and not link.exists():
                     link.symlink_to(path)
-        # -S: without the site-packages of its own; -P: without the folder that it is started in.
+        # -S: ignore this Python's own site-packages; -P: ignore the folder that it is started in.
         self.python.write_text(f'#!/bin/sh\nPYTHONPATH={self.packages} exec {sys.executable} -S -P "$@"\n')
         self.python.chmod(0o755)
 
     def add(self, path, text=""):
-        """Write a file among the packages."""
+        """Write a file into the packages folder."""
         (self.packages / path).parent.mkdir(exist_ok=True)
         (self.packages / path).write_text(text)
 
 
 @pytest.fixture
 def environment(spark, tmp_path, monkeypatch):
-    """A function that makes an environment without some packages and lets executors use it from now on."""
+    """A function that makes an environment without some packages and lets executors use it."""
 
     def use(*without):
         made = Environment(tmp_path / "environment", *without)
         monkeypatch.setattr(spark.sparkContext, "pythonExec", str(made.python))
         return made
 
-    # What a fit sends to the executors is sent to every later Python worker of the application.
+    # Files that a fit sends to executors go to every later Python worker of the application.
     monkeypatch.setattr(spark.sparkContext, "_python_includes", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     return use
@@ -68,7 +68,7 @@ def fit(problem, model=None):
 
 
 def refused(spark, problem):
-    """Return the error of a fit, after checking that it left the application fit for use."""
+    """Return the error of a fit, after checking that no job is left running."""
     with pytest.raises(PreflightError) as caught:
         fit(problem)
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
@@ -77,7 +77,7 @@ def refused(spark, problem):
 
 @pytest.mark.third
 def test_executors_without_sparkdl_are_sent_it(problem, environment):
-    """Where sparkdl is not installed it travels with the job, and the answer is that of plain Keras."""
+    """Executors without sparkdl get it with the job, and the result is that of plain Keras."""
     environment("sparkdl", "__editable__", "cloudpickle", "flask", "cheroot", "rich-")
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
@@ -91,7 +91,7 @@ def test_executors_without_sparkdl_are_sent_it(problem, environment):
 
 @pytest.mark.whole
 def test_executors_without_keras_are_refused(spark, problem, environment):
-    """The error names the host, what is missing, the driver's version and the remedy."""
+    """The error for executors without Keras names host, package, the driver's version and the remedy."""
     environment("keras")
 
     message = refused(spark, problem)
@@ -102,7 +102,7 @@ def test_executors_without_keras_are_refused(spark, problem, environment):
 
 @pytest.mark.third
 def test_executors_with_another_keras_are_refused(spark, problem, environment):
-    """Both versions are named."""
+    """The error for executors with another Keras names both versions."""
     environment("keras-").add("keras-9.9.0.dist-info/METADATA", "Name: keras\nVersion: 9.9.0\n")
 
     assert f" has keras 9.9.0, the driver keras {keras.__version__}. " in refused(spark, problem)
@@ -110,7 +110,7 @@ def test_executors_with_another_keras_are_refused(spark, problem, environment):
 
 @pytest.mark.whole
 def test_executors_without_the_backend_are_refused(spark, problem, environment):
-    """Keras is there, and not what it runs on."""
+    """Executors with Keras but without its backend are refused."""
     environment("tensorflow")
 
     assert " has no tensorflow, the Keras backend of the driver. " in refused(spark, problem)
@@ -118,14 +118,14 @@ def test_executors_without_the_backend_are_refused(spark, problem, environment):
 
 @pytest.mark.whole
 def test_executors_with_another_numpy_are_refused(spark, problem, environment):
-    """Arrays of one major version may not be read by another."""
+    """Executors with another major version of NumPy are refused: it may not read the driver's arrays."""
     environment("numpy-").add("numpy-1.0.dist-info/METADATA", "Name: numpy\nVersion: 1.0\n")
 
     assert f" has numpy 1.0, the driver numpy {np.__version__}. " in refused(spark, problem)
 
 
 def test_executors_with_another_python_are_refused(spark, problem, monkeypatch):
-    """Spark finds it out before anything of ours runs; the error is ours all the same."""
+    """Another Python version, which Spark itself detects, raises the same kind of error."""
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.8")
 
     message = refused(spark, problem)
@@ -136,7 +136,7 @@ def test_executors_with_another_python_are_refused(spark, problem, monkeypatch):
 
 
 def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environment):
-    """Databricks had a package of this name: its file and ours are named, and so is the remedy."""
+    """A foreign package named sparkdl, as Databricks had one, is named with its file and the remedy."""
     made = environment("sparkdl", "__editable__")
     made.add("sparkdl/__init__.py", '__version__ = "2.0.0-db1"\n')
 
@@ -147,7 +147,7 @@ def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environmen
 
 
 def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
-    """The error names the address that was tried, and the settings that decide it."""
+    """The error for an unreachable driver names the address tried and the settings for it."""
     spark_model = SparkModel(problem.model(), num_workers=2, advertised_host="127.0.0.99")
 
     with pytest.raises(PreflightError, match=r"cannot reach .* at 127\.0\.0\.99:\d+ ") as caught:
@@ -157,7 +157,7 @@ def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
 
 
 def test_an_address_of_ipv6_may_have_brackets(spark, problem):
-    """As Spark writes it (spark.driver.host)."""
+    """An IPv6 address may have brackets, as Spark writes it (spark.driver.host)."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -168,9 +168,9 @@ def test_an_address_of_ipv6_may_have_brackets(spark, problem):
 
 
 def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
-    """spark.sparkdl.bindAddress, .advertisedHost and .port, where arguments do not say otherwise.
+    """Spark settings (bindAddress, advertisedHost, port) place the endpoint unless arguments do.
 
-    Who asks there without the token is refused, and counted.
+    A request without the token is refused and counted.
     """
     conf = spark.sparkContext._conf
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -195,7 +195,7 @@ def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
 
 
 def test_proxies_of_the_executors_are_not_used(spark, problem, monkeypatch):
-    """Workers go straight to the driver, whatever proxy their environment names."""
+    """Workers connect to the driver directly, whatever proxy their environment names."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setitem(spark.sparkContext.environment, name, "http://127.0.0.1:9")
     monkeypatch.setitem(spark.sparkContext.environment, "NO_PROXY", "")

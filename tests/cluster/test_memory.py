@@ -1,4 +1,4 @@
-"""Executors whose Python has too little memory: the first line of the error says so, and what to raise."""
+"""The first line of the error names the memory limit of an executor's Python and the setting to raise."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_limit_and_its_setting_are_named(name):
-    """The limit of spark.executor.pyspark.memory is the reason, wherever TensorFlow meets it."""
+    """The error names the limit of spark.executor.pyspark.memory, wherever TensorFlow exceeds it."""
     limit, units, said = CASES[name]
     script = Path(__file__).with_name("short_of_memory.py")
 

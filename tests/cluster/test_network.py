@@ -1,4 +1,4 @@
-"""A standalone cluster whose workers are on other hosts than its master and the driver."""
+"""A standalone cluster whose workers are on other hosts than the master and the driver."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.network]
 @pytest.mark.parametrize("mode", ["asynchronous", pytest.param("synchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.whole)])
 def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
-    """One of two: every update counts once, and nothing was started again."""
+    """A fit survives a cut of one of two links: every update counts once, and nothing is restarted."""
     with (
         Network(2) as network,
         Standalone(tmp_path, ADDRESS, {network.address(k): network.command(k) for k in (0, 1)}) as cluster,
@@ -36,7 +36,7 @@ def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
 
 
 def fit(url, mode):
-    """Return the process of a fit."""
+    """Start a fit; return its process."""
     settings = {
         "spark.driver.host": ADDRESS,
         "spark.driver.bindAddress": ADDRESS,

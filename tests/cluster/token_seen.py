@@ -1,8 +1,8 @@
-"""A job that looks for its own token; run in a process of its own.
+"""A job that looks for its own token; runs in its own process.
 
-One fit trains, another one fails. Prints a line of JSON: the token, and where it was seen: on a command line
-or in an environment variable of this machine at an epoch's end, in the error of the fit that fails, and then
-on the pages of Spark's UI, which also show what executors have logged.
+One fit trains, another one fails. Prints a line of JSON: the token and the places where it was seen: on a
+command line or in an environment variable of this machine at an epoch's end, in the error of the failing fit,
+and on the pages of Spark's UI, which include the executors' logs.
 """
 
 import json
@@ -35,7 +35,7 @@ def failing(y_true, y_pred):
 
 
 def pages(context):
-    """Return the addresses of what Spark's UI shows of an application, and of its executors' logs."""
+    """Return the URLs of an application in Spark's UI and API, and of its executors' logs."""
     api = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
     stages = [(each["stageId"], each["attemptId"]) for each in json.loads(page(f"{api}/stages"))]
     logs = [each["executorLogs"].values() for each in json.loads(page(f"{api}/allexecutors"))]
@@ -48,13 +48,13 @@ def pages(context):
 
 
 def page(url):
-    """Return what is at an address, whatever proxy the environment names."""
+    """Return the contents of a URL, bypassing any proxy in the environment."""
     with build_opener(ProxyHandler({})).open(url, timeout=60) as answer:
         return answer.read().decode()
 
 
 def shown(text):
-    """Return the processes whose command line or environment has a text in it."""
+    """Return the processes with this text in their command line or environment."""
     found = []
     for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
         with suppress(OSError):

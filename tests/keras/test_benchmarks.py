@@ -1,4 +1,4 @@
-"""Benchmarks that need no Spark run, however small, on a machine without a GPU."""
+"""Benchmarks without Spark run, at a small size, on a machine without a GPU."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 @pytest.mark.whole
 @pytest.mark.parametrize("model", ["cnn", "transformer"])
 def test_workers_are_compared_with_plain_keras_on_whatever_there_is(model):
-    """The worker's side runs without Spark, and every setting has its row."""
+    """The GPU benchmark runs without Spark and has a row for every setting."""
     options = ["--models", model, "--rows", "64", "--batch-size", "32", "--size", "4", "--workers", "2"]
     run = subprocess.run(
         [sys.executable, str(SCRIPT), *options, "--rounds", "1"], capture_output=True, text=True, timeout=500

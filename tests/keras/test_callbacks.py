@@ -1,4 +1,4 @@
-"""Help with the learning rate: the same in plain Keras and in a gang."""
+"""Learning-rate callbacks work in a worker group as in plain Keras."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def check_close(expected, actual):
 
 @pytest.mark.parametrize("epochs", [2, 0.5])
 def test_a_warm_up_trains_as_plain_keras_does(epochs):
-    """Every update has the rate of its moment, whatever the number of workers; it is no constant one."""
+    """Every update has the warm-up's rate at that moment, whatever the number of workers."""
     plain = fitted(LearningRateWarmup(epochs, start=0.1))
 
     check_close(plain, trained(LearningRateWarmup(epochs, start=0.1), 3))
@@ -58,7 +58,7 @@ def test_a_warm_up_trains_as_plain_keras_does(epochs):
 
 
 def test_one_worker_that_exchanges_after_some_batches_has_the_rate_of_the_window():
-    """It learns it with the reply, so that a window has the rate of its beginning."""
+    """With an exchange every few batches, a worker uses the rate at the window's beginning."""
     model, (x, y), factor = make_model(), problem(), LearningRateWarmup(2, 0.1).factor
     for epoch in range(EPOCHS):
         for start in range(0, ROWS, 3 * BATCH):
@@ -70,7 +70,7 @@ def test_one_worker_that_exchanges_after_some_batches_has_the_rate_of_the_window
 
 
 def test_several_factors_multiply_and_leave_the_rate_as_it_was():
-    """In whatever order Keras calls them."""
+    """Several factors multiply in any order of callbacks, and the optimizer's rate is restored."""
     model, halves = make_model(), [LearningRateWarmup(9, 0.5), LearningRateWarmup(99, 0.5)]
     reference = make_model(RATE / 4)
     for callbacks, each in [(halves, model), ([], reference)]:
@@ -82,23 +82,23 @@ def test_several_factors_multiply_and_leave_the_rate_as_it_was():
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4), ("sqrt", 2)])
 def test_scaling_multiplies_by_the_workers_or_their_root(rule, factor):
-    """Of one worker, and so in plain Keras, it changes nothing."""
+    """Scaling multiplies by K or its root, and changes nothing for one worker or in plain Keras."""
     assert factor == LearningRateScaling(rule).factor(0.5, 4)
     check_close(fitted(keras.callbacks.Callback()), fitted(LearningRateScaling(rule)))
 
 
 def test_a_warm_up_begins_with_the_rate_of_one_worker():
-    """A straight line from 1 / K to 1."""
+    """A warm-up is linear from 1 / K to 1."""
     assert [0.25, 0.625, 1, 1] == [LearningRateWarmup(2).factor(epoch, 4) for epoch in (0, 1, 2, 3)]
 
 
 def test_the_model_keeps_its_rate():
-    """What is multiplied is the rate of a step; other callbacks, and the next fit, find the model's own."""
+    """Callbacks multiply the rate of a step; other callbacks and the next fit see the model's own rate."""
     assert pytest.approx(RATE) == float(fitted(LearningRateWarmup(9, 0.0)).optimizer.learning_rate)
 
 
 def test_executors_are_no_place_for_batch_hooks_but_for_these():
-    """They work by what they return, not by their hooks."""
+    """The package's callbacks pass the check for batch hooks: they work by their return values."""
     kept = [LearningRateScaling(), LearningRateWarmup()]
 
     assert kept == check_callbacks(kept)
@@ -113,13 +113,13 @@ def test_executors_are_no_place_for_batch_hooks_but_for_these():
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, message):
-    """By name, with the range."""
+    """Invalid settings are refused by name, with the valid range."""
     with pytest.raises(ConfigError, match=message):
         make()
 
 
 def test_a_schedule_is_not_multiplied():
-    """It says itself how it begins."""
+    """A warm-up of a learning-rate schedule is refused."""
     model = make_model(keras.optimizers.schedules.CosineDecay(0.1, 10))
     with pytest.raises(
         ConfigError, match="LearningRateWarmup is for an optimizer whose learning rate is a number"

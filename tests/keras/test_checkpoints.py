@@ -10,7 +10,7 @@ from sparkdl.server.coordinator import Coordinator
 
 
 def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
-    """The error of the fit is raised, and no thread waits for another checkpoint."""
+    """If the last checkpoint fails, the error of the fit is raised and the checkpoint thread ends."""
     policy = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
     policy._save.side_effect = MemoryError
     with mock.patch("sparkdl.driver.checkpoint_policy.replace"), pytest.raises(MemoryError):

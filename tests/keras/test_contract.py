@@ -1,4 +1,4 @@
-"""Whatever model.fit takes: the same models in every mode, on the backend that Keras runs on.
+"""Models of every kind that model.fit takes, in every mode, on the current backend.
 
 ``KERAS_BACKEND`` chooses it; ``make test-all`` runs this file on each of TensorFlow, JAX and torch.
 """
@@ -78,7 +78,7 @@ class Scaled(layers.Layer):
 
 
 def shared():
-    """One layer used twice, one frozen, and a variable of rank 0."""
+    """Make a model with one layer used twice, one frozen, and a variable of rank 0."""
     x = numbers(6)
     points, twice, frozen = keras.Input((6,)), layers.Dense(6, "tanh"), layers.Dense(6, trainable=False)
     both = layers.Add()([twice(points), twice(frozen(points))])
@@ -86,7 +86,7 @@ def shared():
 
 
 def paired():
-    """Inputs in a tuple, of unequal shapes, one of them a sequence."""
+    """Make a model with inputs in a tuple, of unequal shapes, one of them a sequence."""
     x = numbers(5, 3), numbers(2, seed=1)
     inputs = keras.Input((5, 3)), keras.Input((2,))
     read = layers.GRU(4)(inputs[0])
@@ -130,12 +130,12 @@ def vector(model):
 
 
 def distance(model, reference, start):
-    """Return how far a model is from a reference, as a part of the way that the reference went."""
+    """Return a model's distance from a reference, relative to how far the reference moved."""
     return np.linalg.norm(vector(model) - vector(reference)) / np.linalg.norm(vector(reference) - start)
 
 
 def fit_and_train(case, rows=ROWS, problem=problem, **options):
-    """Train with model.fit and with workers; return how far apart they end."""
+    """Train with model.fit and with workers; return the distance between the results."""
     (model, data), (reference, _) = problem(case), problem(case)
     start = vector(reference)
     x, y, weights = data
@@ -146,12 +146,12 @@ def fit_and_train(case, rows=ROWS, problem=problem, **options):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_workers_train_as_one_process_does(case):
-    """Masks, weights, token ids, several inputs and outputs: a mean of gradients is that of all rows."""
+    """Two workers' mean gradient is that of all rows, for masks, weights and several inputs or outputs."""
     assert fit_and_train(CASES[case]) < 1e-3
 
 
 def some(*combinations, of):
-    """Return parameters: these combinations, and all others as part of the whole product."""
+    """Return parameters: these combinations, and all others for the full test suite."""
     return [pytest.param(*one, marks=[] if one in combinations else pytest.mark.whole) for one in of]
 
 
@@ -162,13 +162,13 @@ TURNS = [(list(CASES)[index % len(CASES)], *window) for index, window in enumera
     ("case", "mode", "window"), some(*TURNS, of=[(case, *window) for case in CASES for window in WINDOWS])
 )
 def test_one_worker_trains_as_keras_does(case, mode, window):
-    """In every mode and frequency one worker computes what model.fit does."""
+    """One worker gives the result of model.fit in every mode and frequency."""
     assert fit_and_train(CASES[case], rows=(TOTAL,), mode=mode, window=window) < 1e-3
 
 
 @pytest.mark.parametrize("window", [2, pytest.param(None, marks=pytest.mark.whole)])
 def test_a_schedule_is_scaled_as_a_number_is(window):
-    """Where workers step on their own, at the root of K times the rate."""
+    """A learning-rate schedule is scaled like a number if workers step on their own."""
     trained = []
     for rate in (0.05, keras.optimizers.schedules.PiecewiseConstantDecay([9999], [0.05, 0.0])):
         model, (x, y, weights) = problem(dense, keras.optimizers.SGD(rate, momentum=0.5))
@@ -181,7 +181,7 @@ def test_a_schedule_is_scaled_as_a_number_is(window):
 
 
 class ByRows(GradientRounds):
-    """A mutant: a gradient weighs by its rows, whatever its loss was divided by."""
+    """A mutant that weighs a gradient by rows, whatever its loss was divided by."""
 
     def _add(self, update):
         update.normalizer = 0.0
@@ -189,7 +189,7 @@ class ByRows(GradientRounds):
 
 
 class Unweighted(Loop):
-    """A mutant: sample weights are left behind."""
+    """A mutant that drops sample weights."""
 
     def __init__(self, *arguments, rows, **options):
         rows.schema = rows.schema.without_weights()
@@ -205,7 +205,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_comparison_sees_mistakes(mutant):
-    """Workers that weigh wrongly, or are not heard, do not pass for equal."""
+    """Workers with a wrong weight or a dropped gradient fail the comparison."""
     case, options = MUTANTS[mutant]
 
     assert fit_and_train(case, **options) > 1e-3
@@ -224,7 +224,7 @@ TOLD = [
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: next(iter(told)))
 def test_an_optimizer_does_with_gradients_what_it_was_told(told):
-    """The mean of all workers is what it clips, decays along or accumulates."""
+    """An optimizer clips, decays or accumulates the mean gradient of all workers."""
 
     def told_problem(case, **options):
         return problem(case, keras.optimizers.SGD(0.05, momentum=0.9, **options))
@@ -248,7 +248,7 @@ ADAMS = [
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("adam", ADAMS, ids=["its own numbers", "amsgrad", "decay"])
 def test_adam_is_keras_s(adam, mode):
-    """Whatever takes its steps, also those of a variable that only some rows move."""
+    """Adam takes Keras's steps on workers, also for variables of which only some rows move."""
     rows = ROWS if mode == "synchronous" else (TOTAL,)
     copies = lambda case: problem(case, type(adam).from_config(adam.get_config()))  # noqa: E731
 
@@ -265,7 +265,7 @@ class Spare(layers.Layer):
 
 
 def sparing():
-    """A variable that the loss does not depend on, like a head without a loss."""
+    """Make a model with a variable that the loss does not depend on, like an output without a loss."""
     model, loss, x, y = dense()
     return keras.Sequential([keras.Input((6,)), Spare(), *model.layers]), loss, x, y
 
@@ -273,7 +273,7 @@ def sparing():
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("rows", [ROWS, (TOTAL, 0)])
 def test_what_no_gradient_moves_is_left_alone_where_keras_does(rows):
-    """Its weights decay if they do in model.fit: on JAX, where the gradient is zero and not missing."""
+    """Weights without a gradient decay only if they do in model.fit: on JAX, where the gradient is zero."""
 
     def decaying(case):
         return problem(case, keras.optimizers.AdamW(0.01, weight_decay=0.5))
@@ -281,13 +281,14 @@ def test_what_no_gradient_moves_is_left_alone_where_keras_does(rows):
     assert fit_and_train(sparing, rows, decaying) < 1e-3
 
 
-ON_TORCH = keras.backend.backend() == "torch"  # where Keras itself takes one step at a time
+# On torch, Keras itself runs one step at a time.
+ON_TORCH = keras.backend.backend() == "torch"
 HOW = [{"run_eagerly": True}, *[{"jit_compile": True}, {"steps_per_execution": 3}] * (not ON_TORCH)]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_how_steps_are_run_changes_nothing(how):
-    """Compiled by XLA, several in one call, or by hand: the same steps."""
+    """Steps compiled by XLA, several per call or run eagerly give the same result."""
 
     def compiled(case):
         model, data = problem(case)
@@ -298,7 +299,7 @@ def test_how_steps_are_run_changes_nothing(how):
 
 
 def test_workers_on_torch_do_not_compile_and_say_so():
-    """Elsewhere they do."""
+    """On torch, jit_compile=True is refused, because workers there do not compile."""
     model, (x, y, *_) = problem(dense)
     model.compile("sgd", model.loss, jit_compile=True)
     refused = pytest.raises(
@@ -313,7 +314,7 @@ def test_workers_on_torch_do_not_compile_and_say_so():
 
 
 def reduced(reduction, *, masked=False, weighted=False, penalty=None):
-    """Return a problem with a loss of this reduction."""
+    """Return a function that makes a problem with a loss of this reduction."""
 
     def case():
         x = numbers(4, 3)
@@ -337,7 +338,7 @@ def plain_sgd(case):
 
 
 def in_this_keras(reduction):
-    """Return whether a loss may be reduced so; Keras 3.5 has no mean_with_sample_weight."""
+    """Return True if this Keras has the reduction; Keras 3.5 has no mean_with_sample_weight."""
     try:
         keras.losses.MeanSquaredError(reduction=reduction)
     except ValueError:
@@ -359,7 +360,7 @@ MASKED = [
     some(*MASKED, of=[(r, m, w) for r in REDUCTIONS for m in (False, True) for w in (False, True)]),
 )
 def test_a_gradient_weighs_by_what_its_loss_was_divided_by(reduction, masked, weighted):
-    """Rows, the entries of a mask, the sum of weights, or nothing; a regularizer counts once."""
+    """A gradient weighs by its loss's divisor: rows, mask entries, weights or 1; regularizers count once."""
     case = reduced(reduction, masked=masked, weighted=weighted, penalty=keras.regularizers.L2(0.1))
 
     assert fit_and_train(case, problem=plain_sgd) < 1e-3
@@ -382,7 +383,7 @@ def convolutional():
 
 
 def apart(case, rows):
-    """Train as workers do whose statistics are those of their own rows, one after the other."""
+    """Train one worker after the other, each with BatchNormalization over its own rows."""
     model, (x, y, _) = problem(case)
     probe, _ = problem(case, keras.optimizers.SGD(1.0))
     trained = {id(variable) for variable in model.trainable_variables}
@@ -410,7 +411,7 @@ def apart(case, rows):
 
 
 def test_batch_normalization_sees_its_own_worker():
-    """Batches are normalized by each worker's rows; moving statistics are averaged by rows."""
+    """Each worker normalizes batches by its own rows; moving statistics are averaged by rows."""
     model, (x, y, _) = problem(convolutional)
     start, reference = vector(model), apart(convolutional, ROWS)
     train(model, x, y, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
@@ -424,7 +425,7 @@ FREE = [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)]
 @pytest.mark.parametrize(("mode", "window"), FREE)
 @pytest.mark.parametrize("rows", [(96,), (64, 32)])
 def test_moving_statistics_take_in_every_batch_of_every_worker(rows, mode, window):
-    """They move as far as in one process that sees as many batches, whoever was how stale."""
+    """Moving statistics move as far as in one process with as many batches, whatever the staleness."""
     x, momentum = 3 + 2 * numbers(3), 0.95
     model = keras.Sequential(
         [keras.Input((3,)), layers.BatchNormalization(momentum=momentum), layers.Dense(1)]
@@ -440,7 +441,7 @@ def test_moving_statistics_take_in_every_batch_of_every_worker(rows, mode, windo
 
 @pytest.mark.parametrize(("mode", "window"), FREE)
 def test_a_moving_variance_is_never_negative(mode, window):
-    """Statistics are averaged, not added, wherever updates meet."""
+    """Moving variances stay positive, because statistics are averaged and not added."""
     model, (x, y, _) = problem(convolutional)
     train(model, x, y, mode=mode, window=window, rows=ROWS, batch_size=BATCH_SIZE, epochs=EPOCHS)
     variances = [v.numpy() for v in model.non_trainable_variables if "variance" in v.name]
@@ -452,13 +453,13 @@ def test_a_moving_variance_is_never_negative(mode, window):
 @pytest.mark.backend("jax")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_worker_may_spread_a_model_over_its_devices(mode):
-    """Data-parallel over four devices of one process: the answer is that of one device."""
+    """A model spread over four devices of one process by data parallelism gives the result of one device."""
     devices = keras.distribution.list_devices("cpu")
 
     def spread():
         return keras.distribution.DataParallel(devices=devices)
 
-    assert len(devices) == 4  # tests/conftest.py sees to it
+    assert len(devices) == 4  # tests/conftest.py provides them
     assert fit_and_train(attentive, rows=(TOTAL,), mode=mode, distribution=spread) < 1e-3
 
 
@@ -474,7 +475,7 @@ def wide():
 
 @pytest.mark.backend("jax")
 def test_a_worker_may_divide_a_layer_among_its_devices():
-    """Model-parallel, by a layout that the user passes: the answer is that of one device."""
+    """A layer divided among devices by a user's layout gives the result of one device."""
     seen = []
 
     def divided():
@@ -495,7 +496,7 @@ def test_a_worker_may_divide_a_layer_among_its_devices():
 
 
 class Sure(keras.Model):
-    """A loss of its own beside Keras's."""
+    """A model that adds a penalty to Keras's loss."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -503,7 +504,7 @@ class Sure(keras.Model):
 
 
 class Stepping(keras.Model):
-    """A training step of its own, as the guide of each backend writes it, that clips gradients by hand."""
+    """A custom training step, as in the guide of each backend, that halves gradients."""
 
     def train_step(self, *arguments):
         return getattr(self, f"on_{keras.backend.backend()}")(*arguments)
@@ -553,7 +554,7 @@ keras.saving.register_keras_serializable("contract")(Stepping)
 @pytest.mark.parametrize("kind", [Sure, Stepping])
 @pytest.mark.parametrize(("mode", "rows"), [("synchronous", ROWS), ("asynchronous", (TOTAL,))])
 def test_steps_and_losses_of_ones_own_are_honoured(kind, mode, rows):
-    """What the user wrote is what workers do."""
+    """Workers run a custom train_step and a custom compute_loss."""
 
     def owned():
         x = numbers(6)
@@ -565,7 +566,7 @@ def test_steps_and_losses_of_ones_own_are_honoured(kind, mode, rows):
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_scaled_loss_may_have_a_schedule(mode):
-    """The optimizer that scales losses has the scheduled one within: the last rate is plain Keras's."""
+    """A scaled loss with a learning-rate schedule inside ends with the rate of plain Keras."""
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 40)
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -582,7 +583,7 @@ def test_a_scaled_loss_may_have_a_schedule(mode):
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_low_precision_stays_close(policy):
-    """A step's gradient is within 2 % of one process's, the final loss within 1 %."""
+    """In low precision a step's gradient is within 2 % of one process's, the final loss within 1 %."""
     keras.config.set_dtype_policy(policy)
     try:
         (model, (x, y, _)), (reference, _) = problem(dense), problem(dense)
@@ -604,7 +605,7 @@ def test_low_precision_stays_close(policy):
 
 @pytest.mark.parametrize("window", [1, None])
 def test_variables_of_low_precision_train(window):
-    """Where weights themselves are bfloat16, two workers come about as far as one process."""
+    """With bfloat16 weights, two workers lower the loss about as far as one process."""
     keras.config.set_dtype_policy("bfloat16")
     try:
         (model, (x, y, _)), (reference, _) = (problem(dense, keras.optimizers.SGD(0.1)) for _ in range(2))
@@ -621,7 +622,7 @@ def test_variables_of_low_precision_train(window):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_metrics_take_in_every_step(joint):
-    """What a replica's metrics say, once they are asked, is what model.fit's say of the same steps."""
+    """A replica's metrics equal those of model.fit for the same steps."""
     (model, (x, y, _)), (reference, _) = problem(dense), problem(dense)
     for each in (model, reference):
         each.compile(keras.optimizers.SGD(0.1), each.loss, metrics=["accuracy"])
@@ -642,7 +643,7 @@ def test_metrics_take_in_every_step(joint):
 
 
 def test_a_step_tells_how_far_it_went():
-    """From the center it began at, or from weights before it; the loss is what the metric has taken in."""
+    """A step returns its movement since the given weights, and the loss as the metric has summed it."""
     model, (x, y, _) = problem(dense)
     replica = make_replica(model, joint=False)
     batch = Batch(x[:BATCH_SIZE], y[:BATCH_SIZE])
@@ -667,11 +668,11 @@ def results(replica):
 
 
 class LostError(Exception):
-    """What a worker that is lost does not say."""
+    """An error of a lost worker, which it does not report."""
 
 
 class Lost(Loop):
-    """A worker that is lost before an exchange of the second epoch."""
+    """A loop of a worker that is lost before an exchange of the second epoch."""
 
     def _exchange(self, sequence):
         if sequence == self.plan.sequence(1) + 3:
@@ -680,7 +681,7 @@ class Lost(Loop):
 
 
 def dropping(optimizer):
-    """Dropout, moving statistics, and metrics that take in every batch."""
+    """Make a model with dropout, moving statistics, and metrics over every batch."""
     x = numbers(6)
     parts = [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3, seed=5)]
     model = keras.Sequential([*parts, layers.Dense(2, "softmax")])
@@ -693,7 +694,7 @@ def dropping(optimizer):
     [(1, None), (2, None), (2, "eamsgd"), pytest.param(2, "diloco", marks=pytest.mark.whole)],
 )
 def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
-    """Weights, losses and metrics are those of a run that nothing happened to, bit for bit."""
+    """A run resumed in the middle of an epoch has the weights, losses and metrics of an undisturbed run."""
     options = {"window": window, "merge": merge, "rows": ROWS, "batch_size": 8, "epochs": 3, "seed": 5}
 
     def run(**more):
@@ -718,7 +719,7 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_epoch(mode):
-    """Each is that of the worker's last counted update, or of the one before it."""
+    """Without rounds, a resumed worker's optimizer is that of its last counted update or the one before."""
     keras.utils.set_random_seed(1)
     model, x, y = dropping(keras.optimizers.Adam(3e-3))
     options = {"mode": mode, "rows": (TOTAL // 2,) * 2, "batch_size": 8, "epochs": 3, "seed": 5}

@@ -1,4 +1,4 @@
-"""The description of a training run: what it notices, and that making it leaves the model untouched."""
+"""The description of a training run: the changes it detects, without touching the model."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ SCHEMA = Schema((Column("x", (8,), "float32"), Column("y", (1,), "float32")), (0
 
 @keras.saving.register_keras_serializable("tests")
 class Scaled(layers.Layer):
-    """A layer whose argument its configuration leaves out."""
+    """A layer whose configuration omits an argument."""
 
     factor = 1.0
 
@@ -39,7 +39,7 @@ def described(*parts, optimizer=None, loss="mse", metrics=(), weights=None, **ot
     return describe(model, SCHEMA, others)
 
 
-# The parts before and after, and the setting by which the refusal or the warning names the change.
+# The models before and after, and the setting named by the refusal or the warning.
 MEANING = {
     "activation": ([layers.ReLU()], [layers.Activation("tanh")], "activation of layer 2"),
     "argument": ([layers.LeakyReLU(0.1)], [layers.LeakyReLU(0.3)], "negative_slope of layer 2"),
@@ -126,7 +126,7 @@ def test_a_changed_argument_of_compile_or_fit_is_named(kind):
 
 
 def test_the_same_program_has_the_same_description():
-    """Two runs of one program differ in nothing, though Keras numbers the names of what they make."""
+    """Two runs of one program have equal descriptions, although Keras numbers the names of its objects."""
     parts = [
         [layers.Dense(3, "gelu", kernel_regularizer="l2"), layers.BatchNormalization(), layers.Dropout(0.2)]
         for _ in range(2)
@@ -139,7 +139,7 @@ def test_the_same_program_has_the_same_description():
 
 
 def test_other_weights_of_a_frozen_layer_are_noticed():
-    """A frozen layer's weights do not travel with a checkpoint, so they have to be equal."""
+    """A frozen layer's weights are not part of a checkpoint, so they must be equal."""
 
     def frozen(value):
         return layers.Dense(4, trainable=False, kernel_initializer=keras.initializers.Constant(value))
@@ -149,7 +149,7 @@ def test_other_weights_of_a_frozen_layer_are_noticed():
 
 @pytest.mark.backend("tensorflow")
 def test_another_vocabulary_is_noticed():
-    """A vocabulary does not travel with a checkpoint, so it has to be equal."""
+    """A vocabulary is not part of a checkpoint, so it must be equal."""
     schema = Schema((Column("x", (1,), "string", 256), Column("y", (1,), "float32")), (0, 1))
 
     def of_words(*words):
@@ -164,7 +164,7 @@ def test_another_vocabulary_is_noticed():
 
 
 def test_describing_a_model_changes_nothing():
-    """Weights, statistics, optimizer and random generators are as before."""
+    """A description leaves weights, statistics, optimizer and random generators unchanged."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input((8,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]

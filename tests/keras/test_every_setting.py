@@ -1,9 +1,9 @@
-"""Each setting of Keras's own objects trains on two workers as it does in one process, number for number.
+"""Each setting of Keras's own objects trains on two workers as in one process, number for number.
 
 The classes and arguments come from Keras by introspection, see ``tests/settings.py``. The default suite
-trains one argument of each class. Losses, metrics, constraints and regularizers share a model there, in
-which each member has its own layer, output or metric, named with its mark. ``pytest --all`` trains every
-argument alone.
+trains one argument of each class. Losses, metrics, constraints and regularizers share a model there, in which
+each member has its own layer, output or metric, named with its mark. ``pytest --all`` trains every argument
+alone.
 """
 
 import functools
@@ -78,7 +78,7 @@ def classified(z):
     return ops.floor(4 * ops.sigmoid(z))
 
 
-MEASURED = {  # labels, units, and what is predicted from them
+MEASURED = {  # labels, units, and a function of the predictions
     "flat": (ONE_HOT[:, 0], 4, ops.softmax),
     "logits": (ONE_HOT[:, 0], 4, lambda z: 2 * z),
     "deep": (MIXED, 16, lambda z: ops.softmax(ops.reshape(z, (-1, 4, 4)))),
@@ -140,7 +140,7 @@ def in_layers(argument, members):
 
 
 RATES = {"Adadelta": 1.0, "Adagrad": 0.05, "Ftrl": 0.1, "SGD": 0.05, "Adafactor": 0.05, "Lion": 0.1}
-BUILT_BEFORE = "ScheduleFreeAdamW"  # docs/modes.md says why
+BUILT_BEFORE = "ScheduleFreeAdamW"  # docs/modes.md has the reason
 
 
 def with_optimizer(members):
@@ -241,7 +241,7 @@ on_workers = functools.partial(fit, rows=even_split(ROWS, 2), batch_size=BATCH, 
 
 
 def apart(expected, found):
-    """Return what differs by more than 1e-5 of the movement and the rounding of float32."""
+    """Return the differences beyond 1e-5 of the movement and the rounding of float32."""
     wrong = {}
     for path, after in expected.after.items():
         bound = 1e-5 * np.linalg.norm(after - expected.before[path]) + 2.4e-7 * np.linalg.norm(after)
@@ -325,7 +325,7 @@ def test_members_of_a_family_train_in_one_model_as_in_one_process(family):
 
 
 def same(one, other):
-    """Return whether two results are the same, with or without an argument."""
+    """Return True if two results are the same, with and without an argument."""
     return one.shape == other.shape and np.linalg.norm(one - other) <= 1e-4 * np.linalg.norm(other)
 
 
@@ -357,7 +357,7 @@ def test_unusable_arguments_fail_in_keras(name):
     "family", [pytest.param(name, marks=() if name in TOGETHER else pytest.mark.whole) for name in FAMILIES]
 )
 def test_a_model_with_any_setting_is_proved_to_be_the_same(family):
-    """What the driver computes with the model that workers make is what the live model computes."""
+    """The model made by workers computes the live model's results on the driver, for each setting."""
     for group in [USABLE[family]] if family in TOGETHER else [[each] for each in USABLE[family]]:
         model, x, y = FAMILIES[family][0](group)
         first = (*keras.tree.map_structure(lambda part: part[:1], (x, y)), None)

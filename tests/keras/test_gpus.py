@@ -1,4 +1,4 @@
-"""Two workers on one GPU are refused, where they are known to compute on it."""
+"""Two workers on one GPU are refused if both compute on it."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ONE = ("a", ["0"], True)
 
 
 def test_two_workers_on_one_gpu_are_refused_unless_they_may_share_it():
-    """Both are named, and the GPU, the host and what to do."""
+    """The error names both workers, the GPU, the host and the remedy, unless share_gpus is set."""
     twice = members_of(ONE, ("a", ["1"], True), ONE)
 
     with pytest.raises(ConfigError, match=r"Workers 0 and 2 are both on GPU 0 of a\. .* share_gpus=True"):
@@ -29,12 +29,12 @@ def test_two_workers_on_one_gpu_are_refused_unless_they_may_share_it():
 
 @pytest.mark.parametrize("other", [("b", ["0"], True), ("a", ["1"], True), ("a", [], False)])
 def test_workers_on_other_gpus_and_hosts_are_not(other):
-    """Names of GPUs are a host's own."""
+    """Workers on different GPUs, or on different hosts, are accepted."""
     assert [["0"], other[1]] == gpus_of(members_of(ONE, other), shared=False)
 
 
 def test_a_backend_that_computes_on_no_gpu_shares_none():
-    """A machine may have a GPU beside a TensorFlow for CPUs only."""
+    """A backend without GPU support shares no GPU, even on a machine that has one."""
     idle = ("a", ["0"], False)
 
     assert [["0"], ["0"]] == gpus_of(members_of(idle, idle), shared=False)

@@ -1,4 +1,4 @@
-"""What a model's output is: by its loss, or as it was said."""
+"""The task of a model's output follows from its loss, or from the task argument."""
 
 import keras
 import pytest
@@ -30,7 +30,7 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         (LOGITS, (3,), True, True),
         ("binary_crossentropy", (1,), True, False),
         (keras.losses.BinaryCrossentropy(from_logits=True), (1,), True, True),
-        ("binary_crossentropy", (3,), False, False),  # three labels that a row may have, each on its own
+        ("binary_crossentropy", (3,), False, False),  # three independent labels per row
         ("sparse_categorical_crossentropy", (5, 3), False, False),  # a class for each step of a sequence
         ("sparse_categorical_crossentropy", {"a": (3,), "b": (1,)}, False, False),
         ("crossentropy", (3,), True, False),
@@ -40,7 +40,7 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     ],
 )
 def test_a_loss_tells_what_the_output_is(loss, shape, classifies, logits):
-    """A cross-entropy of one vector of classes is classification, and nothing else."""
+    """Only a cross-entropy of one vector of classes makes the task classification."""
     head = head_of(compiled(loss), "auto", shape)
 
     assert classifies == head.classifies
@@ -48,7 +48,7 @@ def test_a_loss_tells_what_the_output_is(loss, shape, classifies, logits):
 
 
 def test_what_was_said_counts():
-    """A loss of one's own may be of classes; a cross-entropy's output may be taken as it is."""
+    """The task argument takes precedence over the loss."""
     assert head_of(compiled(of_my_own), "classification", (3,)).classifies
     assert not head_of(compiled("sparse_categorical_crossentropy"), "regression", (3,)).classifies
     with pytest.raises(ConfigError, match=r"one output of shape \(classes,\).*got \(5, 3\)"):
@@ -56,7 +56,7 @@ def test_what_was_said_counts():
 
 
 def test_thresholds_are_for_as_many_classes():
-    """A model that does not classify has none, and one of a sigmoid has two classes."""
+    """There is one threshold per class, two for a sigmoid, and none for a model that does not classify."""
     classes = compiled("sparse_categorical_crossentropy")
 
     assert (0.5, 0.2, 0.3) == head_of(classes, "auto", (3,), [0.5, 0.2, 0.3]).thresholds

@@ -1,4 +1,4 @@
-"""What a run reports of its epochs is what `model.fit` reports, number for number."""
+"""The epoch results of a run are those of `model.fit`, number for number."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from keras import layers, ops
 from sparkdl.driver.epochs import Metrics
 from sparkdl.modeling import keras_metrics, keras_variables, losses
 
-TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # the last of four batches has two rows: of three workers one has none
+TOTAL, BATCH_SIZE, EPOCHS = 50, 16, 2  # four batches, the last of two rows: of three workers one has none
 SETTINGS = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
 
 
@@ -37,7 +37,7 @@ def heads(**named):
 
 @keras.saving.register_keras_serializable("history")
 class Prior(layers.Layer):
-    """A layer with a loss of its own, a mean over rows, and trackers of what it has seen."""
+    """A layer with its own loss, a mean over rows, and metrics of its inputs."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -66,7 +66,7 @@ class Coded(keras.Model):
 
 @keras.saving.register_keras_serializable("history")
 class Tracked(Coded):
-    """A loss of its own, whose parts trackers take in: as batches, or as rows."""
+    """A model with a custom loss whose metrics are updated per batch or per row."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -88,7 +88,7 @@ def coded(kind=Coded):
 
 @keras.saving.register_keras_serializable("history")
 class Autoencoder(Tracked):
-    """A training step and a test step of its own, as in Keras's example of a variational autoencoder."""
+    """A model with custom steps for training and testing, as in Keras's variational autoencoder."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -161,7 +161,7 @@ class Autoencoder(Tracked):
 
 @keras.saving.register_keras_serializable("history")
 class Renamed(Autoencoder):
-    """An autoencoder that reports a metric by another name than the metric's, as Keras's example does."""
+    """An autoencoder that reports a metric under another name, as Keras's example does."""
 
     def results(self):
         named = {metric.name: metric.result() for metric in self.metrics[1:]}
@@ -169,7 +169,7 @@ class Renamed(Autoencoder):
 
 
 def mean_error(y_true, y_pred):
-    """A metric that is one number for a batch."""
+    """Return the mean absolute error as one number for a batch."""
     return ops.mean(ops.abs(y_true - y_pred))
 
 
@@ -220,7 +220,7 @@ CASES = {
 
 if (
     keras.backend.backend() == "jax"
-):  # where a layer's tracker cannot be updated in a step, in plain Keras too
+):  # on JAX, plain Keras cannot update a layer's metric within a training step either
     CASES = {
         name: case for name, case in CASES.items() if name not in ("a layer's trackers", "a model's trackers")
     }
@@ -246,7 +246,7 @@ def same(expected, found):
 @pytest.mark.parametrize("workers", [3, *(pytest.param(k, marks=pytest.mark.whole) for k in (1, 2))])
 @pytest.mark.parametrize("name", CASES)
 def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers):
-    """Losses by output, trackers, and losses that masks or weights divide are those of Keras."""
+    """Losses by output, layer metrics, and losses divided by masks or weights are those of Keras."""
     found, expected = reported(CASES[name], rows=even_split(TOTAL, workers))
 
     same(expected, found)
@@ -262,7 +262,7 @@ def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers)
 )
 @pytest.mark.parametrize("name", ["two outputs", "an autoencoder", "masks and weights"])
 def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window):
-    """A worker that is alone sees the batches of one process, whatever it exchanges."""
+    """A single worker has the metrics of one process, whatever it exchanges."""
     found, expected = reported(CASES[name], rows=(TOTAL,), mode=mode, window=window)
 
     same(expected, found)
@@ -270,7 +270,7 @@ def test_the_metrics_of_one_worker_are_keras_s_in_every_mode(name, mode, window)
 
 @keras.saving.register_keras_serializable("history")
 class Sampled(Coded):
-    """A model that draws random numbers and counts calls, whatever it is called for."""
+    """A model that draws random numbers and counts calls at every call."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -284,7 +284,7 @@ class Sampled(Coded):
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_look_at_the_first_row_leaves_a_model_as_it_was(built):
-    """Neither random generators nor statistics nor metrics have moved before a fit begins."""
+    """Checks on the first row leave random generators, statistics and metrics unchanged."""
     model = compiled(coded(Sampled) if built else Sampled(), "mse", metrics=["mae"])
     kept = [model.random.state, model.calls]
     before = keras_variables.read(kept) if built else [np.array([4, 0]), np.zeros(())]

@@ -1,4 +1,4 @@
-"""What does the driver's half of a run in worker 0."""
+"""The driver's half of a run, hosted in worker 0."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from sparkdl.worker.hosted_server import HostedDriver
 
 @pytest.mark.parametrize("worker", [-1, 0, 2])
 def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
-    """Others would let worker 0 end before those that are still at work."""
+    """Only a worker that the endpoint waits for can leave; otherwise worker 0 could end too early."""
     store, traffic = store_of(workers=2), Traffic()
     app = make_app(store, "secret", traffic)
     add_steward(app, HostedDriver(store, traffic, None))
@@ -23,7 +23,7 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
 
 
 def test_weights_that_come_late_are_refused():
-    """A request that comes again after the next epoch was released would undo what that one trained."""
+    """Weights for an epoch are refused once the next one is released: they would undo its training."""
     store, traffic = store_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
     app = make_app(store, "secret", traffic)
     add_steward(app, HostedDriver(store, traffic, None))

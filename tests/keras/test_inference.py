@@ -1,4 +1,4 @@
-"""Predictions of a batch of Arrow columns, without Spark."""
+"""Predictions for a batch of Arrow columns, without Spark."""
 
 import tracemalloc
 
@@ -13,7 +13,7 @@ from sparkdl.worker.inference import InferenceJob, Inputs, predict_stage
 
 
 def predicted(model, column, batch_size):
-    """Return what the stage of a task predicts for a column."""
+    """Return a task's predictions for a column."""
     spec, objects = serialization.freeze(model, None, None, trains=False)
     job = InferenceJob(spec, batch_size, signature.known_features(model))
     options = {"encoding": "arrow", "output": (1,), "head": AS_IT_IS}
@@ -22,7 +22,7 @@ def predicted(model, column, batch_size):
 
 
 def test_wide_sparse_vectors_are_never_all_dense_at_once():
-    """A batch of hashed words would be a gigabyte with its zeros; a task has few rows of it at a time."""
+    """Wide sparse vectors become dense a few rows at a time; a whole batch would take a gigabyte."""
     size, count, random = 1 << 18, 1000, np.random.default_rng(0)
     indices = random.integers(0, size, (count, 3))
     rows = [{"type": 0, "size": size, "indices": sorted(each), "values": [1.0] * 3} for each in indices]
@@ -39,7 +39,7 @@ def test_wide_sparse_vectors_are_never_all_dense_at_once():
 
 
 def test_rows_of_a_batch_are_cut_into_whole_batches():
-    """Narrow rows stay together; each prediction is that of its row, whatever the size of a batch."""
+    """Narrow rows stay together; each prediction belongs to its row, whatever the batch size."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     x = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4).cast(pa.list_(pa.float32()))

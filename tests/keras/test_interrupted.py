@@ -1,4 +1,4 @@
-"""An interrupt comes only once what a fit tries out on the user's model is undone."""
+"""An interrupt of a trial run on the user's model is raised after the trial is undone."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ Y = X.sum(1, keepdims=True)
 
 @pytest.fixture(autouse=True)
 def python_handles_interrupts(monkeypatch):
-    """Also where pytest runs in the background of a shell, which ignores interrupts."""
+    """Handle interrupts even if pytest runs in the background of a shell, which ignores them."""
     monkeypatch.setattr(interrupts, "SOON", 0.05)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -29,14 +29,14 @@ def python_handles_interrupts(monkeypatch):
 
 
 def press():
-    """Press Ctrl-C, and stay here for longer than the interrupt waits."""
+    """Press Ctrl-C, and wait for longer than the interrupt is delayed."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.4)
 
 
 @pytest.fixture
 def model():
-    """A model that is random while it trains."""
+    """A model with randomness in training."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dropout(0.5), keras.layers.Dense(2), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((4,)), *layers])
@@ -46,7 +46,7 @@ def model():
 
 @pytest.mark.parametrize("what", ["generators", "weights"])
 def test_a_step_that_is_tried_out_is_undone(model, what, monkeypatch):
-    """Weights, random generators and the optimizer are those of before."""
+    """An interrupted trial step restores weights, random generators and the optimizer."""
     again, optimizer = serialization.copy_of(model), model.optimizer
     variables = [*model.weights, *keras_variables.generators(model)]
     before = keras_variables.read(variables)
@@ -73,7 +73,7 @@ def test_a_step_that_is_tried_out_is_undone(model, what, monkeypatch):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_is_trainable_is_put_back(model, number, monkeypatch):
-    """Wherever the interrupt comes: on the way in, or on the way out."""
+    """Trainable flags are restored, whether the interrupt comes while they are set or reset."""
     flags = trainability.Trainability(model)
     model.layers[1].trainable = False
     set_flags, calls = trainability.Trainability._set, []
@@ -98,7 +98,7 @@ def test_what_is_trainable_is_put_back(model, number, monkeypatch):
 
 @pytest.mark.parametrize("where", ["acquire", "release"])
 def test_a_lease_is_released(monkeypatch, where):
-    """The next fit need not wait until the lease expires, also where the interrupt comes in between."""
+    """An interrupt while a lease is acquired or started releases it, so the next fit need not wait."""
     calls = []
 
     def step(name):

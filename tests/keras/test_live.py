@@ -1,4 +1,4 @@
-"""What a configuration does not carry of live objects comes to workers all the same, or is named."""
+"""State of live objects that their configuration omits is sent to workers, or named in an error."""
 
 import functools
 import threading
@@ -26,11 +26,11 @@ Y = X.sum(1, keepdims=True)
 NUMBERS_ONCE = tuple(map(int, keras.__version__.split(".")[:2])) >= (
     3,
     15,
-)  # operations, and not in a copy too
+)  # Keras numbers operations once, not again in a copy
 
 
 class Asymmetric(keras.losses.Loss):
-    """A loss whose argument its configuration leaves out."""
+    """A loss whose configuration omits an argument."""
 
     def __init__(self, weight=1.0, **settings):
         super().__init__(**settings)
@@ -42,14 +42,14 @@ class Asymmetric(keras.losses.Loss):
 
 
 class Wanting(Asymmetric):
-    """A loss that its configuration cannot make."""
+    """A loss that cannot be made from its configuration."""
 
     def __init__(self, weight):
         super().__init__(weight)
 
 
 class Powered(keras.losses.Loss):
-    """A loss with an array in its configuration, of which Keras makes a dict that its class does not read."""
+    """A loss with an array in its configuration, which Keras turns into a dict that its class cannot read."""
 
     def __init__(self, powers, **settings):
         super().__init__(**settings)
@@ -63,7 +63,7 @@ class Powered(keras.losses.Loss):
 
 
 class Within(keras.metrics.Metric):
-    """A metric whose argument its configuration leaves out."""
+    """A metric whose configuration omits an argument."""
 
     def __init__(self, limit=0.5, **settings):
         super().__init__(name="within", **settings)
@@ -79,14 +79,14 @@ class Within(keras.metrics.Metric):
 
 
 class WithinWanted(Within):
-    """A metric that its configuration cannot make."""
+    """A metric that cannot be made from its configuration."""
 
     def __init__(self, limit):
         super().__init__(limit)
 
 
 class Clip(keras.constraints.Constraint):
-    """A constraint whose argument its configuration leaves out."""
+    """A constraint whose configuration omits an argument."""
 
     def __init__(self, limit=10.0):
         self.limit = limit
@@ -116,7 +116,7 @@ class Late(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Slow(keras.optimizers.SGD):
-    """An optimizer whose argument its configuration leaves out."""
+    """An optimizer whose configuration omits an argument."""
 
     def __init__(self, learning_rate=0.1, factor=1.0, **settings):
         super().__init__(learning_rate, **settings)
@@ -127,14 +127,14 @@ class Slow(keras.optimizers.SGD):
 
 
 class SlowWanted(Slow):
-    """An optimizer that its configuration cannot make."""
+    """An optimizer that cannot be made from its configuration."""
 
     def __init__(self, factor):
         super().__init__(0.05, factor, momentum=0.9)
 
 
 class Scale(keras.layers.Layer):
-    """A layer with an attribute that it may be given later."""
+    """A layer with an attribute that may be set later."""
 
     factor = 1.0
 
@@ -143,7 +143,7 @@ class Scale(keras.layers.Layer):
 
 
 class Bare(keras.layers.Layer):
-    """A layer whose constructor takes nothing."""
+    """A layer whose constructor takes no arguments."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ class Narrow(keras.layers.Layer):
 
 
 class BareModel(keras.Model):
-    """A model whose constructor takes nothing."""
+    """A model whose constructor takes no arguments."""
 
     def __init__(self):
         super().__init__()
@@ -179,14 +179,14 @@ class BareModel(keras.Model):
 
 
 class BareSequential(keras.Sequential):
-    """A list of layers whose constructor takes nothing."""
+    """A Sequential model whose constructor takes no arguments."""
 
     def __init__(self):
         super().__init__([keras.Input((4,)), Bare(), keras.layers.Dense(1)])
 
 
 class BareFunctional(keras.Model):
-    """A model of inputs and outputs whose constructor takes nothing."""
+    """A functional model whose constructor takes no arguments."""
 
     def __init__(self):
         inputs = keras.Input((4,))
@@ -200,7 +200,7 @@ def compiled(model):
 
 
 class Callable:
-    """A loss that is no object of Keras's."""
+    """A callable loss that is not a Keras object."""
 
     def __init__(self, weight):
         self.weight = weight
@@ -310,7 +310,7 @@ CASES = {
 
 
 def step(model):
-    """Return what a model computes for some rows, and its weights after a step on them."""
+    """Return the outputs of a model for some rows, and its weights after a step on them."""
     model.reset_metrics()
     model.run_eagerly = True
     logs = model.train_on_batch(X, Y, return_dict=True)
@@ -319,7 +319,7 @@ def step(model):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_computes_what_the_live_model_computes(case):
-    """The loss, the metrics and a step are those of the live objects, whatever their configuration says."""
+    """A worker's loss, metrics and step are those of the live objects, whatever their configuration."""
     model = CASES[case]()
     first = X[:1], Y[:1], None
     keras_metrics.build_metrics(model, *first)
@@ -338,14 +338,14 @@ def test_a_worker_computes_what_the_live_model_computes(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_configuration_leaves_out_makes_another_model(case):
-    """A worker that keeps a model does not take it for one whose objects compute something else."""
+    """A cached model is not reused for one whose objects compute different results."""
     plain = serialization.freeze(net())[0].key
 
     assert plain != serialization.freeze(CASES[case]())[0].key
 
 
 def test_two_objects_may_have_the_same_settings():
-    """Each loss of a model gets the argument that its configuration leaves out."""
+    """Two losses of one class each keep the argument that their configuration omits."""
     inputs = keras.Input((4,))
     model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
     model.compile("sgd", [Asymmetric(5), Asymmetric(5)])
@@ -355,7 +355,7 @@ def test_two_objects_may_have_the_same_settings():
 
 
 def test_the_dtype_of_a_loss_is_its_own():
-    """Keras has one object for the default dtype of a process, which is left as it is."""
+    """The dtype of a loss does not change Keras's shared default dtype."""
     worker = serialization.thaw(*serialization.freeze(net(keras.losses.Huber(dtype="float64"))))
 
     assert worker.loss.dtype == "float64"
@@ -391,7 +391,7 @@ def images():
 
 
 class Subclassed(keras.Model):
-    """A model whose layers are its attributes."""
+    """A subclassed model with its layers as attributes."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -415,7 +415,7 @@ def subclassed():
 
 @pytest.mark.parametrize("make", [functional, images, subclassed])
 def test_a_plain_model_needs_nothing_beside_its_configuration(make):
-    """What Keras itself makes travels as ever, and is the same model every time."""
+    """A plain model is serialized by its configuration alone and has the same key every time."""
     model, x, y = make()
     model.fit(x, y, verbose=0)
     model.evaluate(x, y, verbose=0)
@@ -435,7 +435,7 @@ def test_a_plain_model_needs_nothing_beside_its_configuration(make):
 
 
 def test_what_cannot_travel_is_named():
-    """The error says which attribute of which object it is."""
+    """The error for an attribute that cannot be pickled names it and its object."""
     model = net(Asymmetric(5.0))
     model.loss.lock = threading.Lock()
 
@@ -444,7 +444,7 @@ def test_what_cannot_travel_is_named():
 
 
 def test_a_function_that_builds_may_be_followed_by_changes():
-    """What was done to the model since it was built comes to workers too."""
+    """Changes made to a model after a function built it reach workers too."""
     model = net()
     model.layers[2].rate = 0.25
     model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), keras.losses.Huber(0.3), metrics=["mae"])
@@ -468,7 +468,7 @@ class Scaled(keras.losses.Loss):
 
 
 def test_freezing_a_model_leaves_the_code_of_its_objects_alone(monkeypatch):
-    """A method of the user's class still reads the variables of its module after a fit."""
+    """A method of the user's class still reads its module's variables after a fit."""
     loss = Scaled()
     model = net(loss=loss)
     method = Scaled.call

@@ -1,4 +1,4 @@
-"""Losses whose parts do not make the whole are named on the driver; a user's own are honoured."""
+"""Warnings for losses that are not a mean over rows, and training with a custom compute_loss."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ def warnings_of(model, caplog):
 
 
 class Centred(keras.losses.Loss):
-    """A loss that couples rows: errors count from their mean over the batch."""
+    """A loss that couples rows: errors are relative to their mean over the batch."""
 
     def call(self, y_true, y_pred):
         error = y_true - y_pred
@@ -41,7 +41,7 @@ class Centred(keras.losses.Loss):
 
 
 def mean_of_squares(y_true, y_pred):
-    """A loss that is one number for all rows."""
+    """Return one loss for all rows."""
     return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
 
@@ -51,21 +51,21 @@ def sum_of_squares(y_true, y_pred):
 
 @keras.saving.register_keras_serializable("tests")
 class Doubled(keras.Model):
-    """A model that says itself what its loss is."""
+    """A model with a custom compute_loss."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return 2 * keras.ops.mean(keras.ops.square(y - y_pred)) + keras.ops.mean(keras.ops.abs(y_pred))
 
 
 def test_what_workers_compute_as_one_process_does_needs_no_word(caplog):
-    """Means over rows, one mask, sums, and functions that average are silent."""
+    """Means over rows, a single mask, sums, and functions that average cause no warning."""
     for loss in ("mse", keras.losses.Huber(reduction="sum"), mean_of_squares):
         assert warnings_of(compiled(loss), caplog) == ""
     assert warnings_of(compiled("mse", masked=True), caplog) == ""
 
 
 def test_what_they_do_not_is_named(caplog):
-    """Losses that couple rows or add them up unsaid, denominators that differ, and a model's own loss."""
+    """Coupled or summed rows, different divisors and a custom compute_loss each cause a warning."""
     assert "Centred: the loss of two rows" in warnings_of(compiled(Centred(name="Centred")), caplog)
     assert "sum_of_squares: the loss of two rows" in warnings_of(compiled(sum_of_squares), caplog)
     assert "Doubled has its own compute_loss" in warnings_of(compiled("mse", kind=Doubled), caplog)
@@ -78,14 +78,14 @@ ALONE = [keras.losses.Dice(), keras.losses.Tversky(), "dice"]
 
 @pytest.mark.parametrize("loss", ALONE, ids=lambda loss: getattr(loss, "name", loss))
 def test_losses_of_keras_that_couple_rows_are_named(loss, caplog):
-    """They are ratios of sums over the batch."""
+    """Keras's losses that are ratios of sums over the batch cause a warning."""
     assert "the loss of two rows together is not the mean of theirs" in warnings_of(compiled(loss), caplog)
 
 
 @pytest.mark.skipif(not hasattr(keras.losses, "Circle"), reason="this Keras has no Circle loss")
 @pytest.mark.parametrize("label", [0, 3])
 def test_a_loss_that_compares_rows_is_named(label, caplog):
-    """Keras's Circle needs two rows of one class and one of another to have a value at all."""
+    """Keras's Circle, which compares rows of several classes, causes a warning."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     model.compile("sgd", keras.losses.Circle())
 
@@ -108,7 +108,7 @@ BY_ROWS = [
 
 
 def test_losses_of_keras_by_row_need_no_word(caplog):
-    """Whatever the experiment does to labels and predictions."""
+    """Keras's losses by row cause no warning, whatever labels and predictions the check tries."""
     assert {str(loss): "" for loss in BY_ROWS} == {
         str(loss): warnings_of(compiled(loss), caplog) for loss in BY_ROWS
     }
@@ -123,12 +123,12 @@ def judged(model, x, y, caplog):
 
 @pytest.mark.parametrize("loss", ["poisson", "squared_hinge", mean_of_squares])
 def test_labels_may_lack_the_last_dimension(loss, caplog):
-    """Keras gives them one before it computes a loss; a function alone would compare each with each."""
+    """Labels without a last dimension cause no warning: Keras adds it before it computes a loss."""
     assert judged(compiled(loss), X, Y[:1, 0], caplog) == ""
 
 
 def test_entries_that_do_not_count_are_no_coupling(caplog):
-    """Masks and classes to ignore divide a loss by what is left, by which workers' gradients weigh."""
+    """Masks and ignored classes do not count as coupling: workers weigh by the remaining entries."""
     tokens = np.array([[3, 2, 0, 0]], "int32")
     parts = [
         keras.Input((4,), dtype="int32"),
@@ -145,7 +145,7 @@ def test_entries_that_do_not_count_are_no_coupling(caplog):
 
 
 def test_labels_go_with_the_outputs_of_their_names(caplog):
-    """Outputs in a list are labelled by a dict in another order."""
+    """A dict of labels in another order than a list of outputs is matched by name."""
     inputs = keras.Input((4,))
     outputs = [layers.Dense(3, "softmax", name="z")(inputs), layers.Dense(1, name="a")(inputs)]
     model = keras.Model(inputs, outputs)
@@ -167,7 +167,7 @@ def test_labels_go_with_the_outputs_of_their_names(caplog):
 
 @pytest.mark.parametrize("mean", [True, False])
 def test_what_layers_add_to_the_loss_is_a_mean_or_named(mean, caplog):
-    """A sum over rows weighs less where each worker has only some of them."""
+    """A layer that adds a sum over rows to the loss causes a warning; a mean does not."""
 
     class Added(layers.Layer):
         def call(self, inputs):
@@ -185,7 +185,7 @@ def test_what_layers_add_to_the_loss_is_a_mean_or_named(mean, caplog):
 
 
 def test_an_activity_regularizer_that_compares_rows_is_named(caplog):
-    """A regularizer that has no value for the first row alone is tried out on two rows."""
+    """An activity regularizer that compares rows is checked on two rows and causes a warning."""
     inputs = keras.Input((4,))
     hidden = layers.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(), name="hidden")
     model = keras.Model(inputs, layers.Dense(1)(hidden(inputs)))
@@ -195,14 +195,14 @@ def test_an_activity_regularizer_that_compares_rows_is_named(caplog):
 
 
 def test_a_loss_that_is_not_reduced_is_refused(caplog):
-    """There is no gradient to average."""
+    """A loss without a reduction is refused: there is no gradient to average."""
     with pytest.raises(ModelError, match="The loss 'huber' is not reduced"):
         warnings_of(compiled(keras.losses.Huber(reduction="none", name="huber")), caplog)
 
 
 @pytest.mark.parametrize("window", [1, None])
 def test_a_model_s_own_loss_is_honoured(window):
-    """Gradients are those of the user's compute_loss, which here is a mean over rows."""
+    """Workers compute gradients of the user's compute_loss, here a mean over rows."""
     model, reference = compiled("mse", kind=Doubled), compiled("mse", kind=Doubled)
     rows = even_split(60, 2 if window == 1 else 1)
     reference.fit(X, Y, 10, 2, shuffle=False, verbose=0)
@@ -219,7 +219,7 @@ SUM = keras.losses.MeanSquaredError(reduction="sum")
     "given", [{"b": "mae", "a": SUM}, ["mae", SUM], {"b": SUM, "a": "mae"}, ["mse", "mae"]]
 )
 def test_losses_of_several_outputs_are_found(given):
-    """In whatever structure, which a model on TensorFlow wraps."""
+    """The losses of several outputs are found in any structure, also if TensorFlow wraps it."""
     inputs = keras.Input((4,))
     outputs = {name: layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
     model = keras.Model(inputs, outputs if isinstance(given, dict) else list(outputs.values()))

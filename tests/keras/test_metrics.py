@@ -1,4 +1,4 @@
-"""Metrics of several workers, merged: exact where states add up or can be merged, else said to be a mean."""
+"""Metrics of several workers merge exactly if states can be added or merged, else by a reported mean."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ SHARES = ((0, 3), (3, 10), (10, 20))
 
 
 class Largest(keras.metrics.Metric):
-    """The largest error so far, whose states cannot be added."""
+    """A metric of the largest error so far, whose states cannot be added."""
 
     def __init__(self, name="largest", **settings):
         super().__init__(name=name, **settings)
@@ -26,7 +26,7 @@ class Largest(keras.metrics.Metric):
 
 
 class MergedLargest(Largest):
-    """The same, with a way to merge it."""
+    """A metric of the largest error so far, with a method to merge states."""
 
     def merge_state(self, metrics):
         for metric in metrics:
@@ -34,7 +34,7 @@ class MergedLargest(Largest):
 
 
 class Total(Largest):
-    """The sum of all errors, whose states can be added."""
+    """A metric of the sum of all errors, whose states can be added."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.value.assign_add(keras.ops.sum(keras.ops.abs(y_true - y_pred)))
@@ -46,7 +46,7 @@ def rows():
 
 
 def merged(metric):
-    """Return the results of three workers merged, those of all rows at once, and each worker's own."""
+    """Return the merged results of three workers, those of all rows at once, and each worker's own."""
     x, y = rows()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae", metric])
@@ -61,7 +61,7 @@ def merged(metric):
 
 @pytest.mark.parametrize("kind", [Total, MergedLargest])
 def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
-    """Its states add up, as an experiment on the driver finds, or it merges them itself."""
+    """A custom metric is exact if its states add up, as a trial on the driver shows, or it merges them."""
     ours, whole, _ = merged(kind())
 
     assert whole == pytest.approx(ours, rel=1e-5)
@@ -70,7 +70,7 @@ def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
 
 @pytest.mark.parametrize("kind", [Largest, MergedLargest])
 def test_a_metric_of_one_of_several_outputs(kind):
-    """Its result takes the place of the one that Keras calls by the output."""
+    """A custom metric of one output replaces the result that Keras reports for it."""
     inputs = keras.Input((3,))
     model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")})
     model.compile("sgd", {"a": "mse", "b": "mse"}, metrics={"b": [kind(), "mae"]})
@@ -95,7 +95,7 @@ def test_a_metric_of_one_of_several_outputs(kind):
 
 
 def test_a_metric_that_cannot_be_merged_is_a_mean_and_says_so(caplog):
-    """By rows, with a warning that names it; the other metrics stay exact."""
+    """A metric that cannot be merged is a mean by rows, with a warning; other metrics stay exact."""
     ours, whole, apart = merged(Largest())
     mean = np.average([each["largest"] for each in apart], weights=[stop - start for start, stop in SHARES])
 

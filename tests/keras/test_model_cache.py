@@ -1,4 +1,4 @@
-"""Models that a process keeps for later tasks."""
+"""The cache of models that a process keeps for later tasks."""
 
 import gc
 import weakref
@@ -13,7 +13,7 @@ from sparkdl.worker import model_cache
 
 
 def spec_of(units, number=0.0):
-    """Return what a model with so many outputs is as values, every weight of it this number."""
+    """Return the spec of a model with ``units`` outputs and every weight equal to ``value``."""
     model = keras.Sequential(
         [keras.Input((3,), name="in"), keras.layers.Dense(units, name="out")], name="one"
     )
@@ -24,7 +24,7 @@ def spec_of(units, number=0.0):
 
 @pytest.mark.parametrize(("most", "others", "kept"), [(1 << 20, 3, True), (1 << 20, 4, False), (0, 1, False)])
 def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, kept):
-    """A few small ones, as cross-validation has them in turn; of large ones only the newest."""
+    """A process keeps a few small models compiled, as for cross-validation, but only one large model."""
     monkeypatch.setattr(model_cache, "_kept", {})
     monkeypatch.setattr(model_cache, "KEPT_BYTES", most)
     first = model_cache.take_replica(spec_of(1, 1.0), {}, None, joint=True)
@@ -38,7 +38,7 @@ def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, k
 
 
 def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
-    """It is compiled already; and of several specs with one key the values are those of each."""
+    """Prediction reuses the compiled model of training, with the values of each spec."""
     monkeypatch.setattr(model_cache, "_kept", {})
     replica = model_cache.take_replica(spec_of(1, 1.0), {}, None, joint=False)
 
@@ -51,7 +51,7 @@ def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_large_model_is_freed_before_the_next_is_made(monkeypatch, joint):
-    """A process would have two of them otherwise, until the collector of cycles comes by."""
+    """A large model is freed before the next is made, without waiting for garbage collection."""
     monkeypatch.setattr(model_cache, "_kept", {})
     monkeypatch.setattr(model_cache, "KEPT_BYTES", 0)
     monkeypatch.setattr(model_cache, "LARGE", 0)

@@ -1,4 +1,4 @@
-"""What is refused of a model, and what comes back of it."""
+"""Checks of a model before training, and its serialization."""
 
 import importlib
 import random
@@ -23,7 +23,7 @@ def compiled(loss="mse"):
 
 
 def test_a_model_comes_back_with_its_values_and_its_compile_arguments():
-    """Weights, optimizer state, loss and metrics survive the journey."""
+    """Weights, optimizer state, loss and metrics survive serialization."""
     model = compiled()
     model.fit(np.ones((8, 3), np.float32), np.ones((8, 2), np.float32), verbose=0)
     spec, objects = serialization.freeze(model)
@@ -38,13 +38,13 @@ def test_a_model_comes_back_with_its_values_and_its_compile_arguments():
 
 
 def test_a_model_that_is_not_compiled_is_refused():
-    """There is nothing to train it with."""
+    """An uncompiled model is refused."""
     with pytest.raises(ModelError, match="not compiled"):
         checks.require_compiled(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
 
 
 def test_a_frozen_layers_weights_are_constants():
-    """They are neither merged nor averaged; BatchNormalization's statistics are averaged."""
+    """Weights of a frozen layer are not exchanged; BatchNormalization's statistics are averaged."""
     model = keras.Sequential(
         [
             keras.Input((3,)),
@@ -73,7 +73,7 @@ def adapted(scale):
 
 
 def test_an_adapted_layer_comes_back_adapted():
-    """What it computes with is made of its variables, and is no variable."""
+    """An adapted layer is restored with its constants, which are not variables."""
     model, x = adapted(5.0), np.ones((1, 3), np.float32)
     spec, objects = serialization.freeze(model)
 
@@ -82,7 +82,7 @@ def test_an_adapted_layer_comes_back_adapted():
 
 
 def test_a_model_that_was_adapted_anew_is_another():
-    """A replica that is compiled has the old constants in it."""
+    """A newly adapted model has another key: compiled replicas hold the old constants."""
     model = adapted(5.0)
     first, same = (serialization.freeze(model)[0].key for _ in range(2))
     model.layers[0].adapt(np.eye(3, dtype=np.float32))
@@ -101,7 +101,7 @@ class Scaled(keras.layers.Layer):
 
 
 def test_a_model_with_another_optimizer_of_its_kind_is_the_same():
-    """Keras calls it sgd_1, sgd_2 and so on, which no worker has to compile a model anew for."""
+    """Optimizers named sgd_1, sgd_2 and so on give the same key, so that no worker compiles anew."""
     parts = [keras.Input((3,), name="rows"), keras.layers.Dense(1, name="out")]
     keys = set()
     for optimizer in ("sgd", "sgd", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "adam"):
@@ -113,7 +113,7 @@ def test_a_model_with_another_optimizer_of_its_kind_is_the_same():
 
 
 def test_a_module_that_was_edited_and_loaded_again_makes_another_model(tmp_path, monkeypatch):
-    """A worker that keeps the model of the last fit would go on with the code of then."""
+    """An edited and reloaded module changes the model's key, so that workers do not run old code."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     keys = []
@@ -132,7 +132,7 @@ def test_a_module_that_was_edited_and_loaded_again_makes_another_model(tmp_path,
 
 
 class OwnCompile(keras.Sequential):
-    """A model that is compiled in a way of its own."""
+    """A model with a custom compile."""
 
     def compile(self, speed):
         super().compile(keras.optimizers.SGD(speed), "mse")
@@ -140,7 +140,7 @@ class OwnCompile(keras.Sequential):
 
 @pytest.mark.filterwarnings("ignore:`compile..` was not called as part of model loading")
 def test_a_compile_of_the_models_own_needs_its_configuration():
-    """Keras does not call it again; the error says what would help."""
+    """A custom compile without get_compile_config is refused with a hint: Keras cannot repeat it."""
     model = OwnCompile([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(0.1)
 
@@ -152,7 +152,7 @@ def test_a_compile_of_the_models_own_needs_its_configuration():
     not hasattr(keras.optimizers, "MultiOptimizer"), reason="MultiOptimizer came with Keras 3.14"
 )
 def test_several_optimizers_are_refused_by_name():
-    """A schedule, a learning rate and a count of steps are then several."""
+    """MultiOptimizer is refused by name: it has several learning rates and step counts."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1)), "mse")
 
@@ -161,7 +161,7 @@ def test_several_optimizers_are_refused_by_name():
 
 
 def test_workers_drop_other_units_and_the_same_in_every_run():
-    """Worker 0 draws what the model would draw, another worker numbers of its own."""
+    """Worker 0 draws the model's own random numbers, other workers different ones, repeatably."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((50,)), keras.layers.Dropout(0.5)])
     model.compile("sgd", "mse")
@@ -214,7 +214,7 @@ class Reader(keras.Model):
 @pytest.mark.parametrize("kind", VOCABULARIES)
 @pytest.mark.parametrize("builds", [False, True])
 def test_a_vocabulary_travels_with_the_model(kind, builds):
-    """A restored model has the vocabulary of the live one, which its configuration may not have."""
+    """A restored model has the live vocabulary, even if its configuration does not."""
     import tensorflow as tf
 
     def model_of(layer):
@@ -238,7 +238,7 @@ def test_a_vocabulary_travels_with_the_model(kind, builds):
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize("builds", [False, True])
 def test_a_class_that_computes_with_strings_is_built_again(builds):
-    """A restored model of a class whose call takes strings only has its weights."""
+    """A model class whose call takes only strings is restored with its weights."""
     import tensorflow as tf
 
     model, x = Reader(), tf.constant(["GOOD", "bad"])
@@ -251,7 +251,7 @@ def test_a_class_that_computes_with_strings_is_built_again(builds):
 
 @pytest.mark.backend("tensorflow")
 def test_a_batch_size_of_strings_is_tried_out():
-    """An Input of strings may name a batch size that no layer needs."""
+    """A fixed batch size of a string Input that no layer needs is detected by a trial."""
     words = keras.Input(batch_shape=(16, 1), dtype="string")
     model = keras.Model(words, keras.layers.StringLookup(vocabulary=WORDS[:2])(words))
 
@@ -260,7 +260,7 @@ def test_a_batch_size_of_strings_is_tried_out():
 
 @pytest.mark.backend("tensorflow")
 def test_models_with_other_vocabularies_have_other_keys():
-    """A replica that an executor has is used again for a model of the same vocabulary only."""
+    """Models with different vocabularies have different keys, so that cached replicas match."""
     lookup = keras.layers.StringLookup()
     model = keras.Sequential([keras.Input((1,), dtype="string"), lookup])
     keys = []
@@ -283,7 +283,7 @@ class Counting(keras.layers.Layer):
 
 
 def test_counters_go_with_the_generators():
-    """They are saved in cuts; only random generators are another worker by worker."""
+    """Counters are saved in snapshots like random generators, but only generators differ by worker."""
     model = keras.Sequential(
         [keras.Input((3,)), Counting(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     )
@@ -308,7 +308,7 @@ class Late(keras.Model):
 
 
 def test_a_function_may_build_a_model_that_its_first_rows_build():
-    """The driver has seen a row, and a worker builds its own of the same shapes."""
+    """A function may return a model that is built by its first rows, on the driver and on workers."""
 
     def build():
         model = Late()
@@ -323,7 +323,7 @@ def test_a_function_may_build_a_model_that_its_first_rows_build():
 
 
 def test_a_function_that_builds_another_model_each_time_is_refused():
-    """On the driver, where its first model is at hand."""
+    """A function that builds a different model each time is refused on the driver."""
     widths = iter((2, 3))
 
     def build():
@@ -337,7 +337,7 @@ def test_a_function_that_builds_another_model_each_time_is_refused():
 
 @pytest.mark.parametrize(("missing", "extra"), [("pyspark", "spark"), (keras.backend.backend(),) * 2])
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, extra):
-    """`import sparkdl` works without; what needs it says so."""
+    """`import sparkdl` works without an optional package; what needs it raises an install hint."""
     code = f"import sys; sys.modules[{missing!r}] = None; import sparkdl; sparkdl.SparkModel"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
@@ -347,7 +347,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, 
 
 
 def test_optimizers_of_low_precision_are_averaged_by_rows():
-    """Workers that step on their own have states of their own, and the driver's is their mean."""
+    """Optimizer states of workers that step on their own are averaged by rows, also in low precision."""
     layers = [keras.Input((3,)), keras.layers.Dense(1, use_bias=False, dtype="bfloat16")]
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
@@ -367,7 +367,7 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
 
 
 def test_a_constraint_holds_in_the_model_whatever_was_merged():
-    """A momentum of the center, or a stale delta, may go beyond it."""
+    """The model satisfies its constraints even if momentum or a stale delta moved the center beyond."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
     model.compile("sgd", "mse")
     driver = DriverModel(model, joint=False)
@@ -379,7 +379,7 @@ def test_a_constraint_holds_in_the_model_whatever_was_merged():
 
 @pytest.mark.parametrize(("momentum", "known"), [(0.0, True), (0.99, True), (1 - 1e-9, False), (1.0, False)])
 def test_a_moving_average_that_hardly_moves_has_no_decay_to_divide_by(momentum, known):
-    """In float32 it keeps all of itself; it is averaged, as what is not known."""
+    """A moving average with a momentum of 1 in float32 counts as one of unknown decay."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(momentum=momentum)])
 
     np.testing.assert_array_equal(
@@ -389,7 +389,7 @@ def test_a_moving_average_that_hardly_moves_has_no_decay_to_divide_by(momentum, 
 
 @pytest.mark.parametrize("builds", [False, True])
 def test_making_a_model_again_draws_nothing_from_the_global_generators(builds):
-    """Models that are built after a fit begin with the weights that they have after plain Keras's fit."""
+    """Restoring draws nothing from the global generators, so later models start as after plain Keras."""
 
     def build():
         np.random.uniform()

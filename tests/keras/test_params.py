@@ -14,7 +14,7 @@ from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
 
 
 def test_each_param_has_an_owner_words_and_accessors():
-    """As Spark's own: the instance has it, explains it, sets it and gets it."""
+    """Each Param belongs to its instance and has a doc, a getter and a setter, as Spark's own."""
     params = TrainingParams()
 
     assert len(params.params) == len(inspect.signature(TrainingParams).parameters)
@@ -26,7 +26,7 @@ def test_each_param_has_an_owner_words_and_accessors():
 
 
 def test_a_setter_returns_its_owner():
-    """Setters can be chained, and values of NumPy's become Python's."""
+    """Setters can be chained, and NumPy values become Python's."""
     params = TrainingParams().setEpochs(np.int64(3)).setFrequency(np.int32(16)).setSeed(7)
 
     assert (3, 16, 7) == (params.getEpochs(), params.getFrequency(), params.getSeed())
@@ -34,7 +34,7 @@ def test_a_setter_returns_its_owner():
 
 
 def test_none_is_what_was_never_set():
-    """In the constructor, in `setParams` and in a setter: the default is there again, or nothing."""
+    """Setting None restores the default, in the constructor, in `setParams` and in a setter."""
     params = TrainingParams(mode=None, weightCol=None, epochs=3).setEpochs(None)
 
     assert ("synchronous", 1) == (params.getMode(), params.getEpochs())
@@ -43,7 +43,7 @@ def test_none_is_what_was_never_set():
 
 
 def test_a_copy_has_values_of_its_own():
-    """`copy` with other values leaves the original as it was, whose identity it keeps."""
+    """`copy` with other values leaves the original unchanged and keeps its uid."""
     params = TrainingParams(epochs=2, batchSize=64)
     copy = params.copy({params.epochs: 5})
 
@@ -77,7 +77,7 @@ def test_a_copy_has_values_of_its_own():
     ],
 )
 def test_what_a_param_does_not_take_is_refused_at_once(value, error, message):
-    """By the constructor and by `setParams` alike, with the name of the Param."""
+    """The constructor and `setParams` refuse an invalid value with the name of the Param."""
     with pytest.raises(error, match=message):
         TrainingParams(**value)
     with pytest.raises(error, match=message):
@@ -85,7 +85,7 @@ def test_what_a_param_does_not_take_is_refused_at_once(value, error, message):
 
 
 def test_params_become_the_arguments_of_a_fit():
-    """By their Python names; those that have no value are left to SparkModel."""
+    """Params are passed by their Python names; unset ones are left to SparkModel."""
     params = TrainingParams(batchSizePerWorker=8, validationIndicatorCol="held", classWeight={"1": 2})
 
     assert {"mode": "synchronous", "frequency": "batch", "batch_size_per_worker": 8} == arguments(
@@ -95,7 +95,7 @@ def test_params_become_the_arguments_of_a_fit():
     assert ("held", {1: 2.0}) == (fit["validation_indicator_col"], fit["class_weight"])
 
 
-OTHERWISE = {  # what a stage says by other Params, or which Spark has no use for
+OTHERWISE = {  # set by other Params, or of no use in Spark ML
     "x",
     "y",
     "sample_weight",
@@ -106,7 +106,7 @@ OTHERWISE = {  # what a stage says by other Params, or which Spark has no use fo
 
 
 def test_there_is_a_param_for_whatever_a_spark_model_takes():
-    """For its settings and for the arguments of its fit, each by its name in Spark's spelling."""
+    """There is a Param for every setting of SparkModel and argument of fit, in Spark's spelling."""
     taken = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters}
     named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in taken - OTHERWISE}
 
@@ -115,7 +115,7 @@ def test_there_is_a_param_for_whatever_a_spark_model_takes():
 
 
 def test_checkpoints_are_a_folder_or_a_configuration():
-    """A folder is a configuration that says nothing else."""
+    """A folder as checkpoint equals a CheckpointConfig with only that folder."""
     config = CheckpointConfig("hdfs:///kept", every=timedelta(minutes=1.5), keep=3)
 
     assert config == TrainingParams(checkpoint=config).getCheckpoint()
@@ -135,13 +135,13 @@ def test_checkpoints_are_a_folder_or_a_configuration():
     ],
 )
 def test_several_inputs_are_mapped_either_way(columns, expected):
-    """Columns by input, as in SparkModel, or inputs by column, as other pipelines have it."""
-    inputs = () if "anything" in columns else ("points", "words")  # a subclassed model does not tell
+    """Several inputs map columns by input, as in SparkModel, or inputs by column, as in other pipelines."""
+    inputs = () if "anything" in columns else ("points", "words")  # a subclassed model has no input names
 
     assert expected == by_name(columns, inputs, "input")
 
 
 def test_a_mapping_that_may_be_read_either_way_is_refused():
-    """It would be a guess, and silent."""
+    """A mapping that may be read either way is refused."""
     with pytest.raises(ConfigError, match="may name columns by output or outputs by column"):
         by_name({"a": "b", "b": "c", "c": "a"}, ("a", "b", "c"), "output")

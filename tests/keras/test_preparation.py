@@ -1,4 +1,4 @@
-"""The arguments of a fit on their way to its request."""
+"""Arguments of a fit are passed on to its request."""
 
 import inspect
 from dataclasses import fields
@@ -38,7 +38,7 @@ def test_every_argument_of_fit_goes_into_the_request():
 
 @pytest.mark.parametrize(("batch_size", "rows"), [(None, 32), (5, 5)])
 def test_settings_are_those_of_the_arguments(batch_size, rows):
-    """A batch size that is not known is Keras's default."""
+    """An unknown batch size becomes Keras's default."""
     arguments = FitArguments(**DEFAULTS | {"epochs": 3, "seed": 1, "batch_size": 7})
 
     assert FitConfig(batch_size=rows, epochs=3, seed=1) == arguments.settings(batch_size)
@@ -54,7 +54,7 @@ def test_validation_data_of_four_parts_is_refused():
 
 
 def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
-    """A model that was changed since the last fit begins anew."""
+    """State is carried over to the next fit only for the unchanged model and the same number of workers."""
     model, state = compiled(), CarriedState({}, None)
     user = UserModel(
         model=model,
@@ -71,5 +71,5 @@ def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
 
 
 def test_a_model_of_any_batch_size_takes_any():
-    """Only a model whose Input has a batch size can refuse one."""
+    """A model without a fixed batch size accepts any."""
     assert fixed_batch_size(compiled(), batch_size=3, validation_batch_size=None) is None

@@ -1,4 +1,4 @@
-"""Promise 1: synchronous/batch computes what one Keras process would, and so does one worker anywhere."""
+"""Promise 1: synchronous/batch gives the result of one Keras process, and so does one worker in any mode."""
 
 import time
 
@@ -42,7 +42,7 @@ OPTIMIZERS = {
 
 
 class Losses(keras.callbacks.Callback):
-    """The loss of each batch, out of Keras's running mean over the rows of an epoch."""
+    """A callback that records the loss of each batch, from Keras's running mean over an epoch's rows."""
 
     def __init__(self):
         super().__init__()
@@ -89,12 +89,12 @@ def test_workers_together_train_as_one_process_does(optimizer, workers):
 
 @pytest.mark.parametrize("rows", [(250, 60), (200, 0, 110), (309, 1)], ids=str)
 def test_uneven_and_empty_partitions_change_nothing(rows):
-    """However rows are spread, each update is made of the same rows."""
+    """Each update consists of the same rows, however uneven or empty the partitions are."""
     check_equal("adam", rows)
 
 
 class PlainMean(GradientRounds):
-    """A mutant: workers count alike, however many rows they have."""
+    """A mutant that weighs workers equally, whatever their rows."""
 
     def _add(self, update):
         if update.rows:
@@ -103,7 +103,7 @@ class PlainMean(GradientRounds):
 
 
 class Stale(GradientRounds):
-    """A mutant: each round answers with the mean of the one before."""
+    """A mutant in which each round answers with the previous mean."""
 
     def _conclude(self, parameters, statistics, reply):
         kept = getattr(self, "kept", parameters)
@@ -112,7 +112,7 @@ class Stale(GradientRounds):
 
 
 class LastDropped(Loop):
-    """A mutant: the last batch of an epoch is not trained on."""
+    """A mutant that drops the last batch of an epoch."""
 
     def _exchange(self, sequence):
         if (sequence + 1) % self.plan.windows == 0:
@@ -121,7 +121,7 @@ class LastDropped(Loop):
 
 
 class Forgetful(Loop):
-    """A mutant: the optimizer starts anew in every epoch."""
+    """A mutant whose optimizer starts anew in every epoch."""
 
     def _train_epoch(self, sequence, seen_rows):
         for variable in self.replica.model.optimizer.variables[2:]:
@@ -140,7 +140,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_comparison_sees_each_of_five_mistakes(mutant):
-    """A trainer that makes a known mistake does not pass for equal."""
+    """A trainer with a known mistake fails the comparison."""
     with pytest.raises(AssertionError):
         check_equal("momentum", (200, 110), **MUTANTS[mutant])
 
@@ -162,7 +162,7 @@ def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
 
 @pytest.mark.parametrize("rows", [(200, 110), (100, 0, 210)], ids=str)
 def test_units_that_may_flip_are_compared_a_step_at_a_time(rows):
-    """A ReLU that rounding lets flip moves weights by 1e-3, so each step begins at common weights."""
+    """ReLU units may flip by rounding, which moves weights by 1e-3, so each step starts at common weights."""
 
     def rectified():
         keras.utils.set_random_seed(1)
@@ -191,7 +191,7 @@ def test_units_that_may_flip_are_compared_a_step_at_a_time(rows):
 def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
     """The learning rate after the last epoch is plain Keras's within one step, for any number of workers.
 
-    A worker's own is that times what the default multiplies it by.
+    A worker's own rate is that times the default rule's factor.
     """
     x, y = problem()
     model, own = model_with(OPTIMIZERS["adamw"][0]), []
@@ -220,7 +220,7 @@ def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
 
 
 def test_exchanges_that_take_most_of_an_epoch_are_said_once(monkeypatch, caplog):
-    """By worker 0, whose log the driver shows: a frequency that exchanges less often is named."""
+    """Slow exchanges are logged once, by worker 0, with a frequency that exchanges less often."""
     finish = LocalExchange.finish
 
     def slowly(self, ticket):

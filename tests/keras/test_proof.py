@@ -1,4 +1,4 @@
-"""A model that is made again is tried out beside the live one, for what no comparison of attributes sees."""
+"""A restored model is run next to the live one, which finds differences hidden from comparison."""
 
 import functools
 
@@ -15,7 +15,7 @@ Y = X.sum(1, keepdims=True)
 
 
 class Hidden:
-    """A number that is no attribute which could be compared, as in objects of other languages."""
+    """A number that cannot be compared as an attribute, as in objects of other languages."""
 
     __slots__ = ("value",)
 
@@ -36,7 +36,7 @@ class HidingLayer(keras.layers.Layer):
 
 
 class HidingGradient(HidingLayer):
-    """A layer that returns its inputs, and multiplies their gradient."""
+    """A layer that returns its inputs and scales their gradient."""
 
     def call(self, inputs):
         scaled = super().call(inputs)
@@ -87,7 +87,7 @@ class HidingOptimizer(keras.optimizers.SGD):
 
 
 class HidingModel(keras.Model):
-    """A model whose factor is in its graph; Keras notes the default value as what it was given."""
+    """A model with a factor in its graph, while Keras records the default value as its argument."""
 
     def __init__(self, value=1.0, **settings):
         inputs = keras.Input((4,))
@@ -120,7 +120,7 @@ HIDING = {
 
 @pytest.mark.parametrize("what", HIDING)
 def test_what_comes_back_as_something_else_is_named(what):
-    """Nothing is trained; the error tells what differs, and by how much."""
+    """A restored model with other results is refused; the error names the difference and its size."""
     if what == "prediction" and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15):
         pytest.skip("older versions do not make such a model again, which is a ModelError too")
     model = HIDING[what]()
@@ -130,7 +130,7 @@ def test_what_comes_back_as_something_else_is_named(what):
 
 
 class Noise(keras.layers.Layer):
-    """A layer that is random when it predicts."""
+    """A layer that is random in prediction."""
 
     def compute_output_shape(self, shape):
         return shape
@@ -150,7 +150,7 @@ class Nameless(keras.layers.Layer):
 
 
 class Broken(keras.Model):
-    """A model whose step for tests cannot be computed outside of a fit."""
+    """A model whose test_step raises an error outside a fit."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -165,7 +165,7 @@ class Broken(keras.Model):
 
 @pytest.mark.parametrize("make", [lambda: net(Noise()), lambda: net(Nameless()), lambda: compiled(Broken())])
 def test_what_is_random_or_nameless_or_fails_here_too_is_taken(make):
-    """A difference that the live model has from itself is no reason to refuse it."""
+    """A difference that the live model has from itself is accepted."""
     model = make()
     keras_metrics.build_metrics(model, X, Y)
 
@@ -174,7 +174,7 @@ def test_what_is_random_or_nameless_or_fails_here_too_is_taken(make):
 
 @pytest.mark.parametrize("by", ["var_list", "var_names"])
 def test_weights_without_weight_decay_are_taken(by):
-    """Optimizers know them by the ids of variables, which are others in a model that is made again."""
+    """Variables excluded from weight decay are accepted, although their ids differ in the restored model."""
     model = net(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.5))
     excluded = {"var_list": model.weights[:1], "var_names": ["kernel"]}[by]
     model.optimizer.exclude_from_weight_decay(**{by: excluded})
@@ -184,7 +184,7 @@ def test_weights_without_weight_decay_are_taken(by):
 
 @pytest.mark.parametrize("loss_scale", [False, True])
 def test_the_live_model_is_left_as_it_was(loss_scale):
-    """A step that is tried out moves no weight, and changes no optimizer."""
+    """The check leaves the live model's weights and optimizer unchanged."""
     adam = keras.optimizers.Adam()
     model = net(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), optimizer=adam)
     if loss_scale:
@@ -201,7 +201,7 @@ def test_the_live_model_is_left_as_it_was(loss_scale):
 
 
 def test_states_of_recurrent_layers_are_left_as_they_are():
-    """They are no weights of the model, and a fit begins with them."""
+    """The check leaves states of recurrent layers unchanged, since a fit begins with them."""
     keras.utils.set_random_seed(0)
     layers = [keras.Input(batch_shape=(1, 4, 1)), keras.layers.GRU(2, stateful=True), keras.layers.Dense(1)]
     model = compiled(keras.Sequential(layers))
@@ -214,7 +214,7 @@ def test_states_of_recurrent_layers_are_left_as_they_are():
 
 
 def test_no_variable_gets_a_new_name():
-    """TensorFlow keeps memory for each name that a variable ever had, so that every fit would leave some."""
+    """The check creates no named variables: TensorFlow keeps memory for each name."""
     model, again = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
     for each in (model, again):
         each.compile(keras.optimizers.Adam(), "mse")
@@ -229,7 +229,7 @@ def test_no_variable_gets_a_new_name():
 
 
 def test_memory_that_runs_out_is_no_difference(monkeypatch):
-    """The models are the same; what could not be computed of the second one is named as it is."""
+    """Running out of memory during the check is reported as such, not as a difference."""
     model, again = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
     for each in (model, again):
         each.compile("sgd", "mse")

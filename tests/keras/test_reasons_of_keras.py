@@ -1,4 +1,4 @@
-"""The reason of what Keras and its backends raise, found in their real errors."""
+"""The reason is extracted from real errors of Keras and its backends."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from sparkdl.process.reasons import reason_of
 
 
 class Odd(keras.layers.Layer):
-    """A layer that takes no input of three columns."""
+    """A layer that refuses an input of three columns."""
 
     def call(self, inputs):
         if inputs.shape[-1] == 3:
@@ -57,7 +57,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FAILURES[kind][2]) for kind in FAILURES])
 def test_the_reason_is_in_the_line(kind):
-    """One line, which begins with the name of the exception and has no part of a traceback or a graph."""
+    """The reason is one line that begins with the exception's name and has no traceback or graph."""
     run, words, _ = FAILURES[kind]
 
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each backend has its own

@@ -1,4 +1,4 @@
-"""The answer key itself is right: where theory has an answer, it gives that answer."""
+"""Checks of the reference implementation against results known from theory."""
 
 import keras
 import numpy as np
@@ -62,14 +62,14 @@ def test_one_synchronous_worker_is_plain_keras(problem, frequency):
 @pytest.mark.parametrize("rule", reference.RULES)
 @pytest.mark.parametrize("frequency", ["batch", 3, "epoch"])
 def test_one_asynchronous_worker_is_plain_keras(problem, frequency, rule):
-    """One worker is never stale, so every rule adds its whole delta."""
+    """A single asynchronous worker is never stale, so every rule adds its whole delta."""
     actual = simulate(reference.asynchronous, problem, workers=1, frequency=frequency, rule=rule)
 
     close(actual, plain(problem))
 
 
 def test_two_workers_with_a_stale_sum_are_what_the_hand_computes(problem):
-    """Two turns from one center: the second delta is one version stale, and dynsgd halves it."""
+    """Two turns from one center, by hand: the second delta is one version stale, and dynsgd halves it."""
     factory, weights, x, y = problem
     deltas = []
     for k in range(2):
@@ -86,7 +86,7 @@ def test_two_workers_with_a_stale_sum_are_what_the_hand_computes(problem):
 
 
 def test_a_seed_decides_the_order_of_rows(problem):
-    """The same seed repeats a run; another one differs."""
+    """The same seed repeats a run; another seed differs."""
     runs = [
         simulate(reference.synchronous, problem, workers=2, frequency="epoch", seed=seed)
         for seed in (1, 1, 2)

@@ -1,4 +1,4 @@
-"""Rules at work: a gang of threads trains as the answer key says, for every rule that rounds have."""
+"""A worker group of threads trains as the reference implementation does, for every rule."""
 
 from contextlib import nullcontext
 
@@ -36,7 +36,7 @@ def problem(rows=ROWS):
 
 
 def trained(merge, *, workers=WORKERS, window=3, mode="synchronous", epochs=EPOCHS, optimizer=None, **terms):
-    """Return the weights that a gang trains."""
+    """Return the weights trained by a worker group."""
     model, (x, y) = make_model(optimizer), problem()
     rows = even_split(ROWS, workers)
     settings = {"batch_size": BATCH, "epochs": epochs, "merge": merge} | terms
@@ -45,7 +45,7 @@ def trained(merge, *, workers=WORKERS, window=3, mode="synchronous", epochs=EPOC
 
 
 def simulated(how, *, workers=WORKERS, frequency=3, rate=0.2, **settings):
-    """Return the weights that the answer key works out."""
+    """Return the weights of the reference implementation."""
     settings |= {"workers": workers, "batch_size": BATCH, "epochs": EPOCHS, "frequency": frequency}
     start = make_model().get_weights()
     return how(lambda: make_model(rate=rate), start, *problem(), **settings).get_weights()
@@ -64,7 +64,7 @@ def check_close(expected, actual):
 
 
 def adasum(deltas, rows):
-    """The formula for two workers, over all variables together."""
+    """Return Adasum of two workers' deltas, over all variables together."""
     first, second = (np.concatenate([d.ravel() for d in delta]) for delta in deltas)
     common, squares = first @ second, (first @ first, second @ second)
     factors = [1 - common / (2 * square) for square in squares]
@@ -82,7 +82,7 @@ COMBINE = {
 
 @pytest.mark.parametrize("name", COMBINE)
 def test_rounds_combine_deltas_by_the_rule(name):
-    """Local steps, then what the rule makes of the deltas; its state goes on from round to round."""
+    """Rounds combine the deltas of local steps by the rule, which keeps its state between rounds."""
     rule, combine = COMBINE[name]
 
     check_close(simulated(reference.synchronous, combine=combine), trained(rule))
@@ -90,7 +90,7 @@ def test_rounds_combine_deltas_by_the_rule(name):
 
 @pytest.mark.parametrize("frequency", [3, "epoch"])
 def test_springs_tie_workers_to_the_center_in_rounds(frequency):
-    """Workers keep their own weights, also across epochs; the default is 0.9 / K."""
+    """In rounds, elastic workers keep their own weights across epochs; the default alpha is 0.9 / K."""
     window = None if frequency == "epoch" else frequency
 
     check_close(
@@ -101,7 +101,7 @@ def test_springs_tie_workers_to_the_center_in_rounds(frequency):
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_spring_is_tied_to_the_center_of_the_moment(mode, workers):
-    """Without rounds a worker asks for the center first, which others have moved since."""
+    """Without rounds, an elastic worker pulls the current center first."""
     expected = simulated(reference.elastic_in_turn, workers=workers, alpha=0.25)
     settings = {"world": World(), "paces": paces(1.0, 1.01)}
 
@@ -110,7 +110,7 @@ def test_a_spring_is_tied_to_the_center_of_the_moment(mode, workers):
 
 @pytest.mark.parametrize(("mode", "window", "rule"), [("asynchronous", 3, "dynsgd"), ("hogwild", 1, "sum")])
 def test_workers_in_turn_merge_as_the_answer_key_does(mode, window, rule):
-    """Two workers of nearly one speed: every update but the first is as stale as there are others."""
+    """With two workers of nearly one speed, every update but the first has a staleness of one."""
     expected = simulated(reference.asynchronous, frequency=window, rule=rule)
 
     check_close(expected, trained(rule, mode=mode, window=window, world=World(), paces=paces(1.0, 1.01)))
@@ -125,7 +125,7 @@ RATES = {
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 3), ("asynchronous", 3), ("hogwild", 1)])
 def test_defaults_are_what_the_docs_say(mode, window, rate):
-    """Several batches at the root of K times the rate: averaged with momentum, or by their staleness."""
+    """For several batches the default is the rate times the root of K, with momentum or by staleness."""
     if mode == "synchronous":
         combine = reference.Nesterov(1.0, 1 - WORKERS**-0.5)
         expected = simulated(reference.synchronous, rate=0.2 * WORKERS**0.5, combine=combine)
@@ -140,7 +140,7 @@ def test_defaults_are_what_the_docs_say(mode, window, rate):
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 3), ("asynchronous", None), ("hogwild", 3)])
 def test_workers_without_rows_change_no_default(mode, window):
-    """Whoever has all the rows trains as one worker does, at the rate of one."""
+    """If one worker has all rows, it trains as a single worker does, at the unscaled rate."""
     rows = 8 * BATCH
     model, alone, (x, y) = make_model(), make_model(), problem(rows)
     alone.fit(x, y, BATCH, EPOCHS, shuffle=False, verbose=0)
@@ -152,14 +152,14 @@ def test_workers_without_rows_change_no_default(mode, window):
 
 @pytest.mark.parametrize("make", [lambda: SGD(0.7, 0.9), lambda: keras.optimizers.SGD(0.7, 0.9)])
 def test_an_outer_optimizer_may_be_one_of_keras(make):
-    """Both forms of momentum take the same steps at a constant rate."""
+    """A Keras optimizer as outer optimizer takes the same steps, in both forms of momentum."""
     expected = trained(FedOpt(SGD(0.7, 0.9)))
 
     check_close(expected, trained(with_keras_optimizer(FedOpt(make()))))
 
 
 def test_an_outer_optimizer_of_keras_changes_none_of_its_arguments():
-    """A run may be taken up again from an earlier state."""
+    """An outer optimizer of Keras does not change its arguments, so that a run can resume from a state."""
     outer = with_keras_optimizer(FedOpt(keras.optimizers.Adam(0.1))).optimizer
     center, gradient = np.ones(4, np.float32), np.arange(4, dtype=np.float32)
     state = outer.init(center)
@@ -173,7 +173,7 @@ def test_an_outer_optimizer_of_keras_changes_none_of_its_arguments():
 
 
 def test_an_outer_optimizer_that_is_none_is_refused():
-    """By what it is."""
+    """An outer optimizer of a wrong type is refused with its value."""
     with pytest.raises(
         ConfigError, match="should be one of sparkdl.rules.outer or of keras.optimizers; got 'adam'"
     ):
@@ -181,7 +181,7 @@ def test_an_outer_optimizer_that_is_none_is_refused():
 
 
 def test_eamsgd_is_for_workers_with_nesterovs_momentum():
-    """Any other optimizer is refused, with what to take."""
+    """EAMSGD is refused for workers without Nesterov momentum, with the remedy."""
     model = make_model(keras.optimizers.SGD(0.1, momentum=0.9))
     with pytest.raises(ConfigError, match='merge="eamsgd" is for workers that step with Nesterov'):
         SparkModel(model, mode="asynchronous", merge="eamsgd")
@@ -189,13 +189,13 @@ def test_eamsgd_is_for_workers_with_nesterovs_momentum():
 
 
 def test_a_batch_of_rounds_takes_gradients_only():
-    """Other rules than the mean are for weights that workers trained apart."""
+    """A rule other than the mean is refused for gradients, which are exchanged at every batch."""
     with pytest.raises(ConfigError, match="averages gradients. Leave merge='diloco' out"):
         SparkModel(make_model(), merge="diloco")
 
 
 def test_one_long_epoch_is_the_averaging_trainer_of_dist_keras():
-    """Every worker trains on its own to the end; then the models are averaged, once."""
+    """With one long epoch, workers train separately to the end and the models are averaged once."""
     rows, epochs = 64, 3
     x, y = problem(rows)
     apart = []
@@ -216,7 +216,7 @@ def test_one_long_epoch_is_the_averaging_trainer_of_dist_keras():
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 1), ("synchronous", 3), ("asynchronous", 3)])
 def test_a_run_in_virtual_time_repeats_bit_by_bit(mode, window):
-    """Asynchronous ones too: who comes first is said by the speeds."""
+    """A run in virtual time repeats bit for bit, also asynchronously: the speeds determine the order."""
     first, again = (
         trained(None, mode=mode, window=window, world=World(), paces=paces(1.0, 1.7)) for _ in range(2)
     )
@@ -226,14 +226,14 @@ def test_a_run_in_virtual_time_repeats_bit_by_bit(mode, window):
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_speeds_change_nothing_where_everybody_is_waited_for(window):
-    """A gang of threads and one in virtual time train the same weights."""
+    """In synchronous modes, threads and virtual time train the same weights at any speeds."""
     slow = trained(None, window=window, world=World(), paces=paces(1.0, 1.7))
 
     assert all(np.array_equal(a, b) for a, b in zip(trained(None, window=window), slow, strict=True))
 
 
 class Counting(Loop):
-    """A loop that keeps itself, to be looked at."""
+    """A loop that records itself for inspection."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -242,7 +242,7 @@ class Counting(Loop):
 
 @pytest.mark.parametrize("optimizer", [None, keras.optimizers.Adam(0.01)])
 def test_a_late_replica_is_brought_up_to_the_others(optimizer):
-    """In synchronous/batch with a quorum all replicas end with the same weights and optimizer state."""
+    """With a quorum, all replicas end with the same weights and optimizer state."""
     loops = {}
     model, (x, y) = make_model(optimizer), problem()
     train(
@@ -268,7 +268,7 @@ def test_a_late_replica_is_brought_up_to_the_others(optimizer):
 
 
 def test_a_quorum_trains_without_the_slowest():
-    """The deltas of the others are averaged; those of the slowest come too late."""
+    """With a quorum, the deltas of the slowest worker come too late and the others are averaged."""
     expected = simulated(
         reference.synchronous, workers=3, combine=lambda deltas, rows: reference.average(deltas[:2], rows[:2])
     )
@@ -288,7 +288,7 @@ def test_a_quorum_trains_without_the_slowest():
     ],
 )
 def test_a_run_that_diverges_ends_by_name(mode, window, why):
-    """A line through noise at a hundred times the rate that it bears: NaN is never merged."""
+    """A regression at a hundred times the stable rate raises DivergedError; NaN is never merged."""
     keras.utils.set_random_seed(0)
     model, (x, y) = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), problem(700)
     model.compile(keras.optimizers.SGD(100.0), "mse")
@@ -301,10 +301,10 @@ def test_a_run_that_diverges_ends_by_name(mode, window, why):
     ("seed", "epochs", "ends"), [(0, 6, True), (None, 4, False), (None, 6, True)], ids=str
 )
 def test_a_center_that_swings_ends_a_run_by_name(seed, epochs, ends):
-    """Workers go all the way to a line, and the center a bit more than as far beyond it.
+    """A center that overshoots the minimum a bit more in each round ends the run with DivergedError.
 
-    With rows in an order of their own, whose first ones in a window may be those that were forgotten, it
-    takes longer: until the loss over windows tells.
+    With shuffled rows a window may start with rows that the workers saw long ago, so detection takes longer:
+    until the loss over windows shows it.
     """
     keras.utils.set_random_seed(0)
     model, (x, _) = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), problem(3000)

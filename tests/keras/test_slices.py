@@ -1,7 +1,7 @@
-"""What a batch looks up moves as in model.fit: the slices of its gradients reach the optimizer as they are.
+"""Embeddings move as in model.fit: slices of their gradients reach the optimizer unchanged.
 
-On TensorFlow Keras's optimizers square, or clip, the gradients of a row that comes twice one by one. JAX and
-torch add them up, and workers there too, so that all of this holds on each backend.
+On TensorFlow, Keras's optimizers square or clip the gradients of a repeated row one by one. JAX and torch add
+them up, as do workers there, so all tests hold on each backend.
 """
 
 import keras
@@ -45,7 +45,7 @@ def vector(model):
 
 
 def distance(build, x=X, rows=(50, 40), **options):
-    """Return how far workers end from model.fit, as a part of its way, and the store."""
+    """Return the workers' distance from model.fit, relative to its movement, and the coordinator."""
     model, reference, stores = build(), build(), []
     start = vector(reference)
     reference.fit(x, RATINGS, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
@@ -93,7 +93,7 @@ TIMES = [(ROWS,), (50, 40), (30, 0, 60)]
     ids=str,
 )
 def test_every_optimizer_moves_embeddings_as_in_keras(name, rows):
-    """Whatever it makes of slices, with any number of workers, one of them without rows."""
+    """Every optimizer moves embeddings as in Keras with any number of workers, one of them without rows."""
     apart, _ = distance(lambda: recommender(MADE[name]()), rows=rows)
 
     assert apart < 1e-5
@@ -101,7 +101,7 @@ def test_every_optimizer_moves_embeddings_as_in_keras(name, rows):
 
 @pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
 def test_the_comparison_sees_gradients_that_are_added_up():
-    """Dense gradients, which an adaptive optimizer squares after the sum, make another model."""
+    """Dense gradients, which an adaptive optimizer squares after the sum, give another model."""
     apart, store = distance(lambda: recommender(keras.optimizers.Adam(0.01)), slices=0)
 
     assert apart > 0.05
@@ -118,7 +118,7 @@ HOW = [
 
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_slices_survive_however_steps_are_run(how):
-    """Compiled by XLA, several in one call, or by hand."""
+    """Slices are exchanged with steps compiled by XLA, several per call, or run eagerly."""
     apart, store = distance(lambda: recommender(keras.optimizers.RMSprop(0.01), **how))
 
     assert apart < 1e-5
@@ -126,7 +126,7 @@ def test_slices_survive_however_steps_are_run(how):
 
 
 class Lookup(layers.Layer):
-    """A layer of a user's own, whose table has any rank, and which has no other variable."""
+    """A custom layer whose table has any rank, and which has no other variable."""
 
     def __init__(self, shape, **options):
         super().__init__(**options)
@@ -142,7 +142,7 @@ class Lookup(layers.Layer):
 
 @pytest.mark.parametrize("shape", [(50,), (50, 2, 3)], ids=str)
 def test_a_table_may_have_any_rank(shape):
-    """Also where a model has no dense variable at all."""
+    """A table may have any rank, also in a model without dense variables."""
 
     def build():
         keras.utils.set_random_seed(1)
@@ -161,7 +161,7 @@ WHOLE = [pytest.param(policy, marks=pytest.mark.whole) for policy in ("mixed_bfl
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16", *WHOLE])
 def test_slices_have_the_precision_of_their_variable(policy):
-    """One worker's are Keras's own, whatever their dtype; a scaled loss is unscaled by the optimizer."""
+    """Slices of one worker keep Keras's dtype; the optimizer unscales a scaled loss."""
     keras.config.set_dtype_policy(policy)
     try:
         apart, _ = distance(lambda: recommender(keras.optimizers.RMSprop(0.01)), rows=(ROWS,))
@@ -172,7 +172,7 @@ def test_slices_have_the_precision_of_their_variable(policy):
 
 
 def test_an_optimizer_that_cannot_unscale_slices_gets_dense_gradients():
-    """Keras on TensorFlow fails on a loss_scale_factor beside an embedding; workers train."""
+    """With loss_scale_factor, workers exchange dense gradients; Keras on TensorFlow fails there."""
     model, stores = recommender(keras.optimizers.SGD(0.05, loss_scale_factor=4.0)), []
     start = vector(model)
     train(model, X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE, epochs=1, stores=stores)
@@ -187,7 +187,7 @@ def test_an_optimizer_that_cannot_unscale_slices_gets_dense_gradients():
 
 @pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
 def test_a_step_by_slices_is_keras_s_bit_for_bit():
-    """The gradient of a batch, given back as the mean, does what train_on_batch does."""
+    """A step with a batch's own gradient as the mean equals train_on_batch bit for bit."""
     model, reference = (recommender(keras.optimizers.RMSprop(0.01)) for _ in range(2))
     replica = make_replica(model, joint=True)
     replica.slices = 1 << 20
@@ -207,7 +207,7 @@ def test_a_step_by_slices_is_keras_s_bit_for_bit():
 @pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
 @pytest.mark.parametrize(("optimizer", "words"), [("sgd", 0), ("adam", 1)])
 def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
-    """A worker says so where the steps are other ones for it, and does not where they are the same."""
+    """Beyond the limit, slices are added up, with a warning if that changes the optimizer's steps."""
     model = recommender(optimizer)
     replica = make_replica(model, joint=True)
     replica.slices = 100
@@ -220,7 +220,7 @@ def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
 
 
 class Kept(Loop):
-    """A loop that keeps itself, to be looked at, and may begin again in the middle of the run."""
+    """A loop that records itself for inspection, and may restart in the middle of the run."""
 
     begins_again = None  # the worker and its exchange
 
@@ -247,7 +247,7 @@ class Kept(Loop):
 
 
 class GoneError(BaseException):
-    """Ends a loop as the kernel ends a process."""
+    """An error that ends a loop as the kernel ends a process."""
 
 
 def kept(**fields):
@@ -255,7 +255,7 @@ def kept(**fields):
 
 
 def check_alike(loops):
-    """Check that all replicas have the same weights and optimizer state."""
+    """Assert equal weights and optimizer state of all replicas."""
     first, *others = (loop.replica.model for _, loop in sorted(loops.items()))
     for other in others:
         for a, b in zip(first.variables, other.variables, strict=True):
@@ -264,7 +264,7 @@ def check_alike(loops):
 
 
 def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
-    """With a quorum all replicas end with the same weights and optimizer state."""
+    """With a quorum, late replicas take up missed slices, and all end with the same weights and optimizer."""
     stores, loop = [], kept()
     train(
         recommender(keras.optimizers.RMSprop(0.01)),
@@ -286,7 +286,7 @@ def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
 
 
 def test_a_replica_that_comes_back_takes_up_slices():
-    """A worker that was lost in the middle of an epoch, and was started again, is what the others are."""
+    """A restarted worker of the middle of an epoch ends with the weights of the others."""
     stores, loop = [], kept(begins_again=(1, 8))
     train(
         recommender(keras.optimizers.Adam(0.01)),
@@ -305,7 +305,7 @@ def test_a_replica_that_comes_back_takes_up_slices():
 
 
 def test_a_run_goes_on_from_a_cut_with_slices():
-    """What was saved at the end of an epoch is gone on from as if nothing had happened."""
+    """A run resumed from an epoch's snapshot equals an undisturbed run."""
     cuts = []
     whole, resumed = (recommender(keras.optimizers.Adam(0.01)) for _ in range(2))
     options = {"rows": (50, 40), "batch_size": BATCH_SIZE, "epochs": EPOCHS}

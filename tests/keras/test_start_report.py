@@ -1,4 +1,4 @@
-"""The report at the start of a run: which rows it refuses, and which lines it logs."""
+"""The report at the start of a run: refusals of rows, and log lines."""
 
 import logging
 from types import SimpleNamespace
@@ -61,13 +61,13 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
     ],
 )
 def test_rows_that_cannot_be_trained_on_are_refused(start, words):
-    """The error says how many rows there are, and why they do not do."""
+    """The error for rows that cannot be trained on has their number and the reason."""
     with pytest.raises(DataError, match=words):
         start_report.check(start)
 
 
 def test_rows_that_can_be_trained_on_pass():
-    """Held out rows and whole batches raise no error."""
+    """Held-out rows and whole batches raise no error."""
     start_report.check(start_of(held=(16, 0), fixed=16, indicator="held", fit={"validation_split": 0.1}))
 
 
@@ -108,7 +108,7 @@ ONE_CLASS = "WARNING The rows of workers [1] are all of one class;"
     ],
 )
 def test_the_lines_are_these(start, lines, caplog):
-    """Each line is logged at its level, and a line without anything to say is left out."""
+    """Each line is logged at its level, and empty lines are left out."""
     caplog.set_level(logging.INFO, "sparkdl")
 
     start_report.log(start)
@@ -117,7 +117,7 @@ def test_the_lines_are_these(start, lines, caplog):
 
 
 def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(caplog):
-    """They are two warnings, for workers that step on their own."""
+    """Two warnings name too many workers that step on their own, and a setting that fell short."""
     workers = 9
     start = start_of((16,) * workers, held=(0,) * workers, notes=({},) * workers, merge="sum")
 

@@ -1,4 +1,4 @@
-"""Training that goes on without a worker is that of the rows that are left, and replicas stay one."""
+"""Training without a lost worker uses the remaining rows, and replicas stay equal."""
 
 import keras
 import numpy as np
@@ -12,11 +12,11 @@ BATCH, EPOCHS, ROUNDS = 16, 3, 13
 
 
 class GoneError(BaseException):
-    """Ends a loop as the kernel ends a process."""
+    """An error that ends a loop as the kernel ends a process."""
 
 
 class Mortal(Loop):
-    """The loop of a worker that dies before one of its exchanges, and may begin again."""
+    """The loop of a worker that dies before one of its exchanges, and may restart."""
 
     deaths, returns, ended = {}, False, {}
 
@@ -50,7 +50,7 @@ def mortal(**fields):
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
-    """In synchronous/batch the model is that of plain Keras on the rows of those who were there."""
+    """In synchronous/batch the model is that of plain Keras on the rows of the remaining workers."""
     model, reference = problem.model(keras.optimizers.Adam(0.01)), problem.model(keras.optimizers.Adam(0.01))
     start, stores, death = model.get_weights(), [], ROUNDS + 5
     train(
@@ -76,7 +76,7 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
 
 
 def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
-    """Another one says what all replicas have, which has said what is its own before."""
+    """If a worker dies before its report, another worker that has reported sends the shared state."""
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
 
@@ -97,7 +97,7 @@ def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_replica_that_comes_back_is_the_others(problem, worker):
-    """Bit for bit: it has weights and optimizer of the cut, and every mean after it."""
+    """A replica that returns equals the others bit for bit: it gets the snapshot and every later mean."""
     stores = []
     loop = mortal(deaths={worker: ROUNDS + 5}, returns=True)
     train(
@@ -118,7 +118,7 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 2), ("asynchronous", 1), ("hogwild", None)])
 def test_a_worker_that_comes_back_trains_on(problem, mode, window):
-    """Where workers step on their own, too."""
+    """A worker that returns trains on, also in modes where workers step on their own."""
     model, stores = problem.model(), []
     losses = train(
         model,

@@ -1,7 +1,7 @@
-"""A script whose calls are interrupted: it does one call after the other, and reports what each left behind.
+"""A script that makes one call after the other, each interrupted, and reports on what each leaves behind.
 
-``test_interrupts.py`` starts it as a script or in a notebook kernel, with a folder of cases. It presses
-Ctrl-C as soon as the file ``CASE.now`` is there.
+``test_interrupts.py`` starts it as a script or in a notebook kernel, with a folder for the cases. The test
+presses Ctrl-C as soon as the file ``CASE.now`` exists.
 """
 
 import json
@@ -26,7 +26,7 @@ STEPS = -(-ROWS // BATCH)
 random = np.random.default_rng(7)
 x = random.normal(size=(ROWS, 6)).astype("float32")
 y = (x[:, :1] > 0).astype("float32")
-LONG = 60  # seconds, of what has to be interrupted
+LONG = 60  # seconds that an interrupted call would take
 
 
 def model_of(*, built=True):
@@ -43,7 +43,7 @@ def session_of():
 
 
 class At(keras.callbacks.Callback):
-    """Says that a moment of a fit has come; then the driver is busy for some seconds."""
+    """A callback that marks a moment of a fit and then keeps the driver busy."""
 
     def __init__(self, hook, mark, *, epoch=1, busy=None):
         super().__init__()
@@ -71,7 +71,7 @@ class At(keras.callbacks.Callback):
 
 
 class InBatch(At):
-    """The same in the middle of an epoch: such a hook is called for every batch."""
+    """A callback that marks a moment in the middle of an epoch, through a hook called for every batch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 5:
@@ -79,7 +79,7 @@ class InBatch(At):
 
 
 class Cases:
-    """The calls that are interrupted, each by its name, and what they leave behind."""
+    """The calls to interrupt, by name, and the checks of what they leave behind."""
 
     def __init__(self, folder):
         self.folder, self.session = Path(folder), session_of()
@@ -129,7 +129,7 @@ class Cases:
         self.context.parallelize(range(2), 2).foreach(lambda _: time.sleep(LONG))
 
     def make(self, case, moment, model):
-        """Return the call of a case."""
+        """Return the call to interrupt for a case."""
         now = str(self.folder / f"{case}.now")
 
         def mark():
@@ -176,7 +176,7 @@ class Cases:
         return calls[moment]
 
     def begin(self, case, moment):
-        """Do the call of a case, which is to be interrupted."""
+        """Make the call of a case; it will be interrupted."""
         self.model = model_of()
         call = self.make(case, moment, self.model)
         try:
@@ -185,12 +185,12 @@ class Cases:
             self.over(case)
 
     def run(self, case, moment):
-        """Do the call of a case, and report."""
+        """Make the call of a case and report on it."""
         signal.signal(signal.SIGINT, self.handler)
         raised = "nothing"
         try:
             self.begin(case, moment)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
+        except BaseException as error:  # noqa: BLE001 - every exception is reported
             raised = type(error).__name__
             traceback.print_exc()
         sys.stdout.write(f"== {case}\n")
@@ -198,13 +198,13 @@ class Cases:
         self.report(case, raised=raised, came=self.came)
 
     def over(self, case):
-        """Have no more interrupts sent, which would come in this script."""
+        """Ignore further interrupts and tell the test to send no more."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.came = time.time()
         (self.folder / f"{case}.over").touch()
 
     def report(self, case, **report):
-        """Write down what a call left behind, and whether the next fit works."""
+        """Write a report of what a call left behind, after checking that the next fit works."""
         report |= {"left": self.left(), "wrong": self.wrong(self.model)}
         self.fit(model_of(), epochs=1)
         part = self.folder / f"{case}.part"
@@ -212,7 +212,7 @@ class Cases:
         part.rename(self.folder / f"{case}.json")
 
     def left(self):
-        """Return what was not there before, once it had some seconds to go."""
+        """Return the resources that were not there before and are still there after 3 seconds."""
         deadline = time.monotonic() + 3
         while True:
             now = on_the_driver(self.session)
@@ -224,7 +224,7 @@ class Cases:
             time.sleep(0.05)
 
     def wrong(self, model):
-        """Return how far a model is from one that took as many steps, in parts of what training moved."""
+        """Return the distance to a model that took as many steps, as a fraction of what training moved."""
         reference = model_of()
         start = reference.get_weights()
         steps = int(model.optimizer.iterations)

@@ -1,7 +1,7 @@
-"""A driver that goes on from its checkpoints, and leaves its weights in a file.
+"""A driver that resumes from its checkpoints and saves its weights to a file.
 
-Arguments: the folder of the checkpoints, mode, frequency, the file, how many epochs; and "hadoop", if a URI
-of local files is to be used through Hadoop alone, as one of a distributed file system is.
+Arguments: the checkpoint folder, mode, frequency, the file, the number of epochs, and optionally "hadoop",
+which sends a URI of local files through Hadoop alone, as for a distributed file system.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""A driver that goes on from its checkpoints, of a model whose every step adds exactly 1 to its one weight.
+"""A driver that resumes from its checkpoints; every step of its model adds exactly 1 to the only weight.
 
-Arguments: the folder of the checkpoints, mode, frequency, the file for the weight, how many epochs. Each
-step, of whatever process, leaves a byte in the file ``steps`` beside that folder.
+Arguments: the checkpoint folder, mode, frequency, the file for the weight, the number of epochs. Each step of
+any process appends a byte to the file ``steps`` next to that folder.
 """
 
 import sys
@@ -22,7 +22,7 @@ steps = str(Path(folder).with_name("steps"))
 
 
 def count():
-    """Note a step of a worker, and let it take a while, so that a checkpoint is written in few of them."""
+    """Record a step of a worker, slowed down so that few steps coincide with a checkpoint write."""
     if TaskContext.get() is not None:
         with open(steps, "ab") as file:
             file.write(b".")

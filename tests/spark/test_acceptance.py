@@ -1,4 +1,4 @@
-"""One line trains a model: the same tests on threads, on executor processes and on a real cluster."""
+"""One call to fit trains a model: the same tests on threads, on executor processes and on a real cluster."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ MODES = ("synchronous", "asynchronous", "hogwild")
 
 @pytest.mark.each_master
 def test_synchronous_batches_give_the_answer_of_plain_keras(spark, problem):
-    """An RDD of unequal partitions, a ragged last batch: weights and losses are those of `model.fit`."""
+    """An RDD of unequal partitions with a ragged last batch gives the weights and losses of `model.fit`."""
     counts = 140, 63
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
@@ -35,7 +35,7 @@ def test_synchronous_batches_give_the_answer_of_plain_keras(spark, problem):
 @pytest.mark.parametrize("frequency", ["batch", 3, "epoch"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_and_frequency_learns(spark, problem, mode, frequency):
-    """Each way to exchange brings the loss down, fills a Keras History and trains the model in place."""
+    """Every mode and frequency lowers the loss, fills a Keras History and trains the model in place."""
     model = problem.model(keras.optimizers.Adam(0.02))
     optimizer = model.optimizer
     spark_model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2)
@@ -57,7 +57,7 @@ def test_every_mode_and_frequency_learns(spark, problem, mode, frequency):
 
 @pytest.mark.parametrize("kind", ["vector", "array"])
 def test_a_frame_trains_is_evaluated_and_gets_its_predictions(spark, problem, frames, kind):
-    """Vector and array columns do for DataFrames what arrays do: fit, evaluate, predict."""
+    """Fit, evaluate and predict take DataFrames with vector or array columns."""
     model, data = problem.model(), frames[kind]
     spark_model = SparkModel(model, num_workers=2)
 
@@ -95,7 +95,7 @@ def test_an_rdd_is_evaluated_and_predicted_in_its_order(spark, problem, jobs):
 
 
 def test_more_and_fewer_partitions_than_workers(spark, problem, caplog):
-    """Data in five partitions, one of them empty, or in one, is dealt to two workers without losing a row."""
+    """Two workers share five partitions, one of them empty, or a single partition, without losing a row."""
     caplog.set_level(logging.INFO, "sparkdl")
     for counts in [(50, 3, 0, 100, 50), (203,)]:
         history = SparkModel(problem.model(), num_workers=2).fit(
@@ -111,7 +111,7 @@ def test_more_and_fewer_partitions_than_workers(spark, problem, caplog):
 
 
 def test_an_empty_partition_is_said_with_counts(spark, problem, caplog):
-    """A worker without rows joins every step; the driver says how many there are."""
+    """A worker without rows joins every step; the driver logs how many such workers there are."""
     history = SparkModel(problem.model(), num_workers=2).fit(
         problem.rdd(spark, 203, 0), epochs=1, shuffle=False, verbose=0
     )
@@ -146,7 +146,7 @@ def test_held_out_rows_are_evaluated_on_the_workers(spark, problem, frames, kind
 
 
 def test_training_goes_on_where_the_last_fit_ended(spark, problem):
-    """Two fits are one of as many epochs, momentum included; a second model's fit between changes nothing."""
+    """Two fits equal one of as many epochs, momentum included, even with another model's fit between."""
     model, other, reference = problem.model(), problem.model(seed=2), problem.model()
     start = model.get_weights()
     spark_model = SparkModel(model, num_workers=2)
@@ -164,7 +164,7 @@ def test_training_goes_on_where_the_last_fit_ended(spark, problem):
 
 
 def test_two_fits_at_once_take_turns_for_the_slots(spark, problem):
-    """Two fits in one driver that each want every slot both end, each with its own answer."""
+    """Two concurrent fits that each need every slot both finish, each with its own answer."""
     models = [problem.model(seed=1), problem.model(seed=2)]
     starts = [model.get_weights() for model in models]
     settings = {"batch_size": 32, "shuffle": False, "epochs": 3, "verbose": 0}
@@ -186,7 +186,7 @@ def test_two_fits_at_once_take_turns_for_the_slots(spark, problem):
 
 
 def test_what_fails_on_a_worker_is_raised_on_the_driver(spark, problem):
-    """An exception in the user's code comes with the worker's traceback, host and partition."""
+    """An exception in the user's code is raised on the driver with the worker's traceback and host."""
 
     def picky_loss(y_true, y_pred):
         context = TaskContext.get()
@@ -209,7 +209,7 @@ def test_what_fails_on_a_worker_is_raised_on_the_driver(spark, problem):
 
 
 def test_custom_objects_travel_with_the_model(spark, problem):
-    """A layer and a metric of the user's own, defined beside the fit, reach the executors."""
+    """A custom layer and a custom metric, defined next to the fit, reach the executors."""
 
     class Scale(keras.layers.Layer):
         def build(self, shape):

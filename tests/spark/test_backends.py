@@ -1,7 +1,7 @@
-"""A fit on Spark is the same promise on every backend that Keras runs on.
+"""A fit on Spark keeps the same promises on every backend of Keras.
 
-``KERAS_BACKEND`` chooses it; ``make test-backends`` runs this file on JAX and on torch. TensorFlow, on which
-all other tests run, does it as part of the whole product.
+``KERAS_BACKEND`` chooses the backend. ``make test-backends`` runs this file on JAX and on torch; with
+TensorFlow, which all other tests use, it is part of the full test suite.
 """
 
 import keras
@@ -16,7 +16,7 @@ if keras.backend.backend() == "tensorflow":
 
 
 def test_two_workers_train_as_one_process_does(problem):
-    """Weights, history, scores and predictions are those of plain Keras."""
+    """Weights, history, scores and predictions of two workers are those of plain Keras."""
     model, reference = problem.model(), problem.model()
     options = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0}
     spark_model = SparkModel(model, num_workers=2)
@@ -39,14 +39,14 @@ FREE = [("asynchronous", "epoch"), ("hogwild", "batch")]
 
 
 def halves(problem):
-    """Return rows to train on, and options with others to validate on."""
+    """Return rows to train on, and fit options with the rows to validate on."""
     held = problem.x[150:], problem.y[150:]
     return (problem.x[:150], problem.y[:150], 16), {"verbose": 0, "seed": 1, "validation_data": held}
 
 
 @pytest.mark.parametrize(("mode", "frequency"), FREE)
 def test_workers_that_wait_for_nobody_train(problem, mode, frequency):
-    """Losses fall, on the rows of the training and on others, and each epoch is in the history."""
+    """Asynchronous training lowers the loss on training and validation rows, and records every epoch."""
     rows, options = halves(problem)
     model = problem.model(keras.optimizers.Adam(0.02))
     before = model.evaluate(problem.x[150:], problem.y[150:], verbose=0)[0]
@@ -61,7 +61,7 @@ def test_workers_that_wait_for_nobody_train(problem, mode, frequency):
 
 @pytest.mark.parametrize(("mode", "frequency"), FREE)
 def test_rows_to_validate_on_do_not_count_as_rows_of_an_epoch(problem, mode, frequency):
-    """Workers validate an epoch in the midst of the next: a model that stays measures the same in each."""
+    """Workers validate an epoch during the next one; a model with learning rate 0 scores the same in each."""
     rows, options = halves(problem)
     model = problem.model(keras.optimizers.SGD(0.0))
     loss, accuracy = model.evaluate(*rows[:2], verbose=0)

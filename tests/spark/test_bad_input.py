@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before it costs anything, with an error that says what to do."""
+"""Invalid input is refused before it costs anything, with an error that says what to do."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ def uncompiled(problem):
 
 
 class Unknown(keras.layers.Layer):
-    """A layer that nothing can make again: what its constructor was given is no plain value."""
+    """A layer that cannot be deserialized: its constructor argument is not a plain value."""
 
     def __init__(self, how):
         super().__init__()
@@ -60,7 +60,7 @@ ARGUMENTS = [
 
 @pytest.fixture
 def no_job(jobs):
-    """Check that the test ran no Spark job."""
+    """Assert after the test that it ran no Spark job."""
     before = jobs()
     yield
     assert jobs() == before
@@ -68,20 +68,20 @@ def no_job(jobs):
 
 @pytest.mark.parametrize(("settings", "kind", "message"), SETTINGS)
 def test_settings_are_checked_when_they_are_given(problem, no_job, settings, kind, message):
-    """An unknown mode, frequency, rule or argument is refused by name."""
+    """SparkModel rejects an unknown mode, frequency, rule or argument by name."""
     with pytest.raises(kind, match=message):
         SparkModel(problem.model(), **settings)
 
 
 @pytest.mark.parametrize(("arguments", "kind", "message"), ARGUMENTS)
 def test_arguments_of_fit_are_checked_before_any_job(problem, no_job, arguments, kind, message):
-    """What fit cannot honour is refused by name, and nothing has run."""
+    """An argument that fit cannot honour is refused by name, before any job."""
     with pytest.raises(kind, match=message):
         SparkModel(problem.model()).fit(problem.x, problem.y, **arguments)
 
 
 def test_a_model_has_to_be_a_compiled_keras_model(no_job):
-    """An uncompiled model and what is no model are refused when they are handed over."""
+    """SparkModel rejects an uncompiled model, and an argument that is not a model, on construction."""
     with pytest.raises(ModelError, match=r"is not compiled. Call model.compile\(optimizer=..., loss=...\)"):
         SparkModel(uncompiled(None))
     with pytest.raises(ModelError, match="compiled keras.Model or a function .* got str"):
@@ -89,7 +89,7 @@ def test_a_model_has_to_be_a_compiled_keras_model(no_job):
 
 
 def test_a_layer_that_cannot_be_made_again_is_named(spark, problem, no_job):
-    """It is found on the driver, before any job."""
+    """A layer that cannot be deserialized is named by the driver, before any job."""
     model = keras.Sequential(
         [keras.Input((6,)), Unknown(object()), keras.layers.Dense(3, activation="softmax")]
     )
@@ -102,7 +102,7 @@ def test_a_layer_that_cannot_be_made_again_is_named(spark, problem, no_job):
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_model_without_trainable_variables_is_refused(problem, no_job, built):
-    """Built or not, before any job."""
+    """A model without trainable variables is refused before any job, built or not."""
     first = [keras.Input((6,))] if built else []
     model = keras.Sequential([*first, keras.layers.Dense(3, activation="softmax", trainable=False)])
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -112,7 +112,7 @@ def test_a_model_without_trainable_variables_is_refused(problem, no_job, built):
 
 
 def test_arrays_are_checked_before_any_job(problem, no_job):
-    """Lengths, shapes, types and the number of rows of arrays are known without a job."""
+    """Lengths, shapes, types and row counts of arrays are checked without a job."""
     x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
     cases = [
         ((x, y[:-1]), DataError, "x and y should have as many rows; got x with 203, y with 202."),
@@ -133,7 +133,7 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
 
 
 def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
-    """Validation rows are like the training rows, and there is one way to name them."""
+    """Validation rows must match the training rows, and only one way to specify them is allowed."""
     x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
     frame = spark.createDataFrame([([1.0] * 6, 1)], ["features", "label"])
     cases = [
@@ -148,14 +148,14 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
 
 
 def test_more_workers_than_slots_are_refused(spark, problem, no_job):
-    """The error has the number of slots that there are, and no row was looked at."""
+    """The error states the number of available slots, and no row is read."""
     for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
         with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
             SparkModel(problem.model(), num_workers=3).fit(*data)
 
 
 def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
-    """A column that is missing or of a wrong type is named, with what there is."""
+    """The error for a missing or mistyped column names it and what the DataFrame has."""
     fit = SparkModel(problem.model(), num_workers=2).fit
     frame = frames["array"].selectExpr("features", "label", "cast(label as string) as name")
     cases = [
@@ -169,7 +169,7 @@ def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
 
 
 def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs):
-    """Shape, type and presence of the first row of RDDs and DataFrames stop a fit before it starts."""
+    """A first row with a wrong shape or type, or no first row, stops a fit of an RDD or DataFrame at once."""
     context, fit = spark.sparkContext, SparkModel(problem.model(), num_workers=2).fit
     cases = [
         (context.parallelize([], 2), "There are no rows: the RDD is empty."),
@@ -191,7 +191,7 @@ def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs)
 
 
 def bad_rdd(spark, problem, row):
-    """Return the problem in two partitions with one row replaced: number 36 of partition 1."""
+    """Return an RDD of the problem in two partitions, with row 36 of partition 1 replaced."""
     pairs = list(zip(problem.x, problem.y, strict=True))
     pairs[136] = row
     parts = [pairs[:100], pairs[100:]]
@@ -221,7 +221,7 @@ ROWS = {
 
 @pytest.mark.parametrize(("row", "shuffle"), [("shape", False), *((row, True) for row in ROWS)])
 def test_a_bad_row_stops_the_first_pass(spark, problem, row, shuffle):
-    """A row in the middle that does not fit is named with its partition, and nothing was trained."""
+    """A bad row is reported with its partition, and nothing is trained."""
     bad, message = ROWS[row]
     spark_model = SparkModel(problem.model(), num_workers=2)
 
@@ -231,7 +231,7 @@ def test_a_bad_row_stops_the_first_pass(spark, problem, row, shuffle):
 
 
 def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
-    """A null inside an array is named with the row and the partition of the DataFrame."""
+    """A null inside an array is reported with the row and the partition of the DataFrame."""
     rows = [(x.tolist(), int(y)) for x, y in zip(problem.x, problem.y, strict=True)]
     rows[101 + 36][0][2] = None  # two partitions: 101 rows, then 102
     frame = spark.createDataFrame(rows, "features array<float>, label bigint")
@@ -244,7 +244,7 @@ def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffle):
-    """What the data is made by fails: the driver has its traceback, and does not try again."""
+    """An exception in the user's RDD reaches the driver with its traceback and is not retried."""
     marked = problem.x[150, 0]
 
     def broken(pair):
@@ -261,7 +261,7 @@ def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffl
 
 
 def test_an_expression_of_the_users_own_that_fails_is_raised_once(spark, problem, frames):
-    """Spark computes it in the JVM; no other try would mend it."""
+    """A SQL expression that fails in the JVM is reported once and is not retried."""
     label = "case when row = 150 then cast(raise_error('no such label') as int) else label end as label"
     frame = frames["array"].selectExpr("features", label)
 
@@ -272,7 +272,7 @@ def test_an_expression_of_the_users_own_that_fails_is_raised_once(spark, problem
 
 
 def test_a_split_that_holds_out_no_row_is_refused(spark, problem):
-    """There would be nothing to validate with, and a loss of 0."""
+    """A validation_split that holds out no row is refused: there would be no rows to validate on."""
     rdd = problem.rdd(spark, 100, 103)
 
     error = refused(SparkModel(problem.model(), num_workers=2), rdd, DataError, validation_split=1e-6)
@@ -281,7 +281,7 @@ def test_a_split_that_holds_out_no_row_is_refused(spark, problem):
 
 
 def test_evaluate_and_predict_refuse_what_fit_refuses(spark, problem):
-    """A bad row is an error of this package there too."""
+    """Calling evaluate or predict with a bad row raises DataError, as fit does."""
     spark_model = SparkModel(problem.model(), num_workers=2)
     rdd = bad_rdd(spark, problem, (np.zeros(5, "float32"), 1))
 
@@ -292,6 +292,6 @@ def test_evaluate_and_predict_refuse_what_fit_refuses(spark, problem):
 
 
 def test_every_refusal_is_of_one_family():
-    """Whatever is refused, `except SparkDLError` catches it, and most are a ValueError too."""
+    """All refusals are subclasses of SparkDLError, and most are ValueError too."""
     assert all(issubclass(kind, SparkDLError) for kind in (ClusterError, ConfigError, DataError, ModelError))
     assert all(issubclass(kind, ValueError) for kind in (ConfigError, DataError, ModelError))

@@ -1,4 +1,4 @@
-"""Callbacks with batch hooks: they are called on the driver, for every batch, in the order of Keras."""
+"""Batch hooks of callbacks run on the driver, for every batch, in the order of Keras."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ STEPS = 7  # of 203 rows
 
 
 class Noting(keras.callbacks.Callback):
-    """Notes each call of its hooks, and the thread that it came in."""
+    """A callback that records each call of its hooks and the thread it came in."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Noting(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(("mode", "steps"), [*((mode, 1) for mode in Mode), (Mode.SYNCHRONOUS, 3)])
 def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode, steps):
-    """The calls are those of Keras but for the logs; the last batch has the results of the epoch."""
+    """Batch hooks get the calls that Keras makes, except for the logs; the last has the epoch's results."""
     ours, theirs = Noting(), Noting()
     settings = SETTINGS | {"epochs": 2, "validation_split": 0.4}
     SparkModel(problem.model(steps_per_execution=steps), mode=mode, num_workers=2).fit(
@@ -79,7 +79,7 @@ def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode, step
 
 
 class AtBatch(keras.callbacks.Callback):
-    """Does something at each batch of an epoch that has more batches than a test can wait for."""
+    """A callback that acts at each batch of an epoch with more batches than a test can wait for."""
 
     def __init__(self, act):
         super().__init__()
@@ -91,7 +91,7 @@ class AtBatch(keras.callbacks.Callback):
         self.act(self)
 
     def reports(self):
-        """Return the different results so far."""
+        """Return the number of distinct results so far."""
         return len({logs["loss"] for logs in self.logs})
 
     def on_epoch_end(self, epoch, logs=None):
@@ -102,7 +102,7 @@ ENDLESS = SETTINGS | {"batch_size": 1, "steps_per_epoch": 1_000_000}
 
 
 def slow_model(problem):
-    """Return the problem's model with a rate at which it does not diverge, however many batches it sees."""
+    """Return the problem's model with a learning rate at which it never diverges."""
     return problem.model(keras.optimizers.SGD(0.01))
 
 
@@ -121,7 +121,7 @@ def stop(callback):
     ],
 )
 def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settings, watched):
-    """The epoch has the results of its batches so far, and of its validation; hooks are called in order."""
+    """An epoch that a batch hook stops has the results of its batches so far and of its validation."""
     callback, tests = AtBatch(stop), []
     watch = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: tests.append("begun"))
 
@@ -146,7 +146,7 @@ def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settin
 
 
 def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, caplog):
-    """With a rate of zero from some batch on, weights no longer move, and a warning says so."""
+    """A learning rate of 0 set by a batch hook stops the weights from moving, and a warning is logged."""
     weights = []
 
     def act(callback):
@@ -169,7 +169,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, cap
 
 @pytest.mark.parametrize("settings", [{}, {"frequency": 2}, {"mode": "asynchronous"}])
 def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_path, settings):
-    """Each file is another model than that of the epoch's beginning; the last one is the fitted one."""
+    """Each checkpoint written within an epoch holds the workers' current weights, not those of its start."""
     model = slow_model(problem)
     begun = model.get_weights()
     kept = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}-{batch:07d}.keras", save_freq=3)
@@ -193,7 +193,7 @@ def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_
 
 
 def test_a_batch_hook_that_sets_weights_is_refused_by_name(problem):
-    """Executors have the weights while an epoch runs, so that what it sets would be lost."""
+    """A batch hook that sets weights is refused by name: the executors would overwrite them."""
 
     class Clip(AtBatch):
         pass
@@ -207,7 +207,7 @@ def test_a_batch_hook_that_sets_weights_is_refused_by_name(problem):
 
 
 def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_from(problem):
-    """At the last batch the model has the epoch's weights, and what a hook makes of them counts."""
+    """Weights set at the last batch of an epoch are those that training continues from."""
 
     class AtLast(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -222,7 +222,7 @@ def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_f
 
 
 def test_the_results_so_far_are_beside_the_bar(problem, capsys, monkeypatch):
-    """In a terminal loss and metrics are shown while an epoch runs, and its own at its end."""
+    """The terminal shows loss and metrics while an epoch runs, and the final ones at its end."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -1,4 +1,4 @@
-"""How many rows a batch may have: one number where a layer relies on it or has states, else any."""
+"""A fixed batch size is enforced where a layer relies on it or is stateful, and ignored elsewhere."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ OPTIONS = {"epochs": 2, "shuffle": False, "verbose": 0}
 BODIES = {
     "stateful": lambda size: layers.GRU(3, stateful=True),
     "reshaped": lambda size: layers.Lambda(lambda x: ops.reshape(x, (size, 10)), output_shape=(10,)),
-    "named": lambda size: layers.Flatten(),  # whose batches may have any size
+    "named": lambda size: layers.Flatten(),  # accepts batches of any size
 }
 
 
@@ -30,7 +30,7 @@ def network(body, size=16):
     ("body", "size"), [("stateful", 16), ("stateful", 1), ("reshaped", 16), ("named", 16)]
 )
 def test_one_worker_trains_in_batches_of_this_size(spark, body, size):
-    """Weights and history are those of plain Keras; so are scores and predictions."""
+    """A model with a fixed batch size has the weights, history, scores and predictions of plain Keras."""
     model, reference = network(body, size), network(body, size)
     theirs = reference.fit(X, Y, batch_size=size, **OPTIONS).history
     ours = SparkModel(model).fit(X, Y, batch_size=size, **OPTIONS)
@@ -47,7 +47,7 @@ def test_one_worker_trains_in_batches_of_this_size(spark, body, size):
 
 
 def test_partitions_are_predicted_in_batches_of_this_size(spark):
-    """The last row of a partition is repeated where its last batch is smaller."""
+    """A smaller last batch of a partition is padded with its last row to predict it."""
     expected = network("reshaped").predict(X, batch_size=16, verbose=0)
     rdd = spark.sparkContext.parallelize(list(X), 3)
 
@@ -62,7 +62,7 @@ def refused(error, call):
 
 @pytest.mark.parametrize("body", ["stateful", "reshaped"])
 def test_what_does_not_fit_the_size_is_refused_in_its_words(spark, body):
-    """Several workers, another batch size, and a last batch of fewer rows."""
+    """Several workers, another batch size, and a smaller last batch are refused where the size is fixed."""
     model = SparkModel(network(body))
     only = "takes batches of 16 rows only"
     for frequency in ("batch", "epoch"):
@@ -77,7 +77,7 @@ def test_what_does_not_fit_the_size_is_refused_in_its_words(spark, body):
 
 
 def test_a_size_that_no_layer_needs_binds_nobody(spark):
-    """Keras takes any batch there, and so do several workers."""
+    """A fixed batch size that no layer relies on is ignored, as in Keras, also by several workers."""
     theirs = network("named").fit(X, Y, batch_size=32, **OPTIONS).history
     ours = SparkModel(network("named"), num_workers=2).fit(X, Y, batch_size=32, **OPTIONS).history
 
@@ -85,14 +85,14 @@ def test_a_size_that_no_layer_needs_binds_nobody(spark):
 
 
 def test_stateful_layers_predict_arrays_only(spark):
-    """Rows of partitions have no order in which one batch could go on from another."""
+    """A model with stateful layers does not predict an RDD, whose batches have no order."""
     model, rdd = SparkModel(network("stateful")), spark.sparkContext.parallelize(list(X), 3)
 
     assert "stateful layers" in refused(ModelError, lambda: model.predict(rdd))
 
 
 class Own(keras.Model):
-    """A model of the user's own, which has no shapes before it is called."""
+    """A subclassed model, which has no shapes before it is called."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ LATE = {
 @pytest.mark.parametrize("kind", LATE)
 @pytest.mark.parametrize("called", [False, True])
 def test_a_model_that_was_not_built_or_was_called_on_one_row_takes_any_number_of_rows(spark, kind, called):
-    """It is trained by two workers as Keras trains it, and its inputs are left as Keras leaves them."""
+    """Two workers train a model that is unbuilt, or was called on one row, as Keras trains it."""
     models = []
     for _ in range(2):
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Python processes that Spark keeps are bound to what they did first; a fit gets fresh ones where it must."""
+"""Python workers that Spark reuses keep their Keras backend and GPU; a fit replaces them where it must."""
 
 import os
 
@@ -10,9 +10,10 @@ ELSEWHERE = "elsewhere"
 
 
 def bound(context):
-    """Let the Python processes of all slots pass for such as have Keras on another backend, ever after."""
+    """Make the Python workers of all slots pass for ones with Keras on another backend."""
 
-    def bind(rows):  # in here, so that it travels whole: executors have no tests
+    # nested, so that it is pickled by value: executors cannot import the tests
+    def bind(rows):
         import keras
 
         list(rows)
@@ -24,7 +25,7 @@ def bound(context):
 
 @pytest.mark.third
 def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
-    """The tasks run again in fresh processes: training and evaluation."""
+    """Training and evaluation run their tasks again in fresh processes if the backend does not match."""
     model, reference = problem.model(), problem.model()
     reference.fit(problem.x, problem.y, 64, 1, shuffle=False, verbose=0)
     spark_model = SparkModel(model, num_workers=2)
@@ -38,7 +39,7 @@ def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
 
 
 def bound_to_a_gpu(context):
-    """Let the Python processes of all slots, which have Keras, pass for bound to a GPU of their own."""
+    """Make the Python workers of all slots, with Keras imported, pass for ones bound to a GPU."""
 
     def bind(rows):
         import keras  # noqa: F401
@@ -54,9 +55,9 @@ def bound_to_a_gpu(context):
 
 @pytest.mark.third
 def test_a_process_bound_to_another_gpu_is_replaced(spark, problem, monkeypatch):
-    """Tasks take turns on the GPUs that are visible, each in a process that has seen no other.
+    """Tasks take turns on the visible GPUs, each in a process that has seen no other GPU.
 
-    On a cluster Spark gives GPUs out, or nobody does, and a process stays as it is.
+    On a cluster, GPUs are assigned by Spark or not at all, and a process stays as it is.
     """
     local = spark.sparkContext.master.startswith("local[")
     monkeypatch.setitem(spark.sparkContext.environment, "CUDA_VISIBLE_DEVICES", "3,1")
@@ -70,16 +71,17 @@ def test_a_process_bound_to_another_gpu_is_replaced(spark, problem, monkeypatch)
     after = processes(spark.sparkContext)
     assert (set() if local else before) == before & after
     assert 203 == spark_model.predict(problem.rdd(spark, 50, 50, 50, 53)).count()
-    assert after == processes(spark.sparkContext)  # which predict whatever the number of a partition
+    # predictions run in these processes, whatever the number of a partition
+    assert after == processes(spark.sparkContext)
 
 
 def processes(context):
-    """Return the ids of the Python processes of all slots."""
+    """Return the process ids of the Python workers of all slots."""
     return set(context.parallelize(range(2), 2).barrier().mapPartitions(lambda _: [os.getpid()]).collect())
 
 
 def test_data_that_is_new_leaves_them_alone(spark, problem):
-    """The look at an RDD's first row costs no process what it has imported and compiled."""
+    """Reading the first row of a new RDD does not replace the warm Python workers."""
     spark_model = SparkModel(problem.model(), num_workers=2)
     spark_model.fit(problem.x, problem.y, verbose=0)
     before = processes(spark.sparkContext)

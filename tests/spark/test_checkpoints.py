@@ -1,4 +1,4 @@
-"""A run that died goes on from its last checkpoint, in the middle of an epoch too."""
+"""A run that died resumes from its last checkpoint, also in the middle of an epoch."""
 
 import contextlib
 import functools
@@ -26,12 +26,12 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.rules import Rule
 
 HERE = Path(__file__).parent
-PATIENCE = 250  # seconds, for a driver that comes to its end
+PATIENCE = 250  # seconds for a driver to finish
 SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
 
 
 class Die(keras.callbacks.Callback):
-    """What ends a run at the end of its third epoch."""
+    """A callback that ends a run at the end of its third epoch."""
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 2:
@@ -40,11 +40,11 @@ class Die(keras.callbacks.Callback):
 
 @dataclass
 class Driven:
-    """A run of a script in a folder of its own, each driver of which may be killed.
+    """A run of a script in its own folder, each driver of which may be killed.
 
     Attributes:
-        killed: how many drivers were.
-        resumed: how many went on from a checkpoint, of those whose doing a checkpoint or the end shows.
+        killed: the number of killed drivers.
+        resumed: the number of drivers known to have resumed: they wrote a newer checkpoint, or finished.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Driven:
     resumed: int = 0
 
     def live(self, seconds):
-        """SIGKILL a driver, its JVM and its workers after a time; return whether it had come to the end."""
+        """SIGKILL a driver, its JVM and its workers after a time; return True if it had finished."""
         before, process = self.newest(), self.start()
         try:
             out, _ = process.communicate(timeout=seconds)
@@ -90,7 +90,7 @@ class Driven:
         return max((int(path.name[11:19]) for path in found), default=0)
 
     def outcome(self):
-        """Return what the driver left that came to the end."""
+        """Return the arrays that the driver saved when it finished."""
         with np.load(self.folder / "end.npz") as found:
             *arrays, resumed = [found[name] for name in found.files]
         assert self.resumed == int(resumed)
@@ -98,9 +98,9 @@ class Driven:
 
 
 def runs(path, moments, kills, seconds, *arguments):
-    """Kill so many drivers, each at a moment of the whole time that one takes; yield the runs they were of.
+    """Kill ``kills`` drivers, each at a random moment of its life; yield the runs they belonged to.
 
-    A run goes on until one of its drivers comes to the end, and then there is another.
+    A run continues until one of its drivers finishes; then the next run begins.
     """
     while kills > 0:
         run = Driven(Path(tempfile.mkdtemp(dir=path)), *arguments)
@@ -112,7 +112,7 @@ def runs(path, moments, kills, seconds, *arguments):
 
 @pytest.fixture
 def moments():
-    """What moments are drawn from, by a seed that a test which fails shows, and that can be set."""
+    """A random generator for moments; its seed is logged and can be set."""
     seed = int(os.environ.get("MOMENTS_SEED", random.randrange(1 << 32)))
     logging.getLogger(__name__).warning("MOMENTS_SEED=%d", seed)
     return random.Random(seed)
@@ -120,7 +120,7 @@ def moments():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A function that returns a run of a script whose driver nothing happens to, and the seconds it took."""
+    """A function that returns a run of a script without faults, and the seconds it took."""
 
     @functools.cache
     def undisturbed(*arguments):
@@ -148,7 +148,7 @@ for_long = [pytest.mark.whole, pytest.mark.timeout(3600)]
 def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
     tmp_path, moments, undisturbed, frequency, epochs, kills
 ):
-    """SIGKILL at any moment; weights and losses are those of an undisturbed run, bit for bit."""
+    """A driver killed at any moment resumes; weights and losses match an undisturbed run bit for bit."""
     arguments = "resumed.py", "synchronous", frequency, epochs
     whole, seconds = undisturbed(*arguments)
 
@@ -171,15 +171,16 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
 def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_checkpoint(
     tmp_path, moments, undisturbed, mode, frequency, epochs, kills
 ):
-    """Without rounds: the weight is the number of steps, and few were taken twice.
+    """Without rounds, a killed driver repeats few steps, and the weight counts every step once.
 
-    Those since the last checkpoint, an interval of them, and those until the next one was on disk, which here
-    are fewer than another; over many moments an interval for each is more than enough.
+    The repeated steps are those since the last checkpoint, one interval of them, and those until the next one
+    was on disk, which here are fewer than an interval. Over many moments, one interval per kill is more than
+    enough.
     """
     arguments = "resumed_counting.py", mode, frequency, epochs
     alike = (
         arguments if kills > 1 else ("resumed.py", "synchronous", "1", 25)
-    )  # which has run, and takes as long
+    )  # an equally long run, already cached
     _, seconds = undisturbed(*alike)
     needed, interval, twice = epochs * 240 // 8, 20 * int(frequency), 0  # as in the script
 
@@ -197,7 +198,10 @@ def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_ch
     [("synchronous", "batch", None), ("synchronous", 3, "diloco"), ("asynchronous", "batch", None)],
 )
 def test_a_run_goes_on_after_the_last_epoch(spark, problem, tmp_path, mode, frequency, merge):
-    """Its history has all epochs; with rounds its weights are those of a run that nothing happened to."""
+    """A run that failed after an epoch resumes with all epochs in its history.
+
+    In synchronous mode its weights are those of an undisturbed run.
+    """
     options = {"mode": mode, "frequency": frequency, "merge": merge, "num_workers": 2}
     whole, model, again = (problem.model(keras.optimizers.Adam(0.01)) for _ in range(3))
     expected = SparkModel(whole, **options).fit(problem.x, problem.y, **SETTINGS)
@@ -228,7 +232,7 @@ def test_a_run_goes_on_after_the_last_epoch(spark, problem, tmp_path, mode, freq
 
 @pytest.fixture(params=["file", "viewfs"])
 def shared(spark, request, tmp_path):
-    """A folder, and the URI that is its name to Hadoop: of local files, or of a view that names others."""
+    """A folder and its Hadoop URI, of local files or of a viewfs mount."""
     folder = tmp_path / "shared"
     folder.mkdir()
     if request.param == "file":
@@ -239,13 +243,16 @@ def shared(spark, request, tmp_path):
 
 
 def test_what_hadoop_cannot_read_is_named_and_the_one_before_it_used(problem, shared, caplog):
-    """As what is torn on a local disk; and only the newest are kept there, nothing half written."""
+    """A truncated checkpoint at a Hadoop URI is logged and the one before it is used.
+
+    Only the newest checkpoints are kept, and no partial files.
+    """
     folder, uri = shared
     options = {**SETTINGS, "checkpoint": f"{uri}/checkpoints"}
     SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 3})
     made = [f"checkpoint-0000000{number}.sparkdl" for number in (2, 3)]
     found = [path.name for path in (folder / "checkpoints").iterdir()]
-    assert made == sorted(name for name in found if not name.startswith("."))  # Hadoop's checksums
+    assert made == sorted(name for name in found if not name.startswith("."))  # not Hadoop's checksum files
     assert not [name for name in found if "begun" in name or "00000001" in name]
     os.truncate(folder / "checkpoints" / made[-1], 1000)
 
@@ -256,7 +263,7 @@ def test_what_hadoop_cannot_read_is_named_and_the_one_before_it_used(problem, sh
 
 
 def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
-    """With what a callback made of its model at the end, here the best weights."""
+    """Resuming a run that EarlyStopping ended trains nothing and returns the restored best weights."""
     stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)
     config = CheckpointConfig(str(tmp_path / "checkpoints"), keep=1, keep_best=1, monitor="loss")
     model, again = problem.model(), problem.model()
@@ -289,7 +296,7 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
 def test_a_run_with_other_settings_is_refused(
     spark, problem, tmp_path_factory, jobs, options, settings, words
 ):
-    """Before any job starts, by name."""
+    """Resuming with a different setting raises a ConfigError that names it, before any job."""
     folder = tmp_path_factory.getbasetemp() / "settings"
     if not folder.exists():
         SparkModel(problem.model(), num_workers=2).fit(
@@ -304,7 +311,7 @@ def test_a_run_with_other_settings_is_refused(
 
 
 def half_way_through(folder):
-    """Leave only the newest checkpoint that was made in the middle of an epoch, and return its cut."""
+    """Leave only the newest checkpoint from the middle of an epoch, and return its snapshot."""
     cuts = {path: checkpoints._read(str(path), None).cut for path in sorted(folder.iterdir())}
     newest = max(path for path, cut in cuts.items() if cut.place)
     for path in cuts.keys() - {newest}:
@@ -355,7 +362,7 @@ def with_tanh_for_softmax(model):
 def test_a_model_that_gives_saved_state_another_meaning_is_refused(
     problem, half_way, tmp_path, jobs, change, words
 ):
-    """Another optimizer, other slots, another function or other metrics end in a ConfigError, with no job."""
+    """Another optimizer, momentum, activation or metrics make resuming raise ConfigError, before any job."""
     before = jobs()
     with pytest.raises(ConfigError, match=words):
         resumed(problem, change(problem), half_way, tmp_path)
@@ -364,7 +371,7 @@ def test_a_model_that_gives_saved_state_another_meaning_is_refused(
 
 @pytest.mark.parametrize("every", ["epoch", 8])
 def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, every):
-    """A run that resumes at an epoch's end or in its middle at a rate of almost 0 keeps the saved weights."""
+    """A resumed run uses the new learning rate: at almost 0 it keeps the saved weights."""
     config = CheckpointConfig(str(tmp_path), every=every, keep=100)
     options = {**SETTINGS, "batch_size": 1, "checkpoint": config}
     SparkModel(problem.model(keras.optimizers.SGD(0.01)), num_workers=2).fit(
@@ -382,7 +389,7 @@ def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, ev
 
 
 def test_a_learning_rate_that_callbacks_made_is_restored(spark, problem, tmp_path):
-    """A program that starts with the same rate goes on at the rate that a callback had made of it."""
+    """A resumed run with an unchanged initial learning rate restores the rate that a callback had set."""
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch < 2 else rate)
     options = {**SETTINGS, "checkpoint": str(tmp_path), "callbacks": [halve]}
     SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 2})
@@ -408,7 +415,7 @@ def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, 
 
 
 def test_other_rows_are_refused(spark, problem, tmp_path):
-    """How many there were is said."""
+    """Resuming with other rows raises a DataError with both row counts."""
     options = {"checkpoint": f"file://{tmp_path}/checkpoints", **SETTINGS}  # through Hadoop
     SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 1})
 
@@ -419,7 +426,7 @@ def test_other_rows_are_refused(spark, problem, tmp_path):
 
 
 class Remembering(Rule):
-    """A rule whose state is nothing that JSON or arrays hold."""
+    """A rule whose state can be stored neither as JSON nor as arrays."""
 
     name = "remembering"
 
@@ -431,7 +438,7 @@ class Remembering(Rule):
 
 
 def test_a_rule_whose_state_cannot_be_kept_is_refused(spark, problem, tmp_path, jobs):
-    """Before training, and not each time that a checkpoint is due."""
+    """A rule whose state cannot be saved is refused before training, not when a checkpoint is due."""
     before = jobs()
     spark_model = SparkModel(problem.model(), mode="asynchronous", merge=Remembering(), num_workers=2)
 
@@ -441,7 +448,7 @@ def test_a_rule_whose_state_cannot_be_kept_is_refused(spark, problem, tmp_path, 
 
 
 def test_checkpoints_are_kept_after_a_time_too(spark, problem, tmp_path):
-    """In the middle of an epoch: the run is asked for a cut."""
+    """A checkpoint that is due by time is made in the middle of an epoch."""
     seen = []
 
     class Look(keras.callbacks.Callback):
@@ -450,11 +457,11 @@ def test_checkpoints_are_kept_after_a_time_too(spark, problem, tmp_path):
 
     config = CheckpointConfig(str(tmp_path / "folder"), every=timedelta(milliseconds=20), keep=1000)
     settings = {**SETTINGS, "batch_size": 1, "epochs": 3}
-    rows = np.tile(problem.x, (10, 1)), np.tile(problem.y, 10)  # whose epochs take much longer
+    rows = np.tile(problem.x, (10, 1)), np.tile(problem.y, 10)  # epochs take much longer than the interval
     history = SparkModel(problem.model(), num_workers=2).fit(
         *rows, checkpoint=config, callbacks=[Look()], **settings
     )
 
     assert seen[0] == 0
-    assert seen[2] > 2  # more than epochs had ended
+    assert seen[2] > 2  # more than the epochs that had ended
     assert history.training["checkpoints_failed"] == 0

@@ -1,4 +1,4 @@
-"""Nothing is left behind: after a fit, a failing one, a killed worker, Ctrl-C."""
+"""A fit leaves nothing behind: when it returns, fails, loses a worker or is interrupted."""
 
 import gc
 import os
@@ -28,14 +28,14 @@ if not Path("/proc/self/net/tcp").exists():
 
 
 def blocks(spark):
-    """Return the files of broadcasts and of shuffles in the local directories of driver and executors."""
+    """Return the files of broadcasts and shuffles in the local directories of driver and executors."""
     local = Path(spark.conf.get("spark.local.dir"))
     files = {path.name for pattern in ("broadcast_*", "shuffle_*") for path in local.rglob(pattern)}
     return {name for name in files if "python" in name or name.startswith("shuffle")}
 
 
 def in_the_workers(spark):
-    """Return what a fit could leave in a Python worker; some job has to ask for it."""
+    """Return the leftovers of a fit in the Python workers, found by a Spark job."""
 
     def look(_):
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkdl")]
@@ -51,13 +51,13 @@ def in_the_workers(spark):
 
 @pytest.fixture(scope="session")
 def warm(spark, problem):
-    """What the first fit leaves in a process, such as threads of the JVM's, is there for all tests."""
+    """Run a first fit, so that its lasting resources, such as JVM threads, exist before all tests."""
     SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, verbose=0)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(warm, spark, problem, eventually):
-    """Compare driver, application and workers before and after each test; then a fit has to work.
+    """Compare driver, application and workers before and after each test; then a fit must work.
 
     Yields the files of broadcasts and shuffles that may stay.
     """
@@ -78,14 +78,14 @@ def nothing_is_left(warm, spark, problem, eventually):
     assert in_the_workers(spark) == []
     assert eventually(
         lambda: application_of().slots() >= 2
-    )  # where an executor was killed, another one starts
+    )  # after an executor was killed, another one starts
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "frame"])
 def test_after_a_fit(spark, problem, frames, kind, mode):
-    """Thread, socket, job, broadcast and files, those of shuffles too, are gone when fit returns."""
+    """The thread, socket, job, broadcast and files, also those of shuffles, are gone when fit returns."""
     frame = frames["array"].repartition(3, "row")
     data = {"arrays": (problem.x, problem.y), "rdd": (problem.rdd(spark, 100, 3, 100),), "frame": (frame,)}
     SparkModel(problem.model(), mode=mode, num_workers=2).fit(
@@ -119,12 +119,12 @@ def test_after_a_fit_that_fails(problem):
     [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
 )
 def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, every):
-    """SIGKILL in the third epoch: the run goes on from the last cut, and its answer is the same."""
+    """After SIGKILL in the third epoch, the run resumes from the last snapshot with the same result."""
     settings = {"batch_size": 16, "epochs": 5, "shuffle": False, "verbose": 0}
     batches = 13 if frequency == "batch" and mode == "synchronous" else 7
     fits = []
     for exists in (True, False):
-        marker = tmp_path / f"done-{exists}"  # another bomb each time: a worker keeps a model that it knows
+        marker = tmp_path / f"done-{exists}"  # a new bomb each time: workers cache a model they know
         if exists:
             marker.touch()
         model, objects = Bomb(marker, 2 * batches + 3, kill).model(problem)
@@ -136,7 +136,7 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
     (whole, undisturbed), (model, history) = fits
     counts = history.training
     assert marker.exists()
-    assert counts["restarts"] + counts["superseded"] == 1  # Spark itself may start a single task again
+    assert counts["restarts"] + counts["superseded"] == 1  # Spark itself may restart a single task
     assert len(history.history["loss"]) == 5
     if mode == "synchronous":
         place = "round 2 of epoch 3" if every else "the end of epoch 2"
@@ -152,7 +152,7 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
 @pytest.mark.third
 @pytest.mark.parametrize("frequency", ["batch", 2])
 def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, frequency):
-    """The epoch that was trained before it is not trained again; the weights and History are the same."""
+    """A worker killed during validation does not repeat the epoch; weights and History are the same."""
     batches, epochs = (13 if frequency == "batch" else 7), 3
     settings = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
     fits = []
@@ -177,7 +177,7 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
 @pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
-    """A process that stands still is named after a while; the run goes on without it from the last cut."""
+    """A hung worker is named after stall_timeout; the run resumes from the last snapshot without it."""
     model, objects = Bomb(tmp_path / "done", 2 * 13 + 3, hang).model(problem)
     spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, stall_timeout=3)
 
@@ -194,7 +194,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
 
 @pytest.mark.third
 def test_after_workers_were_killed_too_often(problem, tmp_path):
-    """A worker that dies at every start ends the run, with what was merged until then."""
+    """A worker that dies at every start ends the run; the model keeps what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
     start = model.get_weights()
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=0)
@@ -210,7 +210,7 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 @pytest.mark.apart
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
 def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothing_is_left):
-    """The run goes on with the executor that takes its place; if it may not, the error names the setting."""
+    """The run continues on a replacement executor; with max_restarts=0 the error names the setting."""
     model, objects = Bomb(tmp_path / "done", 13 + 3, kill_executor).model(problem)
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=restarts)
     settings = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
@@ -223,7 +223,8 @@ def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothin
         with pytest.raises(WorkerLostError, match=r"137.* set spark\.executor\.memoryOverhead to 1024m"):
             spark_model.fit(problem.x, problem.y, **settings)
 
-    nothing_is_left.update(blocks(spark))  # of the executor that was killed: Spark's, until the session ends
+    # files of the killed executor, which Spark keeps until the session ends
+    nothing_is_left.update(blocks(spark))
 
 
 @pytest.mark.third
@@ -249,7 +250,7 @@ def test_after_a_worker_raised(problem, tmp_path):
 
 @pytest.mark.third
 def test_after_the_job_was_cancelled(spark, problem):
-    """A job that somebody cancels, in Spark's own pages for one, is not run again."""
+    """A job that is cancelled, for example in Spark's UI, is not restarted."""
     callback = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: epoch == 1 and spark.sparkContext.cancelAllJobs()
     )
@@ -267,21 +268,21 @@ def press_ctrl_c():
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Presses Ctrl-C from outside, some time after an epoch's end."""
+    """A callback that sends SIGINT some time after an epoch's end."""
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
             threading.Timer(0.2, press_ctrl_c).start()
 
 
-# Ctrl-C comes in the middle of one of py4j's now and then.
+# Ctrl-C occasionally interrupts a finalizer of py4j.
 FINALIZER = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @FINALIZER
 @pytest.mark.parametrize("frequency", ["batch", "epoch"])
 def test_after_an_interrupt(problem, frequency):
-    """Ctrl-C in the main thread: the model holds whole updates, as many as its optimizer counts."""
+    """After Ctrl-C in the main thread, the model holds whole updates, as many as its optimizer counts."""
     model = problem.model()
     start = model.get_weights()
     spark_model = SparkModel(model, frequency=frequency, num_workers=2)
@@ -305,7 +306,7 @@ def test_after_an_interrupt(problem, frequency):
 
 @FINALIZER
 def test_an_interrupt_in_the_middle_of_a_finalizer(problem):
-    """Ctrl-C ends the fit even where Python drops its exception, and its handler is as it was."""
+    """Ctrl-C ends the fit even if Python drops its exception in a finalizer, and the handler is restored."""
     handler = signal.getsignal(signal.SIGINT)
     callback = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: epoch == 1 and weakref.finalize(set(), press_ctrl_c)
@@ -321,7 +322,7 @@ def test_an_interrupt_in_the_middle_of_a_finalizer(problem):
 
 
 def test_the_rows_of_earlier_calls_are_freed(problem):
-    """The JVM keeps the rows of the last call only, even where Python does not collect garbage by itself."""
+    """The JVM keeps the rows of the last call only, even with garbage collection disabled."""
 
     def kept():
         found = set()

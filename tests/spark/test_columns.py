@@ -1,4 +1,4 @@
-"""Columns are found as Spark finds them; a list of them is one array, or the error says what it may hold."""
+"""Column names resolve as in Spark; a list of columns is one array, or the error says what it may hold."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from sparkdl.ml import KerasEstimator, KerasTransformer
 
 MASTERS = ("local", "connect")
 NUMBERS = np.random.default_rng(3).integers(1, 9, (40, 24)).astype("float32")
-PARTS = {  # where in a row of numbers each column lies, and its shape
+PARTS = {  # each column's place in a row of numbers, and its shape
     "age": (0, ()),
     "count": (1, ()),
     "flag": (2, ()),
@@ -60,7 +60,7 @@ def frame(spark):
 
 
 def flat(*shape):
-    """Return a model that predicts the numbers of a row as they lie in its input."""
+    """Return a model that predicts the numbers of a row in the order of its input."""
     given = keras.Input(shape)
     model = keras.Model(given, keras.layers.Flatten()(given), name="flat")
     model.compile("sgd", "mse")
@@ -104,7 +104,7 @@ LISTS = [
 
 
 def seldom(cases, *often):
-    """Return cases as parameters, all but some of them for the whole product."""
+    """Return cases as parameters; all but those listed run in the full test suite only."""
     return [
         pytest.param(*case, marks=[] if i in often else [pytest.mark.whole]) for i, case in enumerate(cases)
     ]
@@ -112,7 +112,7 @@ def seldom(cases, *often):
 
 @pytest.mark.parametrize(("columns", "shape", "joined"), seldom(LISTS, 12, 18))
 def test_a_list_of_columns_is_one_array(spark, frame, columns, shape, joined):
-    """One column in a list is that column; numbers, arrays and vectors are joined, equal arrays stacked."""
+    """A list of one column is that column; numbers, arrays and vectors are joined, equal arrays stacked."""
     expected = joined([part(name) for name in columns]).reshape(len(NUMBERS), -1)
     predictions = SparkModel(flat(*shape)).predict(frame, features_col=columns)
     transformed = KerasTransformer(model=flat(*shape), featuresCol=columns).transform(frame)
@@ -124,7 +124,7 @@ def test_a_list_of_columns_is_one_array(spark, frame, columns, shape, joined):
 
 @pytest.mark.whole
 def test_lists_of_all_kinds_are_read_by_one_job(spark, frame):
-    """Every list of the table is what predict_udf makes of it, by one pass over the rows."""
+    """predict_udf reads lists of columns of every kind in one pass over the rows."""
     functions_ = [
         predict_udf(flat(*shape))(*columns).alias(f"p{i}") for i, (columns, shape, _) in enumerate(LISTS)
     ]
@@ -136,7 +136,7 @@ def test_lists_of_all_kinds_are_read_by_one_job(spark, frame):
 
 
 def dense(*shape):
-    """Return a model that learns of each place in a row, and of the last dimension too."""
+    """Return a model whose weights depend on each place in a row and on the last dimension."""
     keras.utils.set_random_seed(5)
     given = keras.Input(shape)
     scores = keras.layers.Dense(2, name="each")(given)
@@ -166,7 +166,7 @@ def trained(shape, fit):
     ),
 )
 def test_lists_train_as_the_array_does(spark, frame, columns, shape, joined):
-    """SparkModel and an Estimator train on a list of columns to the weights of Keras's own fit."""
+    """SparkModel and an Estimator train on a list of columns to the weights of Keras's fit."""
     x, y = joined([part(name) for name in columns]).reshape(-1, *shape), np.arange(len(NUMBERS)) % 2
     settings = {"epochs": 2, "batch_size": len(NUMBERS)}
 
@@ -189,7 +189,7 @@ def test_lists_train_as_the_array_does(spark, frame, columns, shape, joined):
 
 
 def test_names_are_resolved_as_spark_does(spark, frame):
-    """Fields of structs, other case, backticks, and a name with dots are found in every place for names."""
+    """Struct fields, other case, backticks and names with dots resolve wherever a name is given."""
     for name, start in (("AGE", 0), ("S.U", 20), ("`s`.`u`", 20), ("s.u.x", 20), ("`s.u.x`", 20)):
         found = SparkModel(flat(1)).predict(frame, features_col=name)
         np.testing.assert_array_equal(NUMBERS[:, start], rows_of(found, "prediction"))
@@ -222,7 +222,7 @@ def test_names_are_resolved_as_spark_does(spark, frame):
 
 
 def test_case_is_told_apart_where_spark_is_set_to(spark, frame):
-    """spark.sql.caseSensitive decides, as for Spark's own columns."""
+    """The setting spark.sql.caseSensitive applies to our column names as to Spark's."""
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         with pytest.raises(ConfigError, match="Expected a column 'AGE'; the DataFrame has row, age"):
@@ -251,7 +251,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("columns", "shape", "message"), REFUSED)
 def test_what_cannot_be_a_column_is_refused_by_name(spark, frame, jobs, columns, shape, message):
-    """In fit, evaluate, predict and the stages of a pipeline, before a job."""
+    """An invalid column is refused by name in fit, evaluate, predict and transform, before any job."""
     odd = frame.select(
         "*", functions.lit("a").alias("words"), *(functions.lit(1.0).alias(n) for n in ("twice", "TWICE"))
     )
@@ -270,7 +270,7 @@ def test_what_cannot_be_a_column_is_refused_by_name(spark, frame, jobs, columns,
 
 
 def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
-    """On the driver where the first row shows it, else by the row, in SQL too."""
+    """A list of columns of the wrong shape raises on the driver for the first row, else with the row."""
     nested = frame.withColumn("more", functions.array("board", "board")).withColumn(
         "odd", functions.array(functions.array("age"))
     )
@@ -293,7 +293,7 @@ def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
 
 
 def test_labels_of_a_data_frame_get_the_shape_of_the_output(spark, frame):
-    """A flat array, or a list of columns, of as many values trains a model whose output is an image."""
+    """A flat array or a list of columns with as many values can be the label of an image output."""
     y = part("board")
     names = [
         functions.flatten("board").alias("flat"),
@@ -321,7 +321,7 @@ def test_labels_of_a_data_frame_get_the_shape_of_the_output(spark, frame):
 
 
 def test_a_sequential_model_without_an_input_takes_one_array(spark, frame):
-    """A list of columns is its array, though the model says nothing of inputs before it is built."""
+    """A list of columns trains a Sequential model that has no Input as one array."""
     model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
     model.compile("sgd", "binary_crossentropy")
 
@@ -331,7 +331,7 @@ def test_a_sequential_model_without_an_input_takes_one_array(spark, frame):
 
 
 def test_nested_arrays_of_other_lengths_are_refused(spark):
-    """As many values in other places are no row of the same shape."""
+    """A nested array with the right number of values but another shape is refused."""
     table = spark.createDataFrame(
         [(0, [[1.0, 2.0], [3.0, 4.0]]), (1, [[1.0], [2.0, 3.0, 4.0]])], "row int, x array<array<double>>"
     )

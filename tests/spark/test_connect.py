@@ -1,4 +1,4 @@
-"""Over Spark Connect a client has sessions and DataFrames, no SparkContext, and the same answers."""
+"""Over Spark Connect, a client without a SparkContext gets the same results from its DataFrames."""
 
 import ssl
 import threading
@@ -19,14 +19,14 @@ MASTERS = ("connect",)
 
 @pytest.fixture(scope="session")
 def table(spark, problem):
-    """The problem's rows, features in an array."""
+    """The problem's rows, with the features in an array column."""
     rows = [(row, x.tolist(), int(y)) for row, (x, y) in enumerate(zip(problem.x, problem.y, strict=True))]
     frame = spark.createDataFrame(rows, "row long, features array<float>, label long")
     return frame.repartition(3, "row").cache()
 
 
 def threads_of_ours(spark):
-    """Return the names of our threads in the Python workers of Spark's."""
+    """Return the names of sparkdl's threads in Spark's Python workers."""
 
     def look(batches):
         for batch in batches:
@@ -37,7 +37,7 @@ def threads_of_ours(spark):
 
 
 def test_predictions_are_those_of_keras(spark, problem, table):
-    """By SparkModel, by a Transformer and in SQL, whose model travels as a file of the session."""
+    """SparkModel, a Transformer and SQL predict as Keras does; the model travels as a file of the session."""
     model = problem.model()
     expected = model.predict(problem.x, verbose=0)
 
@@ -55,7 +55,7 @@ def test_predictions_are_those_of_keras(spark, problem, table):
 
 
 def test_an_evaluation_is_that_of_keras(problem, table):
-    """Loss and metrics over all rows."""
+    """Loss and metrics over all rows are those of Keras."""
     model = problem.model()
 
     found = SparkModel(model).evaluate(table)
@@ -64,7 +64,7 @@ def test_an_evaluation_is_that_of_keras(problem, table):
 
 
 def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
-    """What a client cannot send, or cannot know, says what to do in its place."""
+    """A call that needs an RDD or a SparkContext raises a ConfigError that names the alternative."""
     spark_model = SparkModel(problem.model())
 
     for call in (spark_model.fit, spark_model.evaluate):
@@ -86,9 +86,9 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
 @pytest.mark.third
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placement):
-    """Callbacks run here, change the learning rate and stop the workers, wherever the endpoint is.
+    """Callbacks on the client change the learning rate and stop the workers, wherever the endpoint runs.
 
-    In worker 0 it is asked by small jobs in the third slot.
+    If it runs in worker 0, the client reaches it by small jobs in the third slot.
     """
 
     class Slower(keras.callbacks.Callback):
@@ -109,7 +109,7 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
 
 
 def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table):
-    """What workers report reaches the client by its small jobs, and its stop the workers."""
+    """Batch reports reach the client by small jobs, and stop_training reaches the workers."""
     batches = []
 
     class Stop(keras.callbacks.Callback):
@@ -130,7 +130,7 @@ def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table)
 
 
 def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
-    """The other workers know it from Spark, and so does the task by which the client asks."""
+    """Worker 0 makes a TLS certificate; the other workers and the client's jobs get it from Spark."""
     endpoints, certificates, find = [], [], remote_server.endpoint_at
 
     def endpoint_at(*given):
@@ -157,7 +157,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
 
 @pytest.mark.third
 def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table):
-    """Validation waits for the driver's callbacks, which say of which weights it is."""
+    """Validation waits for the driver's callbacks, which may swap in other weights."""
     ours, reference = (
         problem.model(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)) for _ in range(2)
     )
@@ -176,7 +176,7 @@ def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table
 
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table, placement):
-    """The job is cancelled by its tag: the next fit needs all three slots."""
+    """A callback that raises cancels the job by its tag, so the next fit finds all three slots free."""
 
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -195,7 +195,7 @@ def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table, 
 
 
 def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, table):
-    """It is not started again."""
+    """A job that is interrupted ends the fit with a ClusterError and is not restarted."""
 
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -206,7 +206,7 @@ def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, tab
 
 
 def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_path):
-    """Hadoop's file systems are out of its reach, which is said with what to do."""
+    """Checkpoints go to the client's disk; a Hadoop URI is refused with the alternative."""
     spark_model = SparkModel(problem.model(), num_workers=1)
     folder, options = tmp_path / "run", {"resume": True, "verbose": 0}
 
@@ -219,7 +219,7 @@ def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_p
 
 @pytest.mark.third
 def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
-    """A traceback comes through the endpoint, and what the preflight found through Spark."""
+    """A worker's traceback reaches the client through the endpoint, a preflight failure through Spark."""
 
     def refuse(y, predicted):
         if TaskContext.get() is not None:
@@ -235,7 +235,7 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
 
 @pytest.mark.third
 def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
-    """It is the endpoint that finds out, and no worker."""
+    """The endpoint in worker 0 reports divergence to the client."""
     model = problem.model(keras.optimizers.SGD(1e30))
 
     with pytest.raises(DivergedError, match="Training diverged"):
@@ -247,7 +247,7 @@ def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
 @pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, table, mode):
-    """History, counts and model are those of any fit; callbacks are refused by name before the job."""
+    """Without a spare slot, the results come at the end and equal those of any fit; callbacks are refused."""
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
     spark_model = SparkModel(model, mode=mode, num_workers=3, placement="worker")

@@ -1,4 +1,4 @@
-"""Exactly once, proved by counting: every step adds 1 to the only weight, while workers and executors die."""
+"""Updates count exactly once: every step adds 1 to the only weight while workers and executors die."""
 
 import os
 import random
@@ -55,14 +55,14 @@ def kill(pid):
 
 
 class Roulette:
-    """Each process of a worker suffers something at a step drawn for it, until so many have.
+    """A fault that befalls worker processes at a random step, until ``deaths`` of them have had it.
 
     Args:
-        folder: where those who have leave their names.
-        seed: what is drawn.
-        deaths: how many it befalls.
-        act: what it is, the name of a method.
-        workers: whom it may befall.
+        folder: the folder of the marker files.
+        seed: the seed of the random steps.
+        deaths: the number of processes to hit.
+        act: the fault, by the name of a method.
+        workers: the workers that may be hit.
     """
 
     def __init__(self, folder, seed, deaths, act, workers):
@@ -95,15 +95,15 @@ class Roulette:
         kill(os.getpid())
 
     def kill_executor(self):
-        """Kill the JVM above this Python worker, and then the worker."""
+        """Kill the JVM above this Python worker, then the worker."""
         kill(parent_of(os.getppid()))
         self.kill_worker()
 
     def orphan(self):
-        """Kill all above this Python worker, which goes on once another has begun in its place."""
+        """Kill the processes above this Python worker, which continues once its replacement has started."""
         daemon = os.getppid()
         executor = parent_of(daemon)
-        kill(daemon)  # which would take the worker along
+        kill(daemon)  # it would take the worker along
         kill(executor)
         while not self._is_replaced():
             time.sleep(0.1)
@@ -116,11 +116,11 @@ class Roulette:
 
 
 def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=None):
-    """Train on an RDD, or on arrays, while processes die; return the weight, how many steps, the history."""
+    """Train on an RDD or on arrays while processes die; return the weight, the steps and the history."""
     roulette = Roulette(folder, seed, deaths, act, workers)
 
     def counting(y_true, y_pred):
-        """Have a gradient of -1 where inputs are 1."""
+        """Return a loss whose gradient is -1 where inputs are 1."""
         return tf.ensure_shape(tf.numpy_function(roulette, [], tf.float32), []) - tf.reduce_mean(y_pred)
 
     one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -141,7 +141,7 @@ def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=N
         **more,
     )
     rows = (x, x) if rdd is None else (rdd,)
-    kept = rdd is not None  # its partitions are as even as arrays are split
+    kept = rdd is not None  # the RDD's partitions are as even as split arrays
     history = spark_model.fit(*rows, batch_size=BATCH, epochs=EPOCHS, preserve_partitions=kept, verbose=0)
     assert [ROWS // WORKERS] * WORKERS == history.training["worker_rows"]
     steps = EPOCHS * ROWS // BATCH // (WORKERS if averaged else 1)
@@ -150,7 +150,7 @@ def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=N
 
 @pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
 def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
-    """SIGKILL of a random Python worker, again and again, in a mode and frequency in turn."""
+    """Each update counts once while random Python workers are killed, in each mode and frequency."""
     weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_worker", deaths=DEATHS)
 
     assert weight == steps
@@ -162,7 +162,7 @@ def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
 @pytest.mark.apart
 @pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
 def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
-    """SIGKILL of an executor's JVM, in a mode and frequency in turn."""
+    """Each update counts once when an executor's JVM is killed, in each mode and frequency."""
     weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_executor")
 
     assert weight == steps
@@ -173,7 +173,7 @@ def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
 @pytest.mark.apart
 @pytest.mark.parametrize("setting", by_turns(SETTINGS, name_of))
 def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path, setting):
-    """Spark takes it for dead and starts another in its place, beside which it trains on."""
+    """Each update counts once if a worker that Spark believes dead trains on beside its replacement."""
     weight, steps, history = count(tmp_path, 0, setting, "orphan")
 
     assert weight == steps
@@ -184,9 +184,9 @@ def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path,
 @pytest.mark.apart
 @pytest.mark.parametrize("setting", by_turns(ORDINARY, name_of))
 def test_every_update_counts_once_where_a_stage_is_run_again(spark, jobs, tmp_path, setting):
-    """An executor is killed with the files of a shuffle, which Spark makes again, and both tasks with them.
+    """Each update counts once when a killed executor takes shuffle files with it and Spark reruns the stage.
 
-    The first task gets the slot that is free, and is that of the worker that died; the other one waits.
+    The first task to get the free slot is that of the dead worker; the other one waits.
     """
     one = np.ones(1, np.float32)
     pairs = spark.sparkContext.parallelize([(k, (one, one)) for k in range(ROWS)], WORKERS)

@@ -1,4 +1,4 @@
-"""A recommender of embeddings, whose gradients move as rows and values where its backend keeps them so."""
+"""Training a recommender with embeddings, whose gradients travel as slices where the backend supports it."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def recommender(optimizer):
 
 
 def moved(model, start):
-    """Return the weights of a model that are not those of the start, and how far all have moved."""
+    """Return the change of each weight since the start, and its overall norm."""
     change = [after - before for after, before in zip(model.get_weights(), start, strict=True)]
     return change, np.sqrt(sum(np.square(each).sum() for each in change))
 
@@ -42,7 +42,7 @@ WHOLE = [
 
 @pytest.mark.parametrize(("name", "workers"), [("Adam", 1), ("Adam", 2), *WHOLE])
 def test_a_recommender_equals_model_fit(name, workers):
-    """Rows in the order of model.fit: weights are those of one process, and the counters show what moved."""
+    """A recommender trained without a shuffle has the weights of model.fit, and counts the slices moved."""
     model, reference = (recommender(getattr(keras.optimizers, name)(0.01)) for _ in range(2))
     start = model.get_weights()
     options = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "shuffle": False, "verbose": 0}

@@ -1,4 +1,4 @@
-"""The examples, as a reader runs them; `make examples` runs all of them."""
+"""The examples run as a reader runs them; `make examples` runs all of them."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.whole]
 
 def run(name, *arguments):
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment.pop("PYSPARK_PYTHON", None)  # which a reader does not set
+    environment.pop("PYSPARK_PYTHON", None)  # a reader does not set it
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -22,7 +22,7 @@ def run(name, *arguments):
 
 
 def test_elephas_example_runs_with_other_imports():
-    """Elephas's own example trains, evaluates and records its epochs."""
+    """Elephas's own example, with changed imports, trains, evaluates and records its epochs."""
     output = run("from_elephas.py")
 
     assert "Epochs recorded: 5" in output
@@ -30,21 +30,21 @@ def test_elephas_example_runs_with_other_imports():
 
 
 def test_one_line_trains_on_what_a_pipeline_makes():
-    """A DataFrame out of Spark ML's transformers is trained on as it is."""
+    """A DataFrame made by Spark ML's transformers is trained on as it is."""
     output = run("one_line_in_a_pipeline.py")
 
     assert float(output.rsplit("Accuracy on held-out rows:", 1)[1]) > 0.9
 
 
 def test_an_estimator_is_chosen_saved_and_loaded():
-    """More epochs are found to be better, and what was loaded knows flowers that it never saw."""
+    """Model selection prefers more epochs, and the loaded model classifies unseen flowers."""
     output = run("estimator_in_a_pipeline.py")
 
     assert float(output.rsplit("Accuracy on test rows:", 1)[1]) > 0.9
 
 
 def test_streams_train_and_are_predicted():
-    """Each file goes on with what the ones before taught, and every row gets its prediction."""
+    """Training continues with each new file of a stream, and every row gets its prediction."""
     output = run("streams.py")
 
     assert 4 == output.count(": loss ")
@@ -57,7 +57,7 @@ def test_streams_train_and_are_predicted():
     [("mlp", "synchronous", "batch"), ("mlp", "hogwild", "16"), ("cnn", "asynchronous", "epoch")],
 )
 def test_image_models_train_in_any_mode(model, mode, frequency):
-    """Two epochs of the shipped images are enough to tell most of them apart."""
+    """Two epochs on the shipped images are enough to classify most of them, in any mode."""
     settings = ["--model", model, "--mode", mode, "--frequency", frequency, "--epochs", "2"]
     output = run("train_images.py", *settings)
 
@@ -65,16 +65,16 @@ def test_image_models_train_in_any_mode(model, mode, frequency):
 
 
 def test_a_regression_is_trained_saved_and_loaded():
-    """Noise of 0.3 leaves a mean absolute error of 0.24; a model that learned nothing has 7."""
+    """With noise of 0.3 the mean absolute error is 0.24; an untrained model has 7."""
     output = run("regression.py")
 
     assert float(output.rsplit("Mean absolute error:", 1)[1]) < 0.5
 
 
 def test_a_frozen_base_serves_a_new_head():
-    """A head on features of other classes tells five new ones apart, and the base does not move."""
+    """A head trained on other classes' features separates five new classes, and the base stays frozen."""
     output = run("transfer_learning.py")
 
     assert "The base is as it was: True" in output
-    # Of five classes chance finds 0.2; plain Keras comes to between 0.68 and 0.78, by its seed.
+    # With five classes chance gives 0.2. Plain Keras reaches between 0.68 and 0.78, depending on the seed.
     assert float(output.rsplit("Accuracy on new garments:", 1)[1]) > 0.6

@@ -1,7 +1,7 @@
-"""Whatever call of a fit fails, the fit goes on exactly or ends by name; it never hangs, and leaves nothing.
+"""A fit in which any one call fails continues exactly or ends with a named error, and leaves nothing behind.
 
-One call fails in each fit: on the driver, in the store, the endpoint, checkpoints, lease and launch, or in a
-worker, in its rows, its client and its training.
+One call fails in each fit: on the driver, in the coordinator, the endpoint, checkpoints, lease and launch, or
+in a worker, in its rows, its client and its training.
 """
 
 import _thread
@@ -33,14 +33,14 @@ from sparkdl import SparkModel
 from sparkdl.errors import SparkDLError
 
 WORKERS, ROWS, BATCH, EPOCHS = 2, 64, 8, 2
-SECONDS = 60  # after which a fit hangs
+SECONDS = 60  # a longer fit counts as hung
 SETTINGS = {
     "synchronous-batch": ("synchronous", "batch", None),
     "synchronous-3": ("synchronous", 3, "average"),
     "asynchronous-3": ("asynchronous", 3, "sum"),
     "hogwild-batch": ("hogwild", "batch", "sum"),
 }
-WORDS = {  # of the sentence that ends a fit
+WORDS = {  # expected in the error that ends a fit
     "ENOSPC": [os.strerror(errno.ENOSPC)],
     "EIO": [os.strerror(errno.EIO)],
     "EMFILE": [os.strerror(errno.EMFILE)],
@@ -64,7 +64,7 @@ def python_handles_interrupts():
 
 @pytest.fixture(scope="module")
 def warm(spark):
-    """What the first fit leaves in a process is there for all tests."""
+    """Run a first fit in each setting, so that its lasting resources exist before all tests."""
     for setting in SETTINGS.values():
         fit(spark, setting)
     gc.collect()
@@ -72,12 +72,12 @@ def warm(spark):
 
 
 def loss(y_true, y_pred):
-    """Have a gradient that is minus the mean of the inputs, whatever the weights are."""
+    """Return a loss whose gradient is minus the mean of the inputs, whatever the weights are."""
     return -keras.ops.mean(y_pred)
 
 
 def armed(log, site=None, kind=None, number=0):
-    """Return a function of a partition: in the process of worker 0 a call is to fail, once."""
+    """Return a partition function that makes one call fail, once, in the process of worker 0."""
     folder, log = str(Path(failing.__file__).parent), str(log)
 
     def watch(rows):
@@ -91,7 +91,7 @@ def armed(log, site=None, kind=None, number=0):
 
 
 def fit(spark, setting, *, folder=None, watch=None):
-    """Train on rows that are sums of powers of two; return the weight, and what it should be."""
+    """Train on rows that sum exactly in binary; return the weight and its expected value."""
     mode, frequency, merge = setting
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
@@ -127,7 +127,7 @@ def fit(spark, setting, *, folder=None, watch=None):
 
 
 class Watchdog:
-    """Breaks off a ``with`` block that hangs, and says where all threads are."""
+    """A ``with`` block that interrupts a hung body and dumps the stacks of all threads."""
 
     def __enter__(self):
         self.barked = False
@@ -168,7 +168,7 @@ class Case(NamedTuple):
 
 
 def faults_of(case, spark, before, folder, eventually):
-    """Return what is not as promised of a fit in which a call fails."""
+    """Return the broken promises of a fit in which a call fails."""
     log, error, weight, expected = folder / "sites", None, None, None
     watch, on_driver = None, Failing(case.site, case.kind, case.number)
     if case.place == "worker":
@@ -182,7 +182,7 @@ def faults_of(case, spark, before, folder, eventually):
         except BaseException as raised:  # noqa: BLE001 - which is judged below
             error = raised
     failed = Path(f"{log}.failed").exists() if watch else on_driver.failed
-    Path(f"{log}.failed").touch()  # a worker's process that Spark keeps lets nothing fail any more
+    Path(f"{log}.failed").touch()  # disarms the worker processes that Spark reuses
     says = f"raised {type(error).__name__}: {str(error).splitlines()[:1]}" if error else "goes on"
     logger.info("%s: %s, %s", case, "failed" if failed else "not met", says)
     if watchdog.barked:
@@ -203,7 +203,7 @@ def faults_of(case, spark, before, folder, eventually):
 
 
 def wrong_end(kind, error):
-    """Return what is wrong with an error, if anything is."""
+    """Return the faults of an error, an empty list if there are none."""
     if kind == "SIGINT":
         return [] if isinstance(error, KeyboardInterrupt) else [f"an interrupt is {error!r}"]
     if not isinstance(error, SparkDLError | OSError | MemoryError):
@@ -213,7 +213,7 @@ def wrong_end(kind, error):
 
 
 def sites_of(spark, folder, place, setting):
-    """Return how often each site is met where nothing fails."""
+    """Return the number of times that each site is reached when nothing fails."""
     if place == "worker":
         fit(spark, SETTINGS[setting], watch=armed(folder / "sites"))
         (folder / "sites.failed").touch()
@@ -225,7 +225,7 @@ def sites_of(spark, folder, place, setting):
 
 @pytest.fixture(scope="module")
 def sites(spark, warm, tmp_path_factory):
-    """Return a function that returns how often each site of a setting is met."""
+    """Return a function that returns how many times each site of a setting is reached."""
 
     @functools.cache
     def of(place, setting):
@@ -236,7 +236,7 @@ def sites(spark, warm, tmp_path_factory):
 
 @pytest.fixture
 def try_one(spark, warm, eventually, tmp_path_factory):
-    """Return a function that lets one call fail and returns what is wrong then."""
+    """Return a function that makes one call fail and returns the faults found."""
     return lambda case: faults_of(case, spark, warm, tmp_path_factory.mktemp("case"), eventually)
 
 
@@ -247,7 +247,7 @@ def kinds_of(place, site):
 
 @pytest.mark.parametrize("place", ["driver", "worker"])
 def test_some_calls_fail(sites, try_one, place):
-    """Setting, site, failure and how many calls of the site succeed before are drawn."""
+    """A fit survives a random failure at a random site after a random number of successful calls."""
 
     @settings(max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(st.data())
@@ -266,7 +266,7 @@ def test_some_calls_fail(sites, try_one, place):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("place", ["driver", "worker"])
 def test_every_call_of_what_books_and_writes_fails(sites, try_one, place, setting):
-    """Each site of these modules, with every failure that it may have."""
+    """A fit survives the first call of each site in the core modules failing in every possible way."""
     faults, tried = {}, 0
     for site in sites(place, setting):
         for kind in kinds_of(place, site) if BOOKS.match(site) else ():

@@ -1,4 +1,4 @@
-"""NaN, Inf and labels of no class are found before the first update, wherever rows come from."""
+"""NaN, Inf and labels out of range are found before the first update, wherever rows come from."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ MAKE = {
     "frame": lambda spark, x, y: (frame(spark, x, y),),
     "function": lambda spark, x, y: (lambda worker, workers: (x[worker::workers], y[worker::workers]),),
 }
-FIRST = {  # rows 12 and 7, where partitions of 16 rows, or what a function returns, have them
+FIRST = {  # rows 12 and 7 fall here, in partitions of 16 rows or in a function's rows
     "arrays": ("row 12", "row 7"),
     "rdd": ("row 12 of partition 0", "row 7 of partition 0"),
     "frame": ("of partition 0", "of partition 0"),
@@ -35,7 +35,7 @@ FIRST = {  # rows 12 and 7, where partitions of 16 rows, or what a function retu
 
 
 def refused(problem, *data, **options):
-    """Return what a fit is refused with, which has left the model as it was."""
+    """Return the error of a fit that left the model unchanged."""
     model = problem.model()
     before = model.get_weights()
     with pytest.raises(DataError) as caught:
@@ -47,7 +47,7 @@ def refused(problem, *data, **options):
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_faulty_rows_are_counted_over_all_workers(spark, problem, kind):
-    """The message has the column, the totals and the first row; no update was made."""
+    """The error has the column, the totals and the first row; no update was made."""
     name = "features" if kind == "frame" else "x"
     words = refused(problem, *MAKE[kind](spark, NAN, Y))
     assert f"{name} has NaN in 2 of 48 rows; the first is row" in words
@@ -59,7 +59,7 @@ def test_faulty_rows_are_counted_over_all_workers(spark, problem, kind):
 
 
 def test_validation_rows_and_weights_are_looked_at(spark, problem):
-    """What is not trained on is named as such, and weights by their name."""
+    """A fault in validation rows or in weights is reported as such."""
     words = refused(problem, X, Y, validation_data=(NAN[:20], Y[:20]))
     assert "x has NaN in 1 of 20 validation rows; the first is row 12." in words
     words = refused(problem, X, Y, sample_weight=NAN[:, 2])
@@ -67,7 +67,7 @@ def test_validation_rows_and_weights_are_looked_at(spark, problem):
 
 
 def leaving_out():
-    """Return a model whose loss leaves out labels that are NaN."""
+    """Return a model whose loss ignores labels that are NaN."""
 
     def error(y, predicted):
         known = keras.ops.logical_not(keras.ops.isnan(y))
@@ -81,7 +81,7 @@ def leaving_out():
 
 
 def test_a_fit_may_go_on_with_a_warning(spark, problem, caplog):
-    """A loss of the user's own may leave out such rows; labels that a loss ignores are no fault at all."""
+    """A custom loss may ignore NaN labels with a warning; labels of ignore_class are not reported."""
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=3)
     SparkModel(problem.model(loss=loss), num_workers=1).fit(X, np.where(Y == 0, 3, Y), **OPTIONS)
     assert "labels outside" not in "\n".join(caplog.messages)

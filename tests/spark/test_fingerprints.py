@@ -1,4 +1,4 @@
-"""Rows that are others, or in another order, when Spark computes them again after a worker was lost."""
+"""Spark may recompute other rows, or another order, after a worker is lost; a fit detects both."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ SETTINGS = {"batch_size": 16, "epochs": 4, "shuffle": False, "verbose": 0}  # an
 
 
 def source(spark, problem, marker, later):
-    """Return an RDD whose partitions are something else once a file is there."""
+    """Return an RDD whose partitions change once a marker file exists."""
     pairs, first = list(zip(problem.x, problem.y, strict=True)), SIZES[0]
     parts, marker = [pairs[:first], pairs[first:]], str(marker)
     rdd = spark.sparkContext.parallelize(parts, 2)
@@ -26,7 +26,7 @@ def source(spark, problem, marker, later):
 
 
 def turned(problem):
-    """Return the problem with the rows of each partition from the last to the first."""
+    """Return the problem with the rows of each partition reversed."""
     places = np.arange(sum(SIZES))
     order = np.concatenate([places[: SIZES[0]][::-1], places[SIZES[0] :][::-1]])
     other = copy.copy(problem)
@@ -35,7 +35,7 @@ def turned(problem):
 
 
 def expected(problem, before=2):
-    """Return what plain Keras makes of some epochs, and of the others with the rows in the other order."""
+    """Return plain Keras's model after ``before`` epochs in one order and the others in the other."""
     reference = problem.model()
     for rows, epochs in ((problem, before), (turned(problem), SETTINGS["epochs"] - before)):
         x, y = rows.interleaved(*SIZES)
@@ -45,7 +45,7 @@ def expected(problem, before=2):
 
 @pytest.mark.parametrize("every", [4, pytest.param(None, marks=pytest.mark.whole)])
 def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, tmp_path, caplog, every):
-    """A worker is killed in the third epoch: the answer is that of a run which had the order from there."""
+    """An epoch whose rows come back in another order restarts and continues with that order."""
     marker = tmp_path / "done"
     model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
     start = model.get_weights()
@@ -63,7 +63,7 @@ def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, 
 
 @pytest.mark.third
 def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_path, caplog):
-    """Rows are dealt by their places, so that another order brings them elsewhere."""
+    """Shuffled rows that come back in another order move to other workers; training continues."""
     marker = tmp_path / "done"
     model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects, recovery_every=4)
@@ -92,7 +92,7 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
     ],
 )
 def test_other_rows_end_the_fit(spark, problem, tmp_path, later, words):
-    """What they are is said; the model is that of the last epoch."""
+    """After a restart, changed rows end the fit with an error that describes the change."""
     marker = tmp_path / "done"
     model, objects = Bomb(marker, 13 + 7, kill).model(problem)
     spark_model = SparkModel(model, num_workers=2, custom_objects=objects)
@@ -114,7 +114,7 @@ def test_other_rows_end_the_fit(spark, problem, tmp_path, later, words):
     ],
 )
 def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_path, mode, columns, preserve):
-    """An executor is killed with the files of ``repartition``; what order the rows have then is Spark's."""
+    """A fit survives an executor killed with its shuffle files, whatever order the recomputed rows have."""
     model, objects = Bomb(tmp_path / "done", 13 + 7, kill_executor).model(problem)
     every = 3 if mode == "synchronous" else None
     spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, recovery_every=every)
@@ -131,11 +131,11 @@ def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_pa
 def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     spark, problem, tmp_path, caplog, before
 ):
-    """From the checkpoint, which has the beginning of its epoch too, be it that of the run."""
+    """A run resumed in the middle of an epoch restarts the epoch if the rows come in another order."""
     folder = tmp_path / "checkpoints"
 
     def refuse():
-        """Fail once there is a checkpoint of the middle of the epoch."""
+        """Fail once there is a checkpoint from the middle of the epoch."""
         cuts = [_read(str(path), None).cut for path in folder.glob("checkpoint-*")]
         while not any(cut.epoch == before and cut.place for cut in cuts):
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Arguments of `fit` that say how much is trained and evaluated mean what they mean in Keras."""
+"""Arguments of `fit` that set how much is trained and evaluated have their Keras meaning."""
 
 import warnings
 
@@ -14,7 +14,7 @@ OPTIONS = {"shuffle": False, "verbose": 0}
 
 
 def both(problem, data=None, *, callbacks=list, **arguments):
-    """Return our History and that of plain Keras, which warns of steps without rows."""
+    """Return our History and that of plain Keras, without its warnings about steps without rows."""
     ours, theirs = callbacks(), callbacks()
     history = SparkModel(problem.model(), num_workers=2).fit(
         *(data or (problem.x, problem.y)), callbacks=ours, **OPTIONS | arguments
@@ -36,7 +36,7 @@ def same(expected, history):
     [{"epochs": 0}, {"epochs": 2, "initial_epoch": 2}, {"initial_epoch": 5, "validation_split": 0.5}],
 )
 def test_a_fit_of_no_epochs_has_an_empty_history(problem, jobs, arguments):
-    """Callbacks begin and end training, nothing is trained, and no job has run."""
+    """A fit of no epochs calls only the train hooks, trains nothing and runs no job."""
     calls, model, before = [], problem.model(), jobs()
     begun = model.get_weights()
     callback = keras.callbacks.LambdaCallback(
@@ -72,7 +72,7 @@ VALIDATIONS = [
 @pytest.mark.parametrize("arguments", VALIDATIONS)
 @pytest.mark.parametrize("split", [False, True])
 def test_validation_steps_evaluate_the_first_batches(problem, arguments, split):
-    """As many rows as Keras evaluates, the first ones in each epoch; steps give arrays a batch size."""
+    """Each epoch is validated on the first rows, as in Keras; steps give arrays a batch size."""
     if split:
         arguments = arguments | {"validation_split": 0.4}
     else:
@@ -84,7 +84,7 @@ def test_validation_steps_evaluate_the_first_batches(problem, arguments, split):
 
 
 def test_validation_steps_of_a_dataframe_evaluate_the_same_rows_in_each_epoch(problem, frames):
-    """With a learning rate of zero each epoch measures the same, and something else than all rows give."""
+    """With learning rate 0 every epoch has the same val_loss, different from that of all rows."""
 
     def held(**arguments):
         spark_model = SparkModel(problem.model(keras.optimizers.SGD(0.0)), num_workers=2)
@@ -99,7 +99,7 @@ def test_validation_steps_of_a_dataframe_evaluate_the_same_rows_in_each_epoch(pr
 
 
 def test_rows_of_their_own_are_validated_instead_of_a_split(problem):
-    """As in Keras, validation_data turns validation_split off: all rows are trained on."""
+    """validation_data turns validation_split off, as in Keras: all rows are trained on."""
     held = problem.x[:50], problem.y[:50]
 
     history, expected = both(problem, batch_size=32, validation_split=0.5, validation_data=held)
@@ -109,7 +109,7 @@ def test_rows_of_their_own_are_validated_instead_of_a_split(problem):
 
 
 def test_weights_of_classes_beside_those_of_rows_are_refused_as_keras_does(problem):
-    """Keras 3 does not multiply them."""
+    """Passing both class_weight and sample_weight raises ValueError, as in Keras 3."""
     arguments = {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)}
 
     for model in (SparkModel(problem.model()), problem.model()):
@@ -118,7 +118,7 @@ def test_weights_of_classes_beside_those_of_rows_are_refused_as_keras_does(probl
 
 
 def test_a_second_fit_of_a_model_is_refused_while_one_trains_it(problem):
-    """Also by another SparkModel: each would set the other's weights. Afterwards it trains again."""
+    """A second fit of a model that is training is refused, by any SparkModel; later it trains again."""
     model, said = problem.model(), []
 
     def fit_again(epoch, logs):

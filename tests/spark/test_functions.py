@@ -1,4 +1,4 @@
-"""Executors that read their rows themselves: a function says what each worker has."""
+"""Executors read their rows themselves, by a function that returns each worker's rows."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ MASTERS = ("local", "local-cluster", "standalone")
 
 @pytest.fixture
 def files(problem, tmp_path):
-    """A folder of the problem's rows, a third of them in each of three pairs of .npy files."""
+    """A folder with the problem's rows, a third of them in each of three pairs of .npy files."""
     for index, rows in enumerate(np.array_split(np.arange(203), 3)):
         np.save(tmp_path / f"x{index}.npy", problem.x[rows])
         np.save(tmp_path / f"y{index}.npy", problem.y[rows])
@@ -20,7 +20,7 @@ def files(problem, tmp_path):
 
 
 def reader(folder, kind):
-    """Return a function that reads each worker's part of the files, in one of the ways that Keras takes."""
+    """Return a function that reads a worker's share of the files in one of the forms that Keras takes."""
 
     def read(worker, num_workers):
         import numpy
@@ -55,7 +55,7 @@ def reader(folder, kind):
 @pytest.mark.third
 @pytest.mark.parametrize("kind", ["arrays", "batches", "dataset", "sequence"])
 def test_workers_train_on_what_a_function_returns_there(spark, problem, files, kind):
-    """Arrays, a generator, tf.data and a PyDataset are the same rows, and train as an RDD of them does."""
+    """Arrays, a generator, tf.data and a PyDataset give the same rows, and train as an RDD of them does."""
     model, alike = problem.model(), problem.model()
     spark_model = SparkModel(model, num_workers=2)
 
@@ -73,7 +73,7 @@ def test_workers_train_on_what_a_function_returns_there(spark, problem, files, k
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, files, mode):
-    """By another function, or by a part that is held out; `evaluate` takes one too."""
+    """A function's rows are validated by another function or a held-out part; `evaluate` takes one too."""
     model = problem.model()
     spark_model = SparkModel(model, mode=mode, num_workers=2)
     held = reader(files, "batches")
@@ -92,7 +92,7 @@ def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, file
 
 
 def test_parquet_is_read_on_executors_as_in_the_docs(spark, problem, frames, tmp_path):
-    """Row group by row group, by pyarrow, without Spark: docs/data.md has this function."""
+    """The function of docs/data.md reads Parquet row groups with pyarrow, without Spark."""
     folder = str(tmp_path / "visits")
     frames["array"].select("features", "label").repartition(3).write.parquet(folder)
 
@@ -114,7 +114,7 @@ def test_parquet_is_read_on_executors_as_in_the_docs(spark, problem, frames, tmp
 
 
 def test_several_inputs_and_weights_come_from_a_function(spark, problem):
-    """Structures and sample weights are as in `fit` of arrays."""
+    """A function may return structures and sample weights, as in `fit` of arrays."""
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     out = keras.layers.Dense(3, activation="softmax")(keras.layers.concatenate([left, right]))
     model = keras.Model({"left": left, "right": right}, out)
@@ -132,7 +132,7 @@ def test_several_inputs_and_weights_come_from_a_function(spark, problem):
 
 @pytest.mark.third
 def test_what_a_function_does_wrong_is_named(spark, problem):
-    """Arguments, arrays of other lengths, rows of another shape, and exceptions of its own."""
+    """Wrong arguments, unequal lengths, another row shape and exceptions of a function raise named errors."""
     x, y = problem.x, problem.y
     spark_model = SparkModel(problem.model(), num_workers=2)
 

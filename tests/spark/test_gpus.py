@@ -1,4 +1,4 @@
-"""Each worker has a GPU of its own where executors have some, also where other tasks share them."""
+"""Each worker gets its own GPU where executors have several, also where other tasks share them."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ SCRIPT = """
 @pytest.mark.third
 @pytest.mark.cluster
 def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
-    """One executor with four cores and two GPUs: two workers with two threads, four where they may share."""
+    """On four cores and two GPUs two workers run, with two threads each, or four that share GPUs."""
     script = tmp_path / "gpus.sh"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1"]}'\n""")
     script.chmod(0o755)
@@ -65,4 +65,4 @@ def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     assert [["0"], ["1"]] == sorted(answers["arrays"]) == sorted(answers["DataFrame"])
     assert "the application has 2 (executors x their GPUs" in answers["refused"]
     assert 4 == answers["shared"]
-    assert [["gpu:0", "2"]] * 2 == answers["function"]  # the first that each sees
+    assert [["gpu:0", "2"]] * 2 == answers["function"]  # the first GPU that each sees

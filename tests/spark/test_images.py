@@ -1,4 +1,4 @@
-"""Columns that executors decode: the bytes of images, as Spark's own sources have them."""
+"""Columns of image bytes, as from Spark's own sources, are decoded on executors."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ DARK, BRIGHT = 40, 200
 
 
 def portable(image):
-    """Return the bytes of a PPM file, which is a head and the pixels."""
+    """Return the bytes of a PPM file: a header and the pixels."""
     height, width, _ = image.shape
     return b"P6 %d %d 255\n" % (width, height) + image.tobytes()
 
@@ -30,7 +30,7 @@ def decode(content):
 
 @pytest.fixture(scope="module")
 def images():
-    """Forty images, dark and bright ones in turn."""
+    """Forty images, alternately dark and bright."""
     random = np.random.default_rng(5)
     levels = np.where(np.arange(40) % 2, BRIGHT, DARK)
     return (levels[:, None, None, None] + random.integers(0, 50, (40, *SHAPE))).astype("uint8")
@@ -38,7 +38,7 @@ def images():
 
 @pytest.fixture
 def folder(images, tmp_path):
-    """A folder with a folder of dark and one of bright images."""
+    """A folder with one folder of dark and one of bright images."""
     for index, image in enumerate(images):
         place = tmp_path / ("bright" if index % 2 else "dark")
         place.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def read(spark, folder):
 
 
 def test_images_of_files_are_trained_on_as_their_arrays_are(spark, images, folder):
-    """The same rows in the same order are the same weights; they are evaluated and predicted too."""
+    """Decoded files give the weights that their arrays give in the same order; evaluate and predict agree."""
     model, alike = model_of(), model_of()
     frame, columns = read(spark, folder), {"features_col": "content", "decode": {"content": decode}}
     order = [int(row.path[-6:-4]) for row in frame.select("path").collect()]
@@ -87,7 +87,7 @@ def test_images_of_files_are_trained_on_as_their_arrays_are(spark, images, folde
 
 
 def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
-    """Spark's image source makes structs: the function gets a dict; fit and transform have it as a Param."""
+    """A pipeline stage with a decode Param takes the structs of Spark's image source as dicts."""
     rows = [((SHAPE[0], SHAPE[1], image.tobytes()), k % 2, k % 5 == 0) for k, image in enumerate(images)]
     kind = "image struct<height: int, width: int, data: binary>, label int, held boolean"
     frame = spark.createDataFrame(rows, kind)
@@ -115,7 +115,7 @@ def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
 
 @pytest.mark.third
 def test_what_cannot_be_decoded_is_named(spark, images):
-    """On the driver for the first row, before a job trains; on executors with the row."""
+    """A value that cannot be decoded is named: on the driver for the first row, else with its row."""
     spark_model = SparkModel(model_of(), num_workers=2)
 
     def frame_of(*contents):
@@ -151,7 +151,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
 
 
 def test_a_text_is_decoded_too_and_large_batches_in_parts(spark):
-    """Whatever a value is; what few bytes are decoded to may not fit into memory at once."""
+    """A decode function takes any value; large batches are decoded in parts to fit into memory."""
     model = keras.Sequential([keras.Input((200_000,)), keras.layers.Dense(1, kernel_initializer="ones")])
     frame = spark.range(12).selectExpr("cast(id AS string) AS name").coalesce(1)
 
@@ -169,7 +169,7 @@ def compiled(model):
 
 
 def test_the_driver_and_executors_give_a_function_the_same(spark):
-    """Bytes as bytes, structs as dicts, whatever the driver's Spark makes of them."""
+    """A decode function gets bytes and dicts, on the driver as on executors."""
     frame = spark.sql("SELECT named_struct('data', X'0102', 'rows', array(1, 2)) AS image, 1 AS label")
 
     def first(image):

@@ -19,7 +19,7 @@ from standalone import eventually
 logger = logging.getLogger(__name__)
 SCRIPT = Path(__file__).with_name("interrupted.py")
 SECONDS = 3.0  # that a call may take to end
-GAP = 0.05  # seconds between two of many
+GAP = 0.05  # seconds between repeated presses
 LINE = "Interrupted: the call is being ended, and its Spark job cancelled."
 MOMENTS = [
     "before the job",
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 class Script:
-    """The script in a process of its own, at a terminal or with its output in a pipe."""
+    """The script in its own process, at a terminal or with its output in a pipe."""
 
     def __init__(self, folder, moments, *, terminal):
         (folder / "tmp").mkdir()
@@ -63,13 +63,13 @@ class Script:
         self._reader.start()
 
     def _read(self):
-        with contextlib.suppress(OSError):  # as Linux says that a terminal has no process any more
+        with contextlib.suppress(OSError):  # Linux raises once the terminal has no process left
             while data := os.read(self._output, 1 << 16):
                 self._printed += data
 
     @property
     def text(self):
-        """What it printed so far."""
+        """The output so far."""
         return self._printed.decode(errors="replace").replace("\r\n", "\n")
 
     def press(self):
@@ -79,7 +79,7 @@ class Script:
             os.kill(self.pid, signal.SIGINT)
 
     def shown(self, case):
-        """Return what it printed since Ctrl-C was pressed."""
+        """Return the output since Ctrl-C was pressed."""
         assert eventually(lambda: f"== {case}\n" in self.text)
         return self.text[self.pressed_at :].split(f"== {case}\n")[0].replace("^C", "")
 
@@ -105,9 +105,9 @@ def environment_of(folder):
 
 
 def interrupted(folder, cases, *, terminal):
-    """Yield what is reported of each case, and what it showed.
+    """Yield each case's moment, its report and its output.
 
-    A case is a moment, how often Ctrl-C is pressed, and perhaps how many seconds after the moment.
+    A case is a moment, the number of presses of Ctrl-C, and optionally a delay in seconds.
     """
     script = Script(folder, [moment for moment, *_ in cases], terminal=terminal)
     try:
@@ -129,7 +129,7 @@ def interrupted(folder, cases, *, terminal):
 
 
 def faults_of(moment, report, shown):
-    """Return what is not as it should be after an interrupt."""
+    """Return the faults found after an interrupt."""
     line, _, trace = shown.partition("Traceback (most recent call last):\n")
     return [
         fault
@@ -146,7 +146,7 @@ def faults_of(moment, report, shown):
 
 
 def require_clean(folder, cases, *, terminal):
-    """Check every case; return how long each took."""
+    """Check every case; return the seconds that each took."""
     faults, seconds = {}, []
     for (moment, presses, *delay), (_, report, shown) in zip(
         cases, interrupted(folder, cases, terminal=terminal), strict=True
@@ -168,14 +168,14 @@ def test_a_call_ends_once_and_leaves_nothing(tmp_path, terminal):
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
 @pytest.mark.parametrize("presses", [1, 2, 20])
 def test_every_moment(tmp_path, terminal, presses):
-    """Whatever a call is doing, it is interrupted alike."""
+    """Every kind of call is interrupted in the same way, whatever it is doing."""
     require_clean(tmp_path, [(moment, presses) for moment in MOMENTS], terminal=terminal)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
 def test_random_moments(tmp_path, terminal):
-    """Fifty times at any moment of the first seconds of a fit."""
+    """A fit can be interrupted at any of fifty random moments of its first seconds."""
     dice = random.Random(38)
     cases = [("at random", dice.choice([1, 2, 20]), dice.uniform(0, 4)) for _ in range(50)]
 
@@ -185,7 +185,7 @@ def test_random_moments(tmp_path, terminal):
 
 
 class Notebook:
-    """A notebook kernel, and what its cells print."""
+    """A notebook kernel and the output of its cells."""
 
     def __init__(self, folder):
         from jupyter_client import KernelManager
@@ -198,11 +198,11 @@ class Notebook:
         self.client.wait_for_ready(60)
 
     def run(self, code):
-        """Return what a cell printed, and the name of the exception that ended it."""
+        """Run a cell; return its output and the name of the exception that ended it."""
         return self.end(self.client.execute(code))
 
     def end(self, request):
-        """The same of a cell that was begun."""
+        """Wait for a running cell; return its output and the name of the exception that ended it."""
         printed, raised = "", None
         while True:
             message = self.client.get_iopub_msg(timeout=120)
@@ -228,7 +228,7 @@ ALL = [pytest.param([(moment, n) for n in (1, 2, 20) for moment in MOMENTS], mar
 @pytest.mark.parametrize("cases", [[("in an epoch", 20), ("in evaluate", 1)], *ALL], ids=["some", "all"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_cell_of_a_notebook(tmp_path, cases):
-    """The cell ends with KeyboardInterrupt, and the next cell's fit works."""
+    """An interrupted cell ends with KeyboardInterrupt, and the next cell's fit works."""
     pytest.importorskip("ipykernel")
     notebook = Notebook(tmp_path)
     try:

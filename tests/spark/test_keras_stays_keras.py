@@ -1,4 +1,4 @@
-"""What `model.fit` does around training is done here too: callbacks, History, progress, files."""
+"""A fit keeps the services of `model.fit`: callbacks, History, progress and files."""
 
 import contextlib
 import errno
@@ -34,14 +34,14 @@ def train(problem, *, epochs=4, **arguments):
 
 
 def same(expected, history, rel=1e-4):
-    """Check that two histories have the same keys and, but for rounding, values."""
+    """Assert equal keys and, up to rounding, equal values of two histories."""
     assert set(expected.history) == set(history.history)
     for name, values in expected.history.items():
         assert values == pytest.approx(history.history[name], rel=rel), name
 
 
 def test_a_history_is_a_table_of_epochs(problem):
-    """Keys, lengths and values are Keras's, `validation_split` takes the last rows, pandas reads it."""
+    """History has Keras's keys and values, `validation_split` takes the last rows, and pandas reads it."""
     model, history, reference, expected = train(problem, validation_split=0.25)
 
     same(expected, history)
@@ -56,7 +56,7 @@ def test_a_history_is_a_table_of_epochs(problem):
 
 @pytest.mark.parametrize("kind", ["rdd", "frame"])
 def test_the_same_rows_are_held_out_in_every_epoch(spark, problem, frames, kind):
-    """With a learning rate of zero every epoch measures the same: the rows that are held out are too."""
+    """With learning rate 0 every epoch scores the same, so the same rows are held out in each."""
     data = problem.rdd(spark, 100, 103) if kind == "rdd" else frames["array"]
     fits = [
         SparkModel(problem.model(keras.optimizers.SGD(0.0)), num_workers=2).fit(
@@ -73,7 +73,7 @@ def test_the_same_rows_are_held_out_in_every_epoch(spark, problem, frames, kind)
 
 
 def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
-    """A schedule, checkpoints and a log at each epoch: what comes out is plain Keras's."""
+    """A schedule, checkpoints and a CSV log give the results of plain Keras."""
     files = []
 
     def callbacks():
@@ -101,7 +101,7 @@ def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
 
 
 class Zeroed(keras.callbacks.Callback):
-    """Evaluates the model without its biases, and notes what it is called for, with what logs."""
+    """A callback that has the model evaluated without its biases and records its calls with their logs."""
 
     def __init__(self, *, restores=True):
         super().__init__()
@@ -150,7 +150,7 @@ SWAPPING = {
     ],
 )
 def test_validation_is_of_the_weights_that_a_callback_swaps_in(problem, kind, settings):
-    """With SwapEMAWeights these are the averages, and training goes on from the weights themselves."""
+    """Validation uses the weights that SwapEMAWeights swaps in; training continues from the original ones."""
     ours, reference = (
         problem.model(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)) for _ in range(2)
     )
@@ -168,7 +168,7 @@ def test_validation_is_of_the_weights_that_a_callback_swaps_in(problem, kind, se
 
 
 def test_weights_that_a_callback_leaves_after_a_test_are_trained_on(problem):
-    """The next epoch begins with what `on_test_begin` set, if `on_test_end` does not set it back."""
+    """The next epoch begins with the weights of `on_test_begin` unless `on_test_end` sets them back."""
     _, history, _, expected = train(
         problem, epochs=3, validation_split=0.25, callbacks=lambda: [Zeroed(restores=False)]
     )
@@ -177,7 +177,7 @@ def test_weights_that_a_callback_leaves_after_a_test_are_trained_on(problem):
 
 
 def sequences():
-    """Return what makes a model with a mask and a loss that weights divide, and its rows."""
+    """Return a function that makes a model with a mask and a loss weighted per step, and its rows."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(75, 5, 3)).astype("float32")
     x[np.arange(5)[None] >= generator.integers(1, 6, 75)[:, None]] = 0
@@ -200,7 +200,7 @@ def sequences():
 
 
 def heads():
-    """Return what makes a model of two outputs, and its rows."""
+    """Return a function that makes a model of two outputs, and its rows."""
     x = np.random.default_rng(0).normal(size=(75, 6)).astype("float32")
 
     def make():
@@ -218,7 +218,7 @@ def heads():
 @pytest.mark.parametrize("kind", [sequences, heads])
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=whole)])
 def test_losses_and_metrics_of_batches_are_keras_s(spark, kind, workers):
-    """What masks, weights or outputs make of a batch is reported of training, validation and evaluation."""
+    """Losses and metrics match Keras for masks, weights and outputs, in fit, validation and evaluate."""
     make, x, y, weights = kind()
     ours, reference = SparkModel(make(), num_workers=workers), make()
     arguments = {"sample_weight": weights, "epochs": 2, **SETTINGS, "batch_size": 16}
@@ -236,7 +236,7 @@ def test_losses_and_metrics_of_batches_are_keras_s(spark, kind, workers):
 
 
 def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
-    """As in Keras, by BackupAndRestore: the epochs that are left, and none where none is."""
+    """BackupAndRestore resumes with the remaining epochs, as in Keras, or with none."""
 
     class Interrupted(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -262,7 +262,7 @@ def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
 
 
 def test_early_stopping_ends_training_and_restores_the_best_weights(problem):
-    """The workers stop when Keras would have, and the best epoch's weights come back."""
+    """EarlyStopping ends training at the epoch of plain Keras and restores the best weights."""
 
     def callbacks():
         reduce = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.1, min_delta=10.0)
@@ -283,7 +283,7 @@ def test_early_stopping_ends_training_and_restores_the_best_weights(problem):
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
-    """A loss that is not finite ends training after the epoch that has it, and is said."""
+    """TerminateOnNaN ends training after the first epoch with a non-finite loss, which is logged."""
     x = problem.x.copy()
     x[120] = np.inf
     spark_model = SparkModel(problem.model(), mode=mode, num_workers=2)
@@ -341,7 +341,7 @@ def test_what_workers_log_is_heard_on_the_driver(problem, caplog):
 
 @pytest.mark.parametrize("kind", ["path", "uri"])
 def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
-    """Save and load, by path and by Hadoop URI: a plain Keras file, and the settings beside it."""
+    """A model saved to a path or a Hadoop URI is a plain Keras file with a settings file next to it."""
     folder = tmp_path / "models"
     target = f"{folder.as_uri() if kind == 'uri' else folder}/m.keras"
     spark_model = SparkModel(problem.model(), mode="asynchronous", frequency=3, stall_timeout=9)
@@ -365,7 +365,7 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
 
 @pytest.mark.parametrize("failing", ["m.keras", "m.json"])
 def test_a_model_that_cannot_be_saved_leaves_one_that_can_be_loaded(problem, tmp_path, monkeypatch, failing):
-    """It is the old model with its settings, or the new model without settings, but never a mixture."""
+    """A failed save leaves the old model with its settings, or the new one without, never a mixture."""
     target, put = str(tmp_path / "m.keras"), files.put
     old, new = (SparkModel(problem.model(), stall_timeout=seconds) for seconds in (7, 9))
     new.model.set_weights([weight + 1 for weight in new.model.get_weights()])
@@ -388,7 +388,7 @@ def test_a_model_that_cannot_be_saved_leaves_one_that_can_be_loaded(problem, tmp
 
 
 def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, caplog):
-    """Who wrote a file has no say in where the token and the weights of a later fit go."""
+    """Endpoint addresses are not saved: a file must not redirect the token and weights of a fit."""
     place = {
         "bind_address": "127.0.0.1",
         "advertised_host": "127.0.0.2",
@@ -408,7 +408,7 @@ def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, ca
 
 
 def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path):
-    """A Lambda layer is code, which loading runs: `safe_mode` is Keras's, and on."""
+    """Loading a Lambda layer runs code, so it requires `safe_mode=False`, as in Keras."""
     parts = [keras.Input((6,)), keras.layers.Lambda(lambda x: 2 * x), keras.layers.Dense(3, "softmax")]
     model = keras.Sequential(parts)
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -422,7 +422,7 @@ def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path
 
 
 def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
-    """Pandas with y is arrays; a scalar column of a DataFrame is a feature of one number."""
+    """Pandas with y trains as arrays do; a scalar column of a DataFrame is a feature of one number."""
     model = problem.model()
     frame = pd.DataFrame(problem.x, columns=list("abcdef"))
     history = SparkModel(model, num_workers=2).fit(frame, pd.Series(problem.y), **SETTINGS)
@@ -447,7 +447,7 @@ def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
 
 
 def test_a_partition_smaller_than_a_batch_trains(spark, problem):
-    """With three rows on one worker and a batch of 64, every row is used once an epoch."""
+    """With three rows on one worker and a batch size of 64, every row is used once an epoch."""
     counts = 200, 3
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
@@ -462,7 +462,7 @@ def test_a_partition_smaller_than_a_batch_trains(spark, problem):
 
 
 def test_a_seed_repeats_a_synchronous_run(problem):
-    """The same seed gives the same weights bit for bit; another one does not."""
+    """The same seed gives the same weights bit for bit; another seed does not."""
     weights = []
     for seed in (1, 1, 2):
         model = problem.model()
@@ -474,7 +474,7 @@ def test_a_seed_repeats_a_synchronous_run(problem):
 
 
 def test_a_function_that_builds_the_model_is_sent_instead_of_it(problem):
-    """A model that Keras cannot serialize trains when a function makes it."""
+    """A model that Keras cannot serialize trains if a function builds it."""
 
     def build():
         class Plain(keras.Model):

@@ -1,4 +1,4 @@
-"""Arrays in every form that Keras takes train, evaluate and predict as NumPy's do."""
+"""Arrays in every form that Keras takes train, evaluate and predict as NumPy arrays do."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def network(inputs=1):
 
 
 def tensor(of):
-    """Return what makes a tensor of a library, or skips where it is not installed."""
+    """Return a function that makes a tensor of a library, or skips the test if it is not installed."""
 
     def make(array):
         if of == "tensorflow":
@@ -67,7 +67,7 @@ MAKE = {
 
 @pytest.fixture(scope="module")
 def plain():
-    """What plain Keras makes of the arrays."""
+    """The model, history, score and predictions of plain Keras for the arrays."""
     model = network()
     history = model.fit(X, Y, validation_split=0.25, sample_weight=W, **OPTIONS).history
     return model, history, model.evaluate(X, Y, sample_weight=W, verbose=0), model.predict(X, verbose=0)
@@ -75,7 +75,7 @@ def plain():
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_every_form_of_array_is_the_same_rows(spark, plain, kind):
-    """Weights, history, scores and predictions are those that plain Keras gets from NumPy's arrays."""
+    """Every form of array gives the weights, history, scores and predictions of plain Keras."""
     x, y, weights = map(MAKE[kind], (X, Y, W))
     reference, history, score, predicted = plain
     spark_model = SparkModel(network(), num_workers=2)
@@ -90,7 +90,7 @@ def test_every_form_of_array_is_the_same_rows(spark, plain, kind):
 
 
 def test_forms_may_differ_between_inputs_and_between_training_and_validation(spark):
-    """Sparse beside dense, in a list or a dict, in a function's rows, on either side of a fit."""
+    """Dense and sparse inputs mix, in a list, in a function's rows, and between training and validation."""
     history = network(2).fit([X, X], Y, validation_data=([X, X], Y), **OPTIONS).history
     csr = scipy.sparse.csr_matrix(X)
     ours = SparkModel(network(2), num_workers=2).fit(
@@ -106,7 +106,7 @@ def test_forms_may_differ_between_inputs_and_between_training_and_validation(spa
 
 
 def test_no_rows_have_no_predictions(spark):
-    """Predictions of no rows have the structure and the shape of the model's, and length 0."""
+    """Predictions of no rows have the model's structure and shape, and length 0."""
     spark_model = SparkModel(network())
     for x in (X[:0], scipy.sparse.csr_matrix(X)[:0], pd.DataFrame(X[:0]), []):
         assert (0, 1) == spark_model.predict(x).shape
@@ -125,7 +125,7 @@ def test_no_rows_have_no_predictions(spark):
 
 
 def test_what_is_no_array_is_refused_by_name(spark):
-    """Labels have to be dense, columns of pandas to hold numbers, and datasets are none."""
+    """Sparse labels, pandas columns without numbers, and datasets are refused by name."""
     spark_model = SparkModel(network(), num_workers=2)
     with pytest.raises(DataError, match="Expected y to be dense"):
         spark_model.fit(X, scipy.sparse.csr_matrix(Y))

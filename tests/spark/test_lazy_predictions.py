@@ -1,4 +1,4 @@
-"""What predictions leave in an application that are computed when somebody asks for them."""
+"""Cleanup of the files that lazily computed predictions leave in an application."""
 
 import gc
 from pathlib import Path
@@ -13,7 +13,7 @@ TIMES = 10
 
 
 def test_the_files_of_models_go_with_the_plans_that_need_them(spark, problem, frames, eventually):
-    """PySpark keeps a file of each model that was sent until the application ends."""
+    """Model files are removed with the plans that use them, though PySpark keeps them to the end."""
     context, transformer = spark.sparkContext, KerasTransformer(model=problem.model())
     folder, rows = Path(context._temp_dir), problem.rdd(spark, 100, 2, 100).keys()
     before = len(list(folder.iterdir()))

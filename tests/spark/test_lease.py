@@ -1,4 +1,4 @@
-"""Of two drivers with one checkpoint folder one goes on; the other takes over once that one is dead."""
+"""Of two drivers with one checkpoint folder one continues; the other takes over once that one is dead."""
 
 import contextlib
 import hashlib
@@ -27,9 +27,9 @@ from sparkdl.errors import CheckpointError
 from sparkdl.spark import files, folders, hadoop
 
 HERE = Path(__file__).parent
-PATIENCE = 250  # seconds, for a driver that comes to its end
+PATIENCE = 250  # seconds for a driver to finish
 SETTINGS = {"batch_size": 16, "epochs": 5, "seed": 3, "verbose": 0}
-EPOCHS = 100  # of the drivers, one of which has to be alive while the other looks at it
+EPOCHS = 100  # enough that one driver is alive while the other looks at it
 
 
 # -- through Hadoop -------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ EPOCHS = 100  # of the drivers, one of which has to be alive while the other loo
 
 @pytest.fixture
 def through_hadoop(monkeypatch):
-    """Local files are used through Hadoop alone, as those of a distributed file system."""
+    """Make local files accessible through Hadoop alone, as on a distributed file system."""
     monkeypatch.setattr(hadoop, "local_folder", lambda *_: None)
 
 
@@ -46,7 +46,7 @@ def context_of(spark):
 
 
 def test_hadoops_files_are_written_whole_and_once(spark, tmp_path, through_hadoop):
-    """A folder of Hadoop's has files that are created once, rewritten, and removed."""
+    """Files of a Hadoop folder are created once, rewritten whole, and removed."""
     folder = folders.open_folder(f"file://{tmp_path}/new/folder", context=context_of(spark))
     assert isinstance(folder, folders.HadoopFolder)
 
@@ -65,7 +65,7 @@ def test_hadoops_files_are_written_whole_and_once(spark, tmp_path, through_hadoo
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_file_at_a_uri_is_never_replaced(spark, tmp_path, monkeypatch, local):
-    """An equal file is taken for the one to publish; for another one an error says that it is there."""
+    """Publishing an equal file again succeeds; another file at that URI raises FileExistsError."""
     if not local:
         monkeypatch.setattr(hadoop, "local_folder", lambda *_: None)
     (tmp_path / "to").mkdir()
@@ -81,7 +81,8 @@ def test_a_file_at_a_uri_is_never_replaced(spark, tmp_path, monkeypatch, local):
 def test_a_lease_through_hadoop_is_refused_lost_and_released(spark, tmp_path, monkeypatch, through_hadoop):
     """A driver elsewhere keeps the folder while it writes heartbeats, and loses it after a silence.
 
-    The lease is released by a SparkContext that is stopped, too; here the folder itself stands for it.
+    The lease can be released even after its SparkContext has stopped; here the folder itself stands in for
+    it.
     """
 
     def acquired(clock):
@@ -110,7 +111,7 @@ def test_a_lease_through_hadoop_is_refused_lost_and_released(spark, tmp_path, mo
 
 @pytest.mark.parametrize("scheme", ["file", "viewfs"])
 def test_a_folder_has_one_lease_whatever_it_is_called(spark, tmp_path, scheme):
-    """A path and the URIs of the same folder lead to one lease."""
+    """A path and the URIs of the same folder share one lease."""
     (folder := tmp_path / "shared").mkdir()
     uri = folder.as_uri()
     if scheme == "viewfs":
@@ -129,7 +130,7 @@ def test_a_folder_has_one_lease_whatever_it_is_called(spark, tmp_path, scheme):
 
 
 class Then(keras.callbacks.Callback):
-    """What does something at the end of the second epoch."""
+    """A callback that runs a function at the end of the second epoch."""
 
     def __init__(self, act):
         super().__init__()
@@ -141,14 +142,14 @@ class Then(keras.callbacks.Callback):
 
 
 def leases(folder):
-    """Return what is left of a lease: files and threads."""
+    """Return the remaining files and threads of a lease."""
     return [path.name for path in folder.glob("*lease*")] + [
         thread.name for thread in threading.enumerate() if thread.name == "sparkdl-lease"
     ]
 
 
 def test_a_second_fit_in_the_folder_is_refused(spark, problem, tmp_path, jobs):
-    """It starts no job, and the first fit goes on; what ends with an error releases the folder as well."""
+    """A second fit in the folder is refused before any job; a fit that fails releases the folder."""
     folder, refused = tmp_path / "folder", []
 
     def second():
@@ -177,7 +178,7 @@ def test_a_second_fit_in_the_folder_is_refused(spark, problem, tmp_path, jobs):
 
 
 def test_a_fit_that_loses_the_folder_ends(spark, problem, tmp_path):
-    """It names who has the folder now, writes no checkpoint from then on, and leaves the other's lease."""
+    """A fit that loses the folder names the new owner, writes no more and leaves the owner's lease."""
     other = replace(Owner.here(), host="node-7", process=4711)
 
     with pytest.raises(
@@ -199,17 +200,19 @@ def test_a_fit_that_loses_the_folder_ends(spark, problem, tmp_path):
 
 
 class Driver:
-    """A driver in a process group of its own.
+    """A driver in its own process group.
 
     Args:
-        log: the file of what it says.
-        arguments: the folder of the checkpoints, the file for the weights, and perhaps "hadoop".
+        log: the file for its output.
+        folder: the checkpoint folder.
+        end: the file for the weights.
+        through: "hadoop", or nothing.
     """
 
     def __init__(self, log, folder, end, *through):
         paths = [str(Path(sparkdl.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
-        environment.pop("SPARK_CONNECT_MODE_ENABLED", None)  # of a session that a test before has left open
+        environment.pop("SPARK_CONNECT_MODE_ENABLED", None)  # of a session that an earlier test left open
         arguments = folder, "synchronous", "1", end, str(EPOCHS), *through
         self.log = log
         with log.open("w") as file:
@@ -226,7 +229,7 @@ class Driver:
         return self.process.poll() is None
 
     def said(self, code):
-        """Wait for its end with an exit code, and return what it said."""
+        """Wait until the driver exits with ``code``, and return its output."""
         assert self.process.wait(PATIENCE) == code, self.log.read_text()[-5000:]
         return self.log.read_text()
 
@@ -239,7 +242,7 @@ class Driver:
 
 @contextlib.contextmanager
 def contents(folder):
-    """Yield the contents that each checkpoint has during a ``with`` block, by its name."""
+    """Yield the digests of each checkpoint's contents seen during a ``with`` block, by file name."""
     found, ends = defaultdict(set), threading.Event()
 
     def look():
@@ -259,7 +262,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The weights and losses of a driver that is alone, which starts beside the others."""
+    """The weights and losses of an undisturbed driver, which runs beside the others."""
     folder = tmp_path_factory.mktemp("undisturbed")
     driver = Driver(folder / "log", folder / "checkpoints", folder / "end.npz")
 
@@ -273,7 +276,7 @@ def undisturbed(tmp_path_factory):
 
 def outcome_of(folder):
     with np.load(folder / "end.npz") as found:
-        return [found[name] for name in found.files[:-1]]  # without how often it was resumed
+        return [found[name] for name in found.files[:-1]]  # without the number of resumes
 
 
 @pytest.mark.spark
@@ -284,7 +287,8 @@ def outcome_of(folder):
         (0, "local", "killed"),
         *(
             pytest.param(seed, through, fate, marks=pytest.mark.whole)
-            # A rename of Hadoop's replaces local files, unlike HDFS's: a driver that wakes up in one does.
+            # Renaming through Hadoop replaces local files, unlike on HDFS: a driver that wakes up in a rename
+            # does so.
             for seed, (through, fate) in enumerate(
                 [("local", "stopped")] * 2 + [("hadoop", "killed"), ("local", "killed")] * 9, 1
             )
@@ -292,10 +296,10 @@ def outcome_of(folder):
     ],
 )
 def test_of_two_drivers_one_goes_on_and_the_next_takes_over(tmp_path, undisturbed, seed, through, fate):
-    """Two drivers start together; one ends with a sentence. A third one goes on when the other is dead.
+    """Of two drivers that start together one is refused; a third takes over once the other is gone.
 
-    The other is killed at a moment that is drawn, or stopped: then it ends when it goes on, and says why.
-    No checkpoint has two contents, and weights and losses are those of an undisturbed driver, bit for bit.
+    The owner is killed at a random moment, or stopped; then it ends with an error when it continues. No
+    checkpoint ever has two contents. Weights and losses are those of an undisturbed driver, bit for bit.
     """
     moments, folder, end = random.Random(seed), tmp_path / "checkpoints", tmp_path / "end.npz"
     place = (folder.as_uri(), end, "hadoop") if through == "hadoop" else (folder, end)

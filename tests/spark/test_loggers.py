@@ -1,4 +1,4 @@
-"""The callbacks of wandb, MLflow, tqdm and TensorBoard log each epoch and each batch, as in plain Keras."""
+"""The callbacks of wandb, MLflow, tqdm and TensorBoard log each epoch and batch, as in plain Keras."""
 
 import io
 
@@ -24,7 +24,7 @@ def fit(problem, *callbacks):
 
 @pytest.fixture
 def wandb_run(tmp_path, monkeypatch):
-    """An offline run of wandb, whose calls of `log` are noted."""
+    """An offline run of wandb that records its calls of `log`."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
@@ -35,7 +35,7 @@ def wandb_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("log_freq", ["epoch", whole("batch"), 3])
 def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_freq):
-    """WandbMetricsLogger logs what History has, and every batch that it counts."""
+    """WandbMetricsLogger logs the values of History, and every batch that it counts."""
     from wandb.integration.keras import WandbMetricsLogger
 
     logged = []
@@ -53,7 +53,7 @@ def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_fre
 
 @pytest.mark.parametrize("flavor", ["keras", whole("tensorflow")])
 def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
-    """MlflowCallback logs metrics of each epoch, or of each so many batches, and the optimizer's settings."""
+    """MlflowCallback logs metrics per epoch or every few batches, and the optimizer's settings."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
     mlflow = pytest.importorskip("mlflow")
     callback = pytest.importorskip(f"mlflow.{flavor}").MlflowCallback
@@ -75,7 +75,7 @@ def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
 
 @pytest.mark.parametrize("verbose", [whole(0), 1, 2])
 def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
-    """TqdmCallback's bars reach their ends, and know how many batches an epoch has."""
+    """TqdmCallback's bars reach their ends and know the number of batches in an epoch."""
     tqdm = pytest.importorskip("tqdm.keras")
     callback = tqdm.TqdmCallback(verbose=verbose, file=io.StringIO())
     seen = []
@@ -117,7 +117,7 @@ def test_tensorboard_has_what_it_has_in_keras(problem, tmp_path, update_freq):
 
 
 def test_the_progress_bar_of_keras_takes_the_place_of_ours(problem, capsys):
-    """ProgbarLogger among the callbacks draws each epoch's steps and results, and nothing is drawn twice."""
+    """With ProgbarLogger among the callbacks, each epoch's steps and results are drawn once."""
     SparkModel(problem.model(), num_workers=2).fit(
         problem.x, problem.y, callbacks=[keras.callbacks.ProgbarLogger()], **SETTINGS | {"verbose": 2}
     )

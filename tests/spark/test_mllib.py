@@ -1,4 +1,4 @@
-"""MLlib's LabeledPoints train, its vectors and matrices are predicted from, and arrays come and go."""
+"""MLlib's LabeledPoints train, its vectors and matrices are predicted, and arrays convert both ways."""
 
 import keras
 import numpy as np
@@ -29,7 +29,7 @@ MASTERS = ("local", "local-cluster", "standalone")
 @pytest.mark.third
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_labeled_points_train_as_pairs_do(spark, problem, mode):
-    """The mode is honoured; in synchronous mode weights are those of the same rows as pairs."""
+    """LabeledPoints train in every mode; in synchronous mode the weights are those of equal pairs."""
     points = to_labeled_point(spark.sparkContext, problem.x, problem.y)
     model, alike = problem.model(), problem.model()
 
@@ -49,7 +49,7 @@ def test_labeled_points_train_as_pairs_do(spark, problem, mode):
 
 
 def test_vectors_and_matrices_are_predicted_from(spark, problem):
-    """A Vector is a row and gives a Vector, a Matrix gives a Matrix; RDDs of either kind are lazy."""
+    """A Vector is one row and gives a Vector, a Matrix gives a Matrix; RDDs of either kind are lazy."""
     model = problem.model()
     spark_model = SparkMLlibModel(model, num_workers=2)
     expected = model.predict(problem.x, verbose=0)
@@ -68,7 +68,7 @@ def test_vectors_and_matrices_are_predicted_from(spark, problem):
 
 @pytest.mark.third
 def test_class_indices_become_one_hot_vectors(spark, problem):
-    """For a model that takes them; a label that is no class ends the fit."""
+    """categorical=True one-hot encodes class indices; a label that is not a class index ends the fit."""
     points = to_labeled_point(spark.sparkContext, problem.x, np.eye(3)[problem.y], categorical=True)
     model, alike = problem.model(loss="categorical_crossentropy"), problem.model()
 
@@ -90,7 +90,7 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
 
 @pytest.mark.parametrize("categorical", [False, True])
 def test_points_and_frames_go_back_to_arrays(spark, problem, categorical):
-    """Features and labels come back as they were, in their order."""
+    """LabeledPoints and DataFrames convert back to the same features and labels, in order."""
     labels = np.eye(3)[problem.y] if categorical else problem.y
     context = spark.sparkContext
 
@@ -105,7 +105,7 @@ def test_points_and_frames_go_back_to_arrays(spark, problem, categorical):
 
 
 def test_arrays_that_are_no_points_are_refused(spark, problem):
-    """Too few labels, or features that are no rows, are named by their shapes."""
+    """Arrays with too few labels, or features that are not rows, are refused with their shapes."""
     with pytest.raises(DataError, match=r"got \(203, 6\) and \(202,\)"):
         to_labeled_point(spark.sparkContext, problem.x, problem.y[1:])
     with pytest.raises(DataError, match=r"got \(203,\) and \(203,\)"):
@@ -118,7 +118,7 @@ def test_arrays_that_are_no_points_are_refused(spark, problem):
 
 @given(arrays.arrays("float64", st.tuples(st.integers(1, 4), st.integers(1, 4)), elements=st.floats(-9, 9)))
 def test_matrices_and_vectors_go_there_and_back(array):
-    """Rows stay rows, though MLlib's matrices lie column by column."""
+    """Rows stay rows, although MLlib stores matrices by column."""
     np.testing.assert_array_equal(array, from_matrix(to_matrix(array)))
     np.testing.assert_array_equal(array, from_matrix(Matrices.dense(*array.shape, array.ravel(order="F"))))
     np.testing.assert_array_equal(array[0], from_vector(to_vector(array[0])))

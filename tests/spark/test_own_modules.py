@@ -1,4 +1,4 @@
-"""Functions run on executors, wherever they are given, with the modules that only the driver can import."""
+"""Functions run on executors with modules that only the driver can import, wherever they are given."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def loss(y, predicted):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Return a module of the driver's own."""
+    """Return a module that only the driver can import."""
     (tmp_path / "only_here.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -74,7 +74,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_module_of_the_driver_travels_with_a_function(spark, here, place):
-    """The result is that of the module's code: 2 * 3 inputs of 1, and a label of 1."""
+    """A function that uses a driver's module computes its result: 2 * 3 inputs of 1, and a label of 1."""
     if place in ("a rows function", "run") and not hasattr(spark, "sparkContext"):
         pytest.skip("over Spark Connect rows are DataFrames")
 

@@ -1,4 +1,4 @@
-"""A model whose training step, or whose loss, is the user's own trains as it does in model.fit."""
+"""A model with a custom train_step or loss trains as it does in model.fit."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from sparkdl.errors import WorkerError
 
 @keras.saving.register_keras_serializable("steps")
 class Taped(keras.Model):
-    """A training step as Keras's guide writes it."""
+    """A training step as in Keras's guide."""
 
     def moved(self):
         return self.trainable_variables
@@ -30,7 +30,7 @@ class Taped(keras.Model):
 
 @keras.saving.register_keras_serializable("steps")
 class Chosen(Taped):
-    """A training step that moves all variables but the first, from the last one on."""
+    """A training step that moves all variables but the first, in reverse order."""
 
     def moved(self):
         return self.trainable_variables[:0:-1]
@@ -38,7 +38,7 @@ class Chosen(Taped):
 
 @keras.saving.register_keras_serializable("steps")
 class Twice(keras.Model):
-    """A training step that makes two steps of a batch."""
+    """A training step that makes two steps on a batch."""
 
     def train_step(self, data):
         super().train_step(data)
@@ -47,7 +47,7 @@ class Twice(keras.Model):
 
 @keras.saving.register_keras_serializable("steps")
 class Confident(keras.Model):
-    """A loss of its own: Keras's, and a penalty on predictions that are not sure."""
+    """A custom loss: Keras's, plus a penalty on uncertain predictions."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -64,7 +64,7 @@ def make(problem, kind):
 
 
 def whole_batches(problem):
-    """Return rows of six batches: a loss metric that is not told the rows of a batch takes all for equal."""
+    """Return rows of six equal batches: a loss metric updated without row counts weighs them equally."""
     return (problem.x[:192], problem.y[:192]), {"batch_size": 32, "shuffle": False, "verbose": 0}
 
 
@@ -85,7 +85,7 @@ def test_steps_and_losses_of_ones_own(spark, problem, kind):
 
 
 def test_a_step_that_applies_gradients_twice(spark, problem):
-    """It is refused where workers exchange gradients, and trains as it is where they exchange weights."""
+    """A step that applies gradients twice is refused if gradients are exchanged, not if weights are."""
     ours, reference = make(problem, Twice), make(problem, Twice)
     rows, options = whole_batches(problem)
     with pytest.raises(WorkerError, match="train_step applies gradients more than once"):
@@ -122,7 +122,7 @@ class NoLoss(Taped):
 
 
 def test_a_loss_may_follow_the_optimizers_steps(spark, problem):
-    """Where gradients are taken apart, the optimizer that keeps them tells the real one's steps."""
+    """A loss can read the optimizer's step count while workers exchange gradients."""
     ours, reference = make(problem, WarmedUp), make(problem, WarmedUp)
     settings = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
     SparkModel(ours, num_workers=2).fit(problem.x, problem.y, **settings)
@@ -132,7 +132,7 @@ def test_a_loss_may_follow_the_optimizers_steps(spark, problem):
 
 
 def test_a_step_may_do_without_a_compiled_loss(spark, problem):
-    """As in Keras's guide to training steps."""
+    """A step without a compiled loss trains as in Keras's guide to training steps."""
 
     def uncompiled():
         plain = problem.model()
@@ -150,7 +150,7 @@ def test_a_step_may_do_without_a_compiled_loss(spark, problem):
 
 @keras.saving.register_keras_serializable("steps")
 class Aside(keras.Model):
-    """A training step that moves the variables by itself."""
+    """A training step that moves the variables itself."""
 
     def train_step(self, data):
         x, y = data
@@ -164,7 +164,7 @@ class Aside(keras.Model):
 
 
 def test_a_step_that_leaves_the_optimizer_out(spark, problem):
-    """There would be no gradient to exchange: it is refused by name."""
+    """A step without the optimizer is refused by name: there would be no gradients to exchange."""
     rows, options = whole_batches(problem)
     with pytest.raises(WorkerError, match="train_step does not apply gradients by model.optimizer"):
         SparkModel(make(problem, Aside), num_workers=2).fit(*rows, **options)

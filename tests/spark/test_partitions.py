@@ -1,4 +1,4 @@
-"""Partitions that stay whole: what lies where is the user's affair, the order within a worker ours."""
+"""With preserve_partitions=True workers train on whole partitions; only the order within a worker changes."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SIZES = 40, 0, 63, 100  # the rows of each partition
 
 
 def data_of(kind, spark, problem, sizes=SIZES):
-    """Return the problem in partitions of these sizes, as an RDD or as a DataFrame."""
+    """Return the problem in partitions of these sizes, as an RDD or a DataFrame."""
     rdd = problem.rdd(spark, *sizes)
     if kind == "rdd":
         return rdd
@@ -22,7 +22,7 @@ def data_of(kind, spark, problem, sizes=SIZES):
 
 
 def plain(problem, rows, *, epochs, shuffle, batch_size=16):
-    """Return a model that plain Keras trained on the rows in the order of workers with so many each."""
+    """Return a model that plain Keras trained in the row order of workers with ``rows`` rows each."""
     model = problem.model()
     first = np.cumsum([0, *rows[:-1]])
     for epoch in range(epochs):
@@ -46,7 +46,7 @@ def plain(problem, rows, *, epochs, shuffle, batch_size=16):
     ],
 )
 def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, kind, sizes, shuffle):
-    """Neighbours go together, and weights are those of plain Keras on these rows in this order."""
+    """Workers get neighbouring whole partitions and the weights of plain Keras on the same order of rows."""
     model, start = problem.model(), problem.model().get_weights()
     data = data_of(kind, spark, problem, sizes)
 
@@ -62,7 +62,7 @@ def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, 
 @pytest.mark.third
 @pytest.mark.parametrize("kind", ["rdd", "frame"])
 def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
-    """Where there are as many partitions as workers, of whatever sizes, nothing asks for a shuffle."""
+    """Unshuffled rows in as many partitions as workers stay where they are, whatever their sizes."""
     model, start = problem.model(), problem.model().get_weights()
     rows = 140, 63
 
@@ -76,7 +76,7 @@ def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
 
 @pytest.mark.parametrize(("kind", "most"), [("rdd", 1), ("frame", len(SIZES))])
 def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
-    """Shares of an RDD differ by one row at most, those of a DataFrame by one for each of its partitions."""
+    """Shares of an RDD differ by one row at most, those of a DataFrame by one per partition."""
     data = data_of(kind, spark, problem, (41, 0, 61, 101))
     if kind == "frame" and not hasattr(data, "repartitionById"):
         pytest.skip("before Spark 4.1 rows of DataFrames are dealt by chance")
@@ -94,7 +94,7 @@ def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
 
 @pytest.mark.third
 def test_rows_of_a_group_stay_together(spark, problem):
-    """Of a DataFrame that is repartitioned by a column no shuffle of ours breaks up a group."""
+    """A DataFrame that is repartitioned by a column keeps each group on one worker."""
     frame = data_of("frame", spark, problem).repartition(3, "label")
     counts = [len(part) for part in frame.rdd.glom().collect()]
     estimator = KerasEstimator(model=problem.model(), numWorkers=2, preservePartitions=True)
@@ -108,7 +108,7 @@ def test_rows_of_a_group_stay_together(spark, problem):
 
 
 def test_there_are_no_more_workers_than_partitions(spark, problem):
-    """By default as many as there are; more are refused before a job runs, with what to do."""
+    """num_workers defaults to the number of partitions; more workers are refused before any job."""
     one = problem.rdd(spark, 203)
 
     history = SparkModel(problem.model()).fit(one, verbose=0, preserve_partitions=True)
@@ -120,7 +120,7 @@ def test_there_are_no_more_workers_than_partitions(spark, problem):
 
 
 def test_what_has_no_partitions_is_refused(spark, problem, jobs):
-    """Arrays, functions and validation rows of their own are named; a bad row with its worker."""
+    """Data without partitions is refused by name; the error for a bad row names its worker."""
     fit = SparkModel(problem.model(), num_workers=2).fit
     rdd, before = problem.rdd(spark, *SIZES), jobs()
     cases = [
@@ -141,7 +141,7 @@ def test_what_has_no_partitions_is_refused(spark, problem, jobs):
 
 
 def test_workers_of_one_class_are_named(spark, problem, caplog):
-    """Partitions that differ are what was asked for; the driver says so."""
+    """The driver warns when all rows of a worker are of one class."""
     order = np.argsort(problem.y, kind="stable")
     pairs = [(problem.x[row], problem.y[row]) for row in order]
     first = int((problem.y == 0).sum())

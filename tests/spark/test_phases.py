@@ -1,6 +1,6 @@
-"""Workers, executors and drivers that are killed or stopped in every phase of a call.
+"""Workers, executors and drivers are killed or stopped in every phase of a call.
 
-What is trained is counted exactly: every row adds an amount of its own to the only weight.
+Updates are counted exactly: every row adds its own amount to the only weight.
 """
 
 import itertools
@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def pickled_by_value():
-    """Executors have no tests."""
+    """Pickle the helpers by value: executors cannot import the tests."""
     cloudpickle.register_pickle_by_value(phases)
     yield
     cloudpickle.unregister_pickle_by_value(phases)
@@ -44,7 +44,7 @@ def pickled_by_value():
 
 @pytest.fixture(scope="module")
 def undisturbed(spark, tmp_path_factory):
-    """Return what a call gives that nothing happens to."""
+    """Return a function that returns the result of a call without faults."""
     known = {}
 
     def result(setting, phase):
@@ -60,7 +60,7 @@ def undisturbed(spark, tmp_path_factory):
 @pytest.mark.parametrize("victim", ["worker", "executor"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_path, case, victim):
-    """The run goes on, and counts each update once."""
+    """A run with a killed or stopped worker or executor continues and counts each update once."""
     phase, fault, setting = case
     expected = undisturbed(setting, phase)
     act = Act(tmp_path, phase, victim, fault)
@@ -73,7 +73,7 @@ def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_pa
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_driver_is_killed_or_stopped(undisturbed, tmp_path, case):
-    """It goes on, or the next one does from the last checkpoint."""
+    """A stopped driver continues; after a killed one, the next driver resumes from the last checkpoint."""
     phase, fault, setting = case
     command = [sys.executable, str(PROGRAM), str(tmp_path), phase, fault, setting]
 

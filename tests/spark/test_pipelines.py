@@ -1,4 +1,4 @@
-"""In a pipeline our stages are as Spark's own: Params, fit, transform, save and load, model selection."""
+"""The stages work in a pipeline as Spark's own: Params, fit, transform, save and load, model selection."""
 
 import collections
 import json
@@ -33,14 +33,15 @@ from sparkdl.sources.dataframe import frame_source
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
 NAMES = list("abcdef")
-leaves_its_pool = pytest.mark.filterwarnings(  # Spark's model selection, to the garbage collector
+# Spark's model selection leaves its thread pool to the garbage collector
+leaves_its_pool = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <function Pool.__del__:pytest.PytestUnraisableExceptionWarning"
 )
 
 
 @pytest.fixture
 def estimator(problem):
-    """An Estimator of the problem's network, of two workers."""
+    """An Estimator of the problem's network with two workers."""
     model = problem.model(keras.optimizers.Adam(0.02))
     return KerasEstimator(model=model, numWorkers=2, batchSize=16, epochs=2, seed=1)
 
@@ -65,7 +66,7 @@ def weights_of(fitted):
 
 
 def test_a_fit_is_that_of_a_spark_model_and_leaves_the_given_model(spark, estimator, table):
-    """The fitted weights are SparkModel's; the estimator's own model is untouched."""
+    """The estimator fits the weights of SparkModel; its own model is untouched."""
     given = estimator.getModel()
     before = given.get_weights()
     alike = keras.models.clone_model(given)
@@ -89,7 +90,7 @@ def test_a_fit_is_that_of_a_spark_model_and_leaves_the_given_model(spark, estima
 def test_classification_predicts_classes_probabilities_and_raw_predictions(
     spark, problem, estimator, table, caplog
 ):
-    """Columns are kept, and rows; Spark's evaluators take what is added, of which the log tells."""
+    """A fitted model keeps rows and columns, and Spark's evaluators accept the columns it adds and logs."""
     with caplog.at_level(logging.INFO, "sparkdl.ml.estimator"):
         fitted = estimator.fit(table)
     said = f"By its loss, {estimator.uid} predicts class indices, probabilities and raw predictions."
@@ -110,7 +111,7 @@ def test_classification_predicts_classes_probabilities_and_raw_predictions(
 
 
 def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
-    """One unit gives two probabilities, and BinaryClassificationEvaluator takes the raw predictions."""
+    """One sigmoid unit gives two probabilities, and raw predictions for BinaryClassificationEvaluator."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
     two = table.withColumn("label", (functions.col("a") > 0).cast("double"))
@@ -124,7 +125,7 @@ def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
 
 
 def test_regression_predicts_a_number(spark, problem, table):
-    """A double, for RegressionEvaluator; no column of probabilities."""
+    """A regression predicts a double, for RegressionEvaluator, and has no column of probabilities."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse")
     numbers = table.withColumn("label", functions.col("a") * 2 + 1)
@@ -153,7 +154,7 @@ def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, t
 
 
 def test_nested_arrays_are_features(spark, problem, table):
-    """They train and predict as Keras does, whatever batches predictions are made in."""
+    """Nested arrays train and predict as in Keras, whatever the inference batch size."""
     nested = functions.array(functions.array(*NAMES[:3]), functions.array(*NAMES[3:]))
     frame = table.withColumn("nested", nested)
     layers = [keras.Input((2, 3)), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
@@ -169,7 +170,7 @@ def test_nested_arrays_are_features(spark, problem, table):
 
 
 class Named(keras.layers.Layer):
-    """A layer that calls what is registered under a name, and tells who made it."""
+    """A layer that calls a function registered by name, and logs the process that made it."""
 
     def __init__(self, function, path, **options):
         super().__init__(**options)
@@ -186,7 +187,7 @@ class Named(keras.layers.Layer):
 
 
 def made_of_named(path, units):
-    """Return a model with such a layer, and the custom objects that it needs."""
+    """Return a model with a Named layer, and the custom objects that it needs."""
     custom = {"Named": Named, "twice": lambda x: 2 * x}
     with keras.saving.custom_object_scope(custom):
         layers = [keras.Input((6,)), Named("twice", str(path)), keras.layers.Dense(units)]
@@ -196,7 +197,7 @@ def made_of_named(path, units):
 
 
 def test_custom_objects_go_with_the_stages(spark, problem, table, tmp_path):
-    """What only customObjects knows is found to train and to predict."""
+    """Objects known only through customObjects are found in training and in prediction."""
     model, custom = made_of_named(tmp_path / "made", 4)
 
     fitted = KerasEstimator(model=model, customObjects=custom, numWorkers=2, seed=1).fit(table)
@@ -207,7 +208,7 @@ def test_custom_objects_go_with_the_stages(spark, problem, table, tmp_path):
 
 
 def test_each_python_process_makes_one_model(spark, problem, table, tmp_path):
-    """Which the tasks of a transform share, and those of the next."""
+    """Each Python process makes one model, for all tasks of this transform and the next."""
     model, custom = made_of_named(tmp_path / "made", 5)
     transformer = KerasTransformer(model=model, customObjects=custom)
 
@@ -215,12 +216,12 @@ def test_each_python_process_makes_one_model(spark, problem, table, tmp_path):
         assert 203 == len(transformer.transform(table.repartition(6)).select("prediction").collect())
 
     made = collections.Counter((tmp_path / "made").read_text().split())
-    made.pop(str(os.getpid()))  # which wrote when the model was made
+    made.pop(str(os.getpid()))  # the process that made the model first
     assert {1} == set(made.values()), made
 
 
 def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
-    """Columns go to inputs by a mapping either way; the prediction is a struct by output."""
+    """A mapping assigns columns to inputs either way; the prediction is a struct with a field per output."""
     left, right = keras.Input((6,), name="left"), keras.Input((2,), name="right")
     both = keras.layers.concatenate([left, right])
     outputs = {
@@ -247,7 +248,7 @@ def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
 
 
 def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
-    """They are validated on, in one pass with the others, and never trained on."""
+    """Rows of the indicator column are validated on, in the same pass, and never trained on."""
     fitted = estimator.copy({estimator.validationIndicatorCol: "held"}).fit(table)
 
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(fitted.summary.history)
@@ -259,10 +260,10 @@ def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
 
 
 @pytest.mark.third
-@pytest.mark.classic  # preservePartitions needs to know how many there are
+@pytest.mark.classic  # preservePartitions needs the number of partitions
 @pytest.mark.parametrize("stay", [True, False])
 def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, estimator, table, stay):
-    """Whether they are dealt to all workers or stay with one, which has no other rows."""
+    """Held-out rows in one partition are dealt to all workers, or stay with one that then trains none."""
     settings = {estimator.validationIndicatorCol: "held", estimator.preservePartitions: stay}
 
     fitted = estimator.fit(table.repartitionByRange(2, "held"), settings)
@@ -275,7 +276,7 @@ def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, 
 
 
 def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
-    """As a validationSplit is: there would be a val_loss of nothing."""
+    """An indicator column that selects no rows raises, as an empty validationSplit does."""
     none = table.withColumn("held", functions.lit(False))
 
     with pytest.raises(DataError, match="'held' holds out none of the 203 rows. Leave .* or mark some"):
@@ -285,7 +286,7 @@ def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
 @pytest.mark.third
 @pytest.mark.parametrize(("workers", "size"), [(1, 16), (2, 203)])  # in the order of the rows, or all at once
 def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, table, workers, size):
-    """Epoch by epoch, of training and of validation; so have the weights."""
+    """The summary's training and validation history, and the weights, are those of plain Keras."""
     reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
     settings = {
         "model": keras.models.clone_model(reference),
@@ -319,7 +320,7 @@ def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, tab
 
 
 def test_a_trained_model_is_gone_on_with(spark, problem, table):
-    """From its weights and its optimizer's momentum, twice over: a fitted model is such a model too."""
+    """Training continues from a trained or fitted model's weights and optimizer momentum."""
     reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
     start = reference.get_weights()
     order = [row.row for row in table.select("row").collect()]
@@ -338,7 +339,7 @@ def test_a_trained_model_is_gone_on_with(spark, problem, table):
 
 
 def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
-    """Rows that weigh nothing teach nothing: labels there may be anything."""
+    """Rows of weight zero teach nothing, whatever their labels."""
     weighed = table.withColumn("weight", (~functions.col("held")).cast("double"))
     lies = functions.when(functions.col("held"), 2.0).otherwise(functions.col("label"))
 
@@ -352,7 +353,7 @@ def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
 
 @pytest.mark.parametrize("stage", [KerasEstimator, KerasTransformer])
 def test_params_are_given_by_name(problem, stage):
-    """Of as many as there are, nobody knows the order."""
+    """Positional arguments are refused: there are too many Params to know their order."""
     with pytest.raises(TypeError, match="1 positional argument but 2 were given"):
         stage(problem.model())
 
@@ -371,7 +372,7 @@ def test_params_are_given_by_name(problem, stage):
     ],
 )
 def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, jobs, params, error, message):
-    """Columns and settings are looked at on the driver."""
+    """Columns and settings are checked on the driver, before any job."""
     frame = table.withColumns(
         {
             "words": functions.lit("word"),
@@ -397,14 +398,14 @@ def test_a_fit_that_cannot_be_is_refused_before_a_job(spark, estimator, table, j
     ],
 )
 def test_several_columns_are_no_wider_than_they_have_to_be(spark, kinds, expected):
-    """32-bit floats, and whole numbers that these hold, go to Python as 32-bit floats."""
+    """All columns whose values fit into 32-bit floats go to Python as 32-bit floats."""
     frame = spark.range(1).selectExpr(*(f"cast(1 as {kind}) as c{place}" for place, kind in enumerate(kinds)))
     source = frame_source(frame, (["c0", "c1"],), (1,))
 
     assert [("c0", f"array<{expected}>")] == frame.select(*source.selected).dtypes
 
 
-ODD = {  # no numbers yet, one value each
+ODD = {  # not numbers yet, one value each
     "price": "cast(1.5 as decimal(3,1))",
     "prices": "array(cast(1.5 as decimal(3,1)))",
     "nested": "array(array(cast(1.5 as decimal(3,1))))",
@@ -418,7 +419,7 @@ ODD = {  # no numbers yet, one value each
 
 
 def test_the_remedy_that_is_named_for_a_column_works(spark):
-    """It is followed to the letter: what is evaluated here is what the error says."""
+    """The remedy in the error works: the test evaluates the expression from the message."""
     df = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in ODD.items()))
     for name in ODD:
         with pytest.raises(ConfigError, match=f"Expected column '{name}' to hold numbers") as caught:
@@ -433,7 +434,7 @@ def test_the_remedy_that_is_named_for_a_column_works(spark):
 
 
 def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, table, jobs):
-    """A column that is there already, a model that is none, and a task that its output is not for."""
+    """A transform to an existing column, without a valid model or without its input runs no job."""
     model = problem.model()
     before = jobs()
 
@@ -451,7 +452,7 @@ def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, tab
 
 
 def test_two_columns_of_one_name_are_refused(spark, problem, table):
-    """As Spark compares names: a frame would lose one of them, or neither could be selected."""
+    """Two output columns of one name are refused, compared as Spark compares names."""
     model = problem.model()
     same = KerasTransformer(model=model, predictionCol="p", probabilityCol="p", rawPredictionCol="p")
     alike = KerasTransformer(model=model, predictionCol="P", probabilityCol="p")
@@ -469,7 +470,7 @@ def test_two_columns_of_one_name_are_refused(spark, problem, table):
 
 @pytest.mark.third
 def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
-    """A vector of another size, in the middle: the error of the job that computes it says which."""
+    """A vector of another size raises an error that names its row, in the job that predicts it."""
     short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
         functions.col("array")
     )
@@ -483,7 +484,7 @@ def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem
 
 
 def test_a_model_that_was_never_compiled_predicts(spark, problem, table):
-    """Only training needs an optimizer; the task may be said."""
+    """An uncompiled model predicts; only training needs an optimizer, and the task may be set."""
     model = keras.Sequential(problem.model().layers)
 
     plain = KerasTransformer(model=model).transform(table).orderBy("row").first()
@@ -496,7 +497,7 @@ def test_a_model_that_was_never_compiled_predicts(spark, problem, table):
 
 
 def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, problem, table, tmp_path):
-    """StringIndexer, VectorAssembler, StandardScaler and ours: fitted, saved, loaded elsewhere."""
+    """A fitted pipeline with Spark's stages gives the same bits after it is loaded in another process."""
     named = table.drop("features", "label").withColumn(
         "kind", functions.when(functions.col("a") > 0, "up").otherwise("down")
     )
@@ -538,7 +539,7 @@ def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, p
 
 @pytest.fixture
 def mounted(spark, tmp_path):
-    """The URI of a file system that is not the default one, Hadoop's ViewFs; its /models are in tmp_path."""
+    """The URI of a ViewFs file system that is not the default one; its /models are in tmp_path."""
     configuration, name = spark.sparkContext._jsc.hadoopConfiguration(), tmp_path.name
     (tmp_path / "models").mkdir()
     key = f"fs.viewfs.mounttable.{name}.link./models"
@@ -549,7 +550,7 @@ def mounted(spark, tmp_path):
 
 @pytest.fixture(params=["another", "default"])
 def place(request, spark, mounted):
-    """A folder to save into: the URI of one, or its path where its file system is made the default."""
+    """A folder to save into: a URI, or a path of the default file system."""
     if request.param == "another":
         yield f"{mounted}/models"
         return
@@ -561,9 +562,9 @@ def place(request, spark, mounted):
 
 
 @pytest.mark.third
-@pytest.mark.classic  # over Spark Connect the file system is the server's default one
+@pytest.mark.classic  # over Spark Connect, the server's file system is the default one
 def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table, tmp_path, place):
-    """Its model file too: what is read from there gives the same bits; nothing is written beside it."""
+    """A pipeline with its model file is saved to any Hadoop file system and loads with the same bits."""
     rows = table.drop("features")
     assembler = VectorAssembler(inputCols=NAMES, outputCol="features")
     keras_stage = KerasEstimator(model=problem.model(), numWorkers=2, seed=1)
@@ -584,7 +585,7 @@ def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table,
 
 
 def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, estimator, table, tmp_path):
-    """What is loaded trains to the same weights, by the same rule."""
+    """A loaded estimator trains to the same weights, by the same rule."""
     made = estimator.copy({estimator.frequency: 3, estimator.merge: DiLoCo(0.5)})
     made.write().overwrite().save(str(tmp_path / "estimator"))
     made.write().overwrite().save(str(tmp_path / "estimator"))
@@ -599,20 +600,20 @@ def test_an_estimator_is_saved_with_its_params_and_its_model(spark, problem, est
 
 
 class Halved(Rule):
-    """A rule of the user's own, which no file holds."""
+    """A custom rule, which no file can hold."""
 
     name = "halved"
 
 
 def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, estimator, table, tmp_path):
-    """Model selection tells by them which fit was best; they are copied, saved and loaded, thresholds too."""
+    """A fitted model keeps its Params, thresholds too, when it is copied, saved and loaded."""
     estimator.setMerge(None).setFrequency("epoch").setThresholds([0.2, 0.5, 0.0]).setClassWeight({0: 2.0})
     grid = ParamGridBuilder().addGrid(estimator.batchSize, [16, 64]).build()
 
     fitted = [each for _, each in sorted(estimator.fitMultiple(table, grid))]
 
     assert [16, 64] == [each.getBatchSize() for each in fitted]
-    fitted[0].setMerge(Halved())  # which stays behind when it is saved
+    fitted[0].setMerge(Halved())  # it is dropped when the model is saved
     fitted[0].save(str(tmp_path / "fitted"))
     loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
     for each in (fitted[0], loaded, fitted[0].copy()):
@@ -637,7 +638,7 @@ def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, 
 
 @pytest.mark.parametrize("of", ["paramMap", "defaultParamMap"])
 def test_where_a_fit_runs_is_no_part_of_a_saved_stage(spark, problem, tmp_path, caplog, of):
-    """Who wrote a stage has no say in where the token, the weights and checkpoints of a later fit go."""
+    """A saved stage does not set where a fit runs, so it cannot redirect the token and the weights."""
     place = {
         "bindAddress": "127.0.0.1",
         "advertisedHost": "127.0.0.2",
@@ -665,7 +666,7 @@ def twice(x):
 
 
 def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tmp_path, caplog):
-    """What was loaded trains, and predicts, once it has its functions and callbacks again."""
+    """A loaded stage trains and predicts once its functions and callbacks are set again."""
     custom, decode = {"twice": twice}, {"text": lambda text: np.array(text.split(), "float32")}
     frame = table.withColumn("text", functions.concat_ws(" ", *NAMES))
     layers = [keras.Input((6,)), keras.layers.Dense(4, twice), keras.layers.Dense(3, "softmax")]
@@ -699,7 +700,7 @@ def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tm
 
 
 def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, estimator, table, tmp_path):
-    """Whoever has no Spark loads model.keras; the summary's history comes back, a URI does for a path."""
+    """A saved model.keras loads without Spark; the summary's history is restored; a URI works as a path."""
     fitted = estimator.fit(table)
     place = f"{'file://' if hasattr(spark, 'sparkContext') else ''}{tmp_path}/fitted"
     fitted.save(place)
@@ -716,7 +717,7 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
 
 
 def test_a_pipeline_that_is_not_fitted_is_saved(spark, estimator, tmp_path):
-    """With ours in it: Params and weights are what they were."""
+    """An unfitted pipeline keeps its Params and weights when it is saved and loaded."""
     assembler = VectorAssembler(inputCols=NAMES, outputCol="features")
     Pipeline(stages=[assembler, estimator]).save(str(tmp_path / "pipeline"))
 
@@ -727,7 +728,7 @@ def test_a_pipeline_that_is_not_fitted_is_saved(spark, estimator, tmp_path):
 
 
 def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_path):
-    """Each fit builds one; a file cannot hold the function."""
+    """A model that a function builds cannot be saved; each fit builds it anew."""
 
     def build():
         import keras
@@ -747,7 +748,7 @@ def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_
 
 
 def test_several_param_maps_are_fitted(spark, estimator, table):
-    """`fit` with a list of Param maps gives a model for each, which has its Params' own history."""
+    """`fit` with a list of Param maps gives a model for each, with its own history."""
     maps = [{estimator.epochs: 1}, {estimator.epochs: 2, estimator.mode: "asynchronous"}]
 
     fitted = estimator.fit(table, maps)  # by fitMultiple
@@ -759,7 +760,7 @@ def test_several_param_maps_are_fitted(spark, estimator, table):
 @leaves_its_pool
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path, mode):
-    """Each gang waits until all its slots are free of the others'; the best model is saved and loaded."""
+    """Parallel fits of cross-validation wait for all their slots; the best model is saved and loaded."""
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 3]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     search = CrossValidator(
@@ -784,7 +785,7 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
 @pytest.mark.third
 @leaves_its_pool
 def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
-    """Each of the first two waits in its first epoch for the other, and would fail alone."""
+    """Two fits of a cross-validation run at once: each waits for the other in its first epoch."""
 
     class Meeting(keras.callbacks.Callback):
         def __init__(self):
@@ -812,7 +813,7 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
 @pytest.mark.third
 @leaves_its_pool
 def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
-    """Of one worker each, as many at the same time as there are slots; the others wait for theirs."""
+    """Four parallel fits of one worker each share the slots and find the models of sequential fits."""
     alone = estimator.copy({estimator.numWorkers: 1})
     grid = ParamGridBuilder().addGrid(alone.epochs, [1, 3]).addGrid(alone.batchSize, [16, 64]).build()
     folds = table.withColumn("fold", (functions.col("row") % 2).cast("int"))
@@ -835,7 +836,7 @@ def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
 
 @leaves_its_pool
 def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, estimator, table):
-    """The model is a Param as any other: a grid may be of models."""
+    """A grid may search over models: the model is a Param like any other."""
     models = [problem.model(keras.optimizers.Adam(rate)) for rate in (1e-6, 0.05)]
     grid = ParamGridBuilder().addGrid(estimator.model, models).build()
 
@@ -852,7 +853,7 @@ def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, esti
 
 @pytest.mark.third
 def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, estimator, table):
-    """Rows in one partition of many train, and predict, as they do anywhere."""
+    """Empty partitions, and fewer partitions than workers, change neither training nor predictions."""
     one = table.coalesce(1)
     holes = one.union(table.filter("row < 0").repartition(3))
 
@@ -865,7 +866,7 @@ def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, es
 
 @pytest.mark.each_master
 def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
-    """Shuffled, repartitioned and read from many files: a row's prediction is of that row."""
+    """Predictions stay with their rows when those are shuffled, repartitioned and read from many files."""
     frame = table.select("row", "array").repartition(7).sortWithinPartitions(functions.rand(1))
     frame.write.option("maxRecordsPerFile", 11).parquet(str(tmp_path / "many"))
     read = spark.read.parquet(str(tmp_path / "many")).repartition(5, functions.rand(2))
@@ -882,7 +883,7 @@ def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
 
 
 def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table):
-    """One row, a part of a partition, more than all rows: up to what a matrix product rounds."""
+    """Predictions for any batch size agree up to the rounding of matrix products."""
     transformer = KerasTransformer(model=problem.model())
 
     found = {
@@ -924,7 +925,7 @@ def test_sql_predicts(spark, problem, table):
 @pytest.mark.third
 @pytest.mark.each_master
 def test_a_stream_is_predicted(spark, problem, table, tmp_path):
-    """Rows of a file source get their predictions as they come; no look at the first row is needed."""
+    """Rows of a streaming source are predicted as they arrive, without a look at the first row."""
     model = problem.model()
     frame = table.select("row", "array")
     source, done = tmp_path / "in", tmp_path / "done"
@@ -948,9 +949,9 @@ def test_a_stream_is_predicted(spark, problem, table, tmp_path):
             writer.trigger(availableNow=True).start(str(tmp_path / "never")).awaitTermination()
 
 
-@pytest.mark.classic  # over Spark Connect the function of a batch runs on the server
+@pytest.mark.classic  # over Spark Connect, the function of foreachBatch runs on the server
 def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
-    """`foreachBatch` goes on with the same SparkModel: warm weights, warm optimizer."""
+    """A SparkModel in `foreachBatch` keeps its weights and optimizer from batch to batch."""
     source = tmp_path / "in"
     table.select("features", "label").repartition(3).write.parquet(str(source))
     model, losses = problem.model(keras.optimizers.Adam(0.02)), []
@@ -971,7 +972,7 @@ def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
 
 
 def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
-    """Whether such a row is held out is not for us to guess."""
+    """A null in the indicator column raises: such a row is neither for training nor for validation."""
     frame = table.withColumn("held", functions.when(functions.col("row") != 9, functions.col("held")))
 
     with pytest.raises(DataError, match="say whether it is for validation"):
@@ -979,7 +980,7 @@ def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
 
 
 def test_rows_that_are_all_held_out_end_the_first_pass(spark, estimator, table):
-    """Nothing is left to train on, and how many rows there are is said."""
+    """A fit whose rows are all held out raises an error with the number of rows."""
     frame = table.withColumn("held", functions.lit(True))
 
     with pytest.raises(DataError, match="no rows to train on: .* none, and 203 for validation"):
@@ -1000,7 +1001,7 @@ def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
 
 
 def test_a_model_that_only_a_function_can_build_predicts_too(spark, problem, table):
-    """Its layer has no get_config: executors call the function, to predict as to train."""
+    """If its layers have no get_config, executors build the model by the function, also to predict."""
 
     def build():
         import keras
@@ -1030,7 +1031,7 @@ def test_a_model_that_only_a_function_can_build_predicts_too(spark, problem, tab
 def test_a_model_that_is_not_built_yet_is_saved_trained_and_predicts_as_it_is(
     spark, problem, table, tmp_path
 ):
-    """Saving leaves it trainable; a prediction builds it here, so that executors have its weights."""
+    """Saving leaves an unbuilt model trainable; a prediction builds it on the driver first."""
     model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
     KerasEstimator(model=model).save(str(tmp_path / "unbuilt"))
@@ -1044,7 +1045,7 @@ def test_a_model_that_is_not_built_yet_is_saved_trained_and_predicts_as_it_is(
 
 
 def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
-    """What Keras sets on them is that fit's; a list that a callback keeps is the user's."""
+    """Each fit sets its own model on the callbacks; a list that a callback keeps is the user's."""
 
     class Noting(keras.callbacks.Callback):
         def __init__(self):
@@ -1064,7 +1065,7 @@ def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
 
 
 def test_callbacks_that_watch_what_is_not_there_warn_here(estimator, table, tmp_path):
-    """Without validation rows there is no val_loss: training goes on and says so, as Keras does."""
+    """Without validation rows a callback on val_loss warns, as in Keras, and training continues."""
     watching = [
         keras.callbacks.EarlyStopping("val_loss"),
         keras.callbacks.ReduceLROnPlateau("val_loss"),

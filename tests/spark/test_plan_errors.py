@@ -1,4 +1,4 @@
-"""What the user's own plan does wrong is a Config- or DataError in Spark's words, and is not tried again."""
+"""A failing user plan raises ConfigError or DataError with Spark's message, and is not retried."""
 
 import sys
 
@@ -13,12 +13,12 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.ml import KerasEstimator
 
 MASTERS = ("local", "connect")
-ROWS, BAD = 40, 30  # of two partitions; the bad one is in the second
+ROWS, BAD = 40, 30  # in two partitions; the bad row is in the second
 
 
 @pytest.fixture(scope="module", autouse=True)
 def functions_by_value():
-    """Executors have no tests: Spark pickles the functions of this module whole."""
+    """Pickle this module's functions by value: executors cannot import the tests."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -125,7 +125,7 @@ KINDS = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.whole) fo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_that_fails_is_told_in_sparks_words(spark, tmp_path, kind):
-    """Neither fit nor evaluate says that a worker died, and the weights are as they were."""
+    """A failing plan reports Spark's error, not a dead worker, in fit and evaluate; weights are unchanged."""
     make, words = FRAMES[kind]
     frame, spark_model = make(spark, tmp_path), SparkModel(model(), num_workers=2)
     start = spark_model.model.get_weights()
@@ -140,7 +140,7 @@ def test_a_plan_that_fails_is_told_in_sparks_words(spark, tmp_path, kind):
 
 
 def test_what_an_estimator_is_given_is_told_in_the_same_way(spark, tmp_path):
-    """The plan of a pipeline's stage is the user's too."""
+    """An Estimator reports a failing plan in the same way."""
     make, words = FRAMES["a cast"]
 
     with pytest.raises(DataError, match=words):
@@ -148,7 +148,7 @@ def test_what_an_estimator_is_given_is_told_in_the_same_way(spark, tmp_path):
 
 
 def test_a_stream_is_refused_before_any_job(spark, jobs):
-    """Its rows never end; the error says what takes a stream's batches."""
+    """A streaming DataFrame is refused before any job; the error points to foreachBatch."""
     rates = spark.readStream.format("rate").load()
     stream = rates.selectExpr("array(value, value) as features", "value as label")
     frame, spark_model = base(spark), SparkModel(model(), num_workers=1)
@@ -168,7 +168,7 @@ def test_a_stream_is_refused_before_any_job(spark, jobs):
 
 @pytest.mark.apart
 def test_a_column_that_spark_connect_misses_later_is_told(spark):
-    """A classic session refuses it when it is selected, one of Spark Connect when its plan is looked at."""
+    """A missing column raises ConfigError, which Spark Connect detects only when it analyzes the plan."""
     frame = base(spark).select("features", functions.col("no_such_column").alias("label"))
 
     for door in (SparkModel(model()).fit, SparkModel(model()).evaluate):
@@ -202,7 +202,7 @@ RDDS = {
 @pytest.mark.classic
 @pytest.mark.parametrize("kind", RDDS)
 def test_a_function_of_an_rdd_that_raises_is_an_error_of_the_rows(spark, kind):
-    """The error begins with what was raised, and shows the line that raised it."""
+    """The error begins with the exception of the RDD's function and shows the line that raised it."""
     rdd, spark_model = RDDS[kind](spark), SparkModel(model(), num_workers=2)
 
     for door in (lambda: spark_model.fit(rdd, verbose=0), lambda: spark_model.evaluate(rdd)):
@@ -214,7 +214,7 @@ def test_a_function_of_an_rdd_that_raises_is_an_error_of_the_rows(spark, kind):
 
 @pytest.mark.classic
 def test_a_file_of_an_rdd_that_is_missing_is_named(spark, tmp_path):
-    """Spark looks for it when it counts the partitions."""
+    """A missing file of an RDD is named; Spark looks for it when it counts the partitions."""
     rdd = spark.sparkContext.textFile(f"{tmp_path}/none").map(lambda line: (np.ones(2), 1.0))
 
     with pytest.raises(DataError, match=f"path does not exist: file:{tmp_path}/none"):
@@ -223,7 +223,7 @@ def test_a_file_of_an_rdd_that_is_missing_is_named(spark, tmp_path):
 
 @pytest.mark.classic
 def test_a_function_of_rows_that_raises_is_an_error_of_the_rows(spark):
-    """On the first look, and later on a worker."""
+    """An exception in a rows function is a DataError, raised at once or later on a worker."""
 
     def later(worker, num_workers):
         yield np.ones((4, 2)), np.ones(4)

@@ -1,4 +1,4 @@
-"""Executors run the driver's Python where nobody chose one; a choice that cannot work is refused by name."""
+"""Executors run the driver's Python by default; a configured Python that cannot work is refused by name."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from sparkdl import SparkModel, predict_udf, run
 from sparkdl.errors import PreflightError
 from sparkdl.ml import KerasEstimator, KerasTransformer
 
-PYTHONS = {  # commands of a shell script, and what the error says of it
+PYTHONS = {  # shell commands, and the error that they cause
     "without packages": (f'exec {sys.executable} -S -P "$@"', "has no keras; the driver has keras"),
     "of another version": ('echo \'["3.8", "/old/python"]\'', "runs Python 3.8 (/old/python), the driver 3."),
     "that does not run": ("echo no such library >&2; exit 3", " as its Python: no such library. "),
@@ -36,7 +36,7 @@ DOORS = {
 
 
 def make(folder, commands):
-    """Return the path of an executable with shell commands in it."""
+    """Return the path of an executable with these shell commands."""
     path = folder / "python3"
     path.write_text(f"#!/bin/sh\n{commands}\n")
     path.chmod(0o755)
@@ -45,13 +45,13 @@ def make(folder, commands):
 
 @pytest.fixture
 def pairs(spark, problem, frames):
-    """An RDD and a DataFrame that were made before sparkdl is met."""
+    """An RDD and a DataFrame made before sparkdl is imported."""
     return problem.rdd(spark, 100, 103), frames["array"]
 
 
 @pytest.fixture
 def no_job(jobs):
-    """Check that the test ran no Spark job."""
+    """Assert after the test that it ran no Spark job."""
     before = jobs()
     yield
     assert jobs() == before
@@ -61,7 +61,7 @@ def no_job(jobs):
 def test_each_door_refuses_another_python_before_any_job(
     spark, problem, pairs, tmp_path, monkeypatch, no_job, door
 ):
-    """Arrays, RDDs, DataFrames and functions are refused by the same error."""
+    """Arrays, RDDs, DataFrames and functions are refused by the same error, before any job."""
     commands, message = PYTHONS["without packages"]
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(make(tmp_path, commands)))
 
@@ -74,7 +74,7 @@ def test_each_door_refuses_another_python_before_any_job(
 
 @pytest.mark.parametrize("kind", PYTHONS)
 def test_what_is_wrong_with_a_python_is_named(spark, problem, tmp_path, monkeypatch, no_job, kind):
-    """Whatever hinders a Python from serving as a worker's is said, with the remedy."""
+    """The error states why a Python cannot serve workers, and the remedy."""
     commands, message = PYTHONS[kind]
     path = make(tmp_path, commands) if commands else tmp_path / "none"
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(path))
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_python_is_named(spark, problem, tmp_path, monkeypa
 
 
 def test_a_python_with_the_same_packages_is_taken(spark, problem, tmp_path, monkeypatch):
-    """Another name of the driver's environment is no other environment."""
+    """A wrapper of the driver's own Python is accepted."""
     path = make(tmp_path, f'exec {sys.executable} "$@"')
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(path))
 
@@ -125,7 +125,7 @@ print(model().predict(frame).count())
 
 @pytest.mark.parametrize("session", [OWN_SESSION, USERS_SESSION], ids=["own session", "user's session"])
 def test_a_script_needs_no_choice_of_a_python(tmp_path, session):
-    """The first python3 of PATH is never started, not even for functions that Spark got before a fit."""
+    """The first python3 on PATH is never started, not even for functions pickled before a fit."""
     make(tmp_path, "exit 3")
     script = Path(tmp_path, "script.py")
     script.write_text(SCRIPT + session)

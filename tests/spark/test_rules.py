@@ -12,13 +12,13 @@ from sparkdl.rules import BMUF, DiLoCo, FedOpt, Rule
 
 
 def moved(problem, model):
-    """Return how far the weight that moved most did, and whether all are finite."""
+    """Return the largest change of any weight."""
     start = problem.model().get_weights()
     return max(np.abs(a - b).max() for a, b in zip(model.get_weights(), start, strict=True))
 
 
 class Clipped(Rule):
-    """A rule of the user's own: average, but move no weight by more than a limit."""
+    """A custom rule: average, but move no weight by more than a limit."""
 
     name = "clipped"
 
@@ -30,7 +30,7 @@ class Clipped(Rule):
 
 
 def test_a_rule_may_be_the_users_own(spark, problem):
-    """A small class, of a module that executors need not have."""
+    """A custom rule may be a small class in a module that executors cannot import."""
     model = problem.model()
     history = SparkModel(model, frequency=4, num_workers=2, merge=Clipped(1e-4)).fit(
         problem.x, problem.y, 16, 2, verbose=0
@@ -54,7 +54,7 @@ def test_a_rule_may_be_the_users_own(spark, problem):
     ],
 )
 def test_a_rule_trains(spark, problem, mode, frequency, merge):
-    """By its name or as an object; the loss falls."""
+    """A rule given by name or as an object lowers the loss."""
     model = problem.model()
     model = SparkModel(model, mode=mode, frequency=frequency, num_workers=2, merge=merge)
     history = model.fit(problem.x, problem.y, 16, 3, verbose=0, seed=0)
@@ -66,7 +66,7 @@ def test_a_rule_trains(spark, problem, mode, frequency, merge):
 
 
 def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
-    """Two fits of one epoch are one of two: the outer momentum is kept."""
+    """Two fits of one epoch equal one fit of two: the outer momentum is kept."""
     together, apart = problem.model(), problem.model()
     for model, epochs in (together, [(0, 2)]), (apart, [(0, 1), (1, 2)]):
         wrapped = SparkModel(model, frequency=4, num_workers=2, merge="diloco")
@@ -87,7 +87,7 @@ def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
     ],
 )
 def test_bounds_and_quorums_train_to_the_end(spark, problem, settings, rounds):
-    """They change who waits; every epoch has its exchanges all the same, and the model learns."""
+    """Bounds and quorums change who waits, not the number of rounds or exchanges; the model learns."""
     model = problem.model()
     history = SparkModel(model, num_workers=2, **settings).fit(problem.x, problem.y, 16, 2, verbose=0)
     training = history.training
@@ -105,7 +105,10 @@ SCALED = {
 
 
 def test_the_default_steps_at_the_root_of_k_times_the_rate(spark, problem, caplog):
-    """It says so; a named rule takes the rate as it is, and a callback that scales it is instead."""
+    """The default rule scales the learning rate by the square root of K and logs it.
+
+    A rule given by name takes the rate as it is, and a callback that scales it takes its place.
+    """
     caplog.set_level("INFO", "sparkdl")
     trained = {}
     for name, (merge, callbacks, scale) in SCALED.items():
@@ -129,7 +132,7 @@ def rate():
 
 
 def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
-    """Keras asks for it at every step, and has no way to set it."""
+    """A learning-rate function is used unscaled: Keras calls it at every step and cannot set it."""
     model = problem.model(keras.optimizers.SGD(rate))
     training = SparkModel(model, frequency=4, num_workers=2).fit(problem.x, problem.y, 16, verbose=0).training
 
@@ -139,7 +142,7 @@ def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
 
 @pytest.mark.parametrize(("frequency", "warned"), [("batch", False), (4, True)])
 def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkeypatch, frequency, warned):
-    """Where they step on their own; two are too many here."""
+    """A warning names a number of workers that was not studied, if they step on their own."""
     monkeypatch.setattr("sparkdl.driver.start_report.STUDIED", 1)
     SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
 
@@ -152,7 +155,7 @@ def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkey
 def test_what_the_study_saw_fall_short_is_named(
     spark, problem, caplog, monkeypatch, frequency, merge, warned
 ):
-    """With what it ended in and what does better; the number of workers here is not that of the study."""
+    """A setting that fell short in the study is reported with its outcome and a better one."""
     sums = [one._replace(workers=2) for one in known_shortfalls.known() if one.rule == "sum"]
     monkeypatch.setattr(known_shortfalls, "known", lambda: tuple(sums))
     spark_model = SparkModel(problem.model(), frequency=frequency, num_workers=2, merge=merge)
@@ -163,7 +166,7 @@ def test_what_the_study_saw_fall_short_is_named(
 
 
 def test_a_warm_up_is_that_of_plain_keras(spark, problem):
-    """The same weights, update by update, and the model keeps its own rate."""
+    """A warm-up gives the weights of plain Keras, update by update, and the model keeps its own rate."""
     model, reference = problem.model(), problem.model()
     rate = float(model.optimizer.learning_rate)
     reference.fit(
@@ -178,7 +181,7 @@ def test_a_warm_up_is_that_of_plain_keras(spark, problem):
 
 
 def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, caplog):
-    """Workers that exchange once an epoch learn a rate once an epoch."""
+    """With one exchange per epoch a warm-up is constant within an epoch, which a warning says."""
     model = SparkModel(problem.model(), frequency="epoch", num_workers=2)
     model.fit(problem.x, problem.y, 16, 1, verbose=0, callbacks=[LearningRateWarmup(2, 0.5)])
 
@@ -190,7 +193,7 @@ def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, 
     [("synchronous", 2, 20), ("asynchronous", 2, 20), ("synchronous", "epoch", 1)],
 )
 def test_a_fit_that_diverges_ends_by_name_and_leaves_finite_weights(spark, mode, frequency, epochs):
-    """Nothing that is NaN is merged, so that what the model has is of use; in the last epoch too."""
+    """A diverging fit raises DivergedError and leaves finite weights, in the last epoch too."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(100.0), "mse")
@@ -204,7 +207,7 @@ def test_a_fit_that_diverges_ends_by_name_and_leaves_finite_weights(spark, mode,
 
 
 def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
-    """With its settings; one of the user's own is refused before a file is written."""
+    """A rule is saved with its settings; a custom rule is refused before a file is written."""
     path = str(tmp_path / "model.keras")
     SparkModel(problem.model(), frequency=4, merge=DiLoCo(0.5)).save(path)
 
@@ -245,7 +248,7 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
     ],
 )
 def test_settings_that_mean_nothing_are_refused(problem, settings, message):
-    """By name, with what was expected, before anything is started."""
+    """Invalid or contradictory settings are refused by name before anything starts."""
     with pytest.raises(ConfigError, match=message):
         SparkModel(problem.model(), **settings)
 
@@ -261,6 +264,6 @@ def test_settings_that_mean_nothing_are_refused(problem, settings, message):
     ],
 )
 def test_what_this_cluster_has_not_is_refused(spark, problem, settings, message):
-    """Before a job is started, where it is known then only."""
+    """A setting that this cluster cannot serve is refused before any job."""
     with pytest.raises(ConfigError, match=message):
         SparkModel(problem.model(), **settings).fit(problem.x, problem.y, verbose=0)

@@ -1,4 +1,4 @@
-"""Functions of the user's own on every worker, which know their rank and add arrays; no model is needed."""
+"""User functions run on every worker, know their rank and add arrays; no model is needed."""
 
 import functools
 import os
@@ -15,14 +15,14 @@ MASTERS = ("local", "local-cluster", "standalone")
 
 
 class Answer:
-    """A class that executors have not."""
+    """A class that executors cannot import."""
 
     def __init__(self, value):
         self.value = value
 
 
 def descend(worker, x, y):
-    """Return the weights of a logistic regression that all workers train together, each on its rows."""
+    """Return the weights of a logistic regression that the workers train together, each on its rows."""
     mine = slice(worker.rank, None, worker.size)
     weights = np.zeros(x.shape[1])
     for _ in range(20):
@@ -32,7 +32,7 @@ def descend(worker, x, y):
 
 
 def test_a_function_trains_on_all_workers_and_returns_in_the_order_of_ranks(spark, problem):
-    """What it computes is what one process does, bit for bit the same on all workers and in the next run."""
+    """Results equal those of one process, and each other bit for bit on all workers and in the next run."""
     x, y = problem.x.astype("float64"), (problem.y > 0).astype("float64")
     alone = np.zeros(6)
     for _ in range(20):
@@ -46,7 +46,7 @@ def test_a_function_trains_on_all_workers_and_returns_in_the_order_of_ranks(spar
 
 
 def test_a_worker_knows_itself_and_brings_what_is_the_users_own(spark, caplog):
-    """Rank, size and device; classes of the test's own come back; what is logged is seen on the driver."""
+    """A worker knows its rank, size and device, returns custom classes, and logs to the driver."""
 
     def work(worker):
         import logging
@@ -63,7 +63,7 @@ def test_a_worker_knows_itself_and_brings_what_is_the_users_own(spark, caplog):
 
 
 def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
-    """Exceptions with their traceback, workers that leave others alone, arrays that are not alike."""
+    """An exception, an early return of a worker and unequal arrays raise WorkerError on the driver."""
 
     def broken(worker):
         if worker.rank == 1:
@@ -89,7 +89,7 @@ def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
 
 
 def test_what_cannot_be_run_is_refused_before_a_job(spark, jobs):
-    """Other functions, and more workers than slots."""
+    """An invalid function, and more workers than slots, are refused before any job."""
     before = jobs()
     with pytest.raises(ConfigError, match="should be given a function that takes one argument"):
         sparkdl.run(lambda: 1)
@@ -101,7 +101,7 @@ def test_what_cannot_be_run_is_refused_before_a_job(spark, jobs):
 
 
 def test_a_worker_that_dies_or_a_job_that_is_cancelled_ends_the_run(spark, tmp_path, eventually):
-    """The others wait for nobody, and the next run is as any other."""
+    """A dead worker or a cancelled job ends the run for all workers, and the next run works."""
     started = str(tmp_path / "started")
 
     def dies(worker):

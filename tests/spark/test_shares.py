@@ -1,4 +1,4 @@
-"""Workers have as many training rows, or one more, wherever rows are shuffled."""
+"""Workers have equal numbers of training rows, give or take one, wherever rows are shuffled."""
 
 import pytest
 from pyspark.sql import functions
@@ -11,7 +11,7 @@ ROWS, WORKERS = 203, 2
 
 
 def data_of(kind, spark, problem):
-    """Return the problem in partitions of different sizes, and how many rows of it are trained on."""
+    """Return the problem in partitions of different sizes, and the number of its training rows."""
     if kind == "rdd":
         return problem.rdd(spark, 40, 0, 63, 100)
     rows = zip(range(ROWS), problem.x.tolist(), problem.y.tolist(), strict=True)
@@ -22,7 +22,7 @@ def data_of(kind, spark, problem):
 
 @pytest.mark.parametrize("kind", ["frame", "split", "indicator", "hashed", "rdd"])
 def test_shares_of_shuffled_rows_differ_by_one_at_most(spark, problem, monkeypatch, kind):
-    """Rows that are held out for validation, and Spark before 4.1, which deals by a hash, change nothing."""
+    """Shares of shuffled rows differ by one at most, also with held-out rows and before Spark 4.1."""
     if kind == "rdd" and not hasattr(spark, "sparkContext"):
         pytest.skip("there are no RDDs over Spark Connect")
     data = data_of(kind, spark, problem)

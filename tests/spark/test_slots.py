@@ -1,4 +1,4 @@
-"""Slots that other jobs hold are waited for, and the driver says so; not for ever."""
+"""A fit waits for slots that other jobs hold, up to a timeout, and logs it."""
 
 import threading
 
@@ -13,7 +13,7 @@ from sparkdl.spark import jobs
 
 @pytest.fixture
 def held_slot(spark, tmp_path, eventually):
-    """Another job on one of the two slots; a function that ends it."""
+    """Another job on one of the two slots; yields a function that ends it."""
     begun, over = tmp_path / "begun", tmp_path / "over"
 
     def hold(rows):
@@ -33,7 +33,7 @@ def held_slot(spark, tmp_path, eventually):
 
 
 def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot, monkeypatch, caplog):
-    """One of two workers starts, the other when the slot is free."""
+    """With one slot taken, one of two workers starts, and the other once the slot is free."""
     monkeypatch.setattr(worker_group, "NOTICE_SECONDS", 0.2)
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
     fit = threading.Thread(target=spark_model.fit, args=(problem.x, problem.y), kwargs={"verbose": 0})
@@ -49,7 +49,7 @@ def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot
 
 
 def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_slot):
-    """The error says how many came, which did not, and what to do."""
+    """A worker group that does not form in time raises an error with the missing worker and the remedy."""
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, start_timeout=1)
 
     with pytest.raises(
@@ -59,7 +59,7 @@ def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_sl
 
 
 def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
-    """Two that each got half of their slots would wait for each other; whoever came first goes first."""
+    """Worker groups of one process get all their slots at once, in order of arrival, or wait."""
     claims, begun, over = jobs.Claims(), [], {name: threading.Event() for name in "abc"}
 
     def worker_group(name, wanted):
@@ -73,7 +73,7 @@ def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
         threads[-1].start()
         assert eventually(lambda: len(claims._waiting) + len(begun) == len(threads))
 
-    assert ["a"] == begun  # c would fit, and came after b
+    assert ["a"] == begun  # c would fit, but came after b
     over["a"].set()
     assert eventually(lambda: len(begun) == 3)
     assert ["a", "b", "c"] == begun
@@ -84,5 +84,5 @@ def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
         claims.claim(2, 3).__enter__()
     with claims.claim(1, 3), claims.claim(2, 3):  # which fits
         pass
-    with claims.claim(5, 3):  # more than there are, and nobody has any: it is Spark's to say
+    with claims.claim(5, 3):  # more than there are, with none claimed: Spark has to report it
         pass

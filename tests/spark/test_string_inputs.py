@@ -30,7 +30,7 @@ def adapted(layer):
 
 
 def vectorization(**settings):
-    """Return a layer that makes the numbers of four words of a text."""
+    """Return a layer that turns a text into the numbers of four words."""
     return layers.TextVectorization(output_sequence_length=4, **settings)
 
 
@@ -45,7 +45,7 @@ LAYERS = {
 
 
 def build(kind="adapted text", shape=(1,)):
-    """Return a compiled model of strings, of its own but the same each time."""
+    """Return a new compiled model with string input, equal at each call."""
     keras.utils.set_random_seed(1)
     words = keras.Input(shape, dtype="string", name="words")
     embedded = layers.Embedding(16, 4)(LAYERS[kind]()(words))
@@ -54,7 +54,7 @@ def build(kind="adapted text", shape=(1,)):
 
 
 def build_mixed():
-    """Return a compiled model of strings and numbers."""
+    """Return a compiled model with a string and a numeric input."""
     keras.utils.set_random_seed(1)
     words, age = keras.Input((), dtype="string", name="words"), keras.Input((1,), name="age")
     counts = adapted(layers.TextVectorization(output_mode="tf_idf"))(words)
@@ -63,13 +63,13 @@ def build_mixed():
 
 
 def compiled(model):
-    """Return a model after it was compiled."""
+    """Compile a model and return it."""
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", metrics=["mae"])
     return model
 
 
 def tensors(words=WORDS):
-    """Return words as plain Keras takes them."""
+    """Return words as tensors, as plain Keras takes them."""
     import tensorflow as tf
 
     return tf.constant(words.tolist())
@@ -77,7 +77,7 @@ def tensors(words=WORDS):
 
 @pytest.fixture(scope="module")
 def plain():
-    """A model that plain Keras has trained."""
+    """A model trained by plain Keras."""
     model = build()
     model.fit(tensors()[:, None], LABELS, shuffle=False, **SETTINGS)
     return model
@@ -100,12 +100,12 @@ def frame(spark):
 
 
 def rows_of_a_worker(worker, num_workers):
-    """Return the rows of a worker, as arrays."""
+    """Return a worker's rows as arrays."""
     return WORDS[worker::num_workers], LABELS[worker::num_workers]
 
 
 def batches_of_a_worker(worker, num_workers):
-    """Return the rows of a worker, as a dataset of TensorFlow's."""
+    """Return a worker's rows as a TensorFlow dataset."""
     import tensorflow as tf
 
     words, labels = rows_of_a_worker(worker, num_workers)
@@ -247,7 +247,7 @@ def test_strings_are_predicted_and_evaluated_from_arrays_and_rdds(spark, plain):
 @tensorflow
 @pytest.mark.classic
 def test_rows_of_several_strings_are_predicted(spark):
-    """Rows of two strings come as an array, as an array column, or as two columns."""
+    """Rows of two strings may be an array, an array column, or two columns."""
     model = build("lookup", (2,))
     pairs = np.stack([WORDS, WORDS[::-1]], axis=1)
     rows = spark.createDataFrame(pd.DataFrame(pairs, columns=["a", "b"]))
@@ -265,7 +265,7 @@ def test_rows_of_several_strings_are_predicted(spark):
 
 @tensorflow
 def test_a_stage_is_saved_with_its_vocabulary(frame, tmp_path):
-    """A fitted stage with an adapted vocabulary predicts the same after it was saved and loaded."""
+    """A fitted stage with an adapted vocabulary predicts the same after it is saved and loaded."""
     fitted = KerasEstimator(model=build_mixed(), featuresCol={"words": "words", "age": "age"}).fit(frame)
     fitted.write().save(str(tmp_path / "stage"))
 
@@ -328,7 +328,7 @@ def test_arrays_of_another_kind_are_refused_by_name(spark, jobs):
 
 @tensorflow
 def test_strings_as_predictions_are_for_arrays(frame, jobs):
-    """A model that gives strings predicts arrays; columns of its predictions are refused by name."""
+    """A model with string outputs predicts arrays; columns of its predictions are refused by name."""
     words = keras.Input((1,), dtype="string", name="words")
     layer = layers.StringLookup(vocabulary=["good film", "bad film"])
     back = layers.StringLookup(vocabulary=layer.get_vocabulary(), invert=True)
@@ -373,7 +373,7 @@ DOORS = {
     "backend", [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("jax", "torch")]
 )
 def test_strings_are_refused_on_other_backends(spark, jobs, door, backend):
-    """Every door raises the same ModelError and runs no job."""
+    """Every entry point raises the same ModelError on other backends and runs no job."""
     words = keras.Input((1,), dtype="string", name="words")
     model = keras.Model(words, layers.Lambda(lambda x: x, output_shape=(1,))(words))
     model.compile("sgd", "mse")

@@ -1,4 +1,4 @@
-"""What a terminal shows of a failure that has a name: the reason last, and little else."""
+"""Terminal output of a failure with a known cause: the reason comes last, after little else."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-LINES = 20  # in all, with what TensorFlow and Spark print when they start
+LINES = 20  # in all, including the startup output of TensorFlow and Spark
 START = """
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ class Loss(keras.losses.Loss):
             refuse()
         return keras.ops.mean(y_pred)
 """
-FAILURES = {  # a statement, and what the last line says
+FAILURES = {  # a statement, and the expected last line
     "an error of a worker": ("build(Loss()).fit(x, y, verbose=0)", "LookupError: no such picture (worker "),
     "a UDF of a DataFrame": ("build().fit(refused, verbose=0)", "LookupError: no such picture"),
     "a function of an RDD": ("build().evaluate(pairs.map(refuse))", "LookupError: no such picture"),
@@ -73,7 +73,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_line_is_the_reason(tmp_path, kind):
-    """A script that fails prints few lines, of Spark's Java nothing, and the reason at the end."""
+    """A failing script prints few lines, nothing of Spark's Java, and the reason at the end."""
     statement, reason = FAILURES[kind]
     script = tmp_path / "script.py"
     script.write_text(f"{START}\n{statement}\n")
@@ -85,7 +85,7 @@ def test_the_last_line_is_the_reason(tmp_path, kind):
     done = subprocess.run(command, env=environment, timeout=300, check=False, **both)
 
     shown = done.stdout.decode()
-    lines = shown.strip().split("\n")  # Spark's progress bar goes back to the start of its line
+    lines = shown.strip().split("\n")  # Spark's progress bar returns to the start of its line
     assert 1 == done.returncode
     assert reason in lines[-1], shown[-4000:]
     assert "\tat org.apache" not in shown

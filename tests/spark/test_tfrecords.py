@@ -1,4 +1,4 @@
-"""TFRecord files are DataFrames, both ways, and TensorFlow reads and writes the same."""
+"""DataFrames are written to TFRecord files and read back, and TensorFlow reads and writes the same."""
 
 import gzip
 
@@ -45,7 +45,7 @@ writes = pytest.mark.classic  # which needs a SparkContext
 @writes
 @pytest.mark.parametrize("compression", ["", "gzip"])
 def test_rows_come_back_as_they_were(spark, tmp_path, compression):
-    """Every type that a record holds, nulls, and a partition without rows, packed or not."""
+    """Every type of a record, nulls and an empty partition come back, compressed or not."""
     frame = spark.createDataFrame(ROWS, SCHEMA).repartition(5)
 
     assert 3 == write_tfrecords(frame, str(tmp_path / "t"), compression=compression)
@@ -59,7 +59,7 @@ def test_rows_come_back_as_they_were(spark, tmp_path, compression):
 @pytest.mark.third
 @writes
 def test_arrays_of_arrays_are_sequences(spark, tmp_path):
-    """Feature lists and context come back, and are refused where rows are Examples."""
+    """Feature lists and context of SequenceExamples come back; arrays of arrays need sequences=True."""
     rows = [(7, [[1, 2], [3]], [["a"], []]), (8, [], [["b", "c"]])]
     frame = spark.createDataFrame(rows, "id bigint, steps array<array<bigint>>, words array<array<string>>")
 
@@ -76,7 +76,7 @@ def test_arrays_of_arrays_are_sequences(spark, tmp_path):
 
 
 def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
-    """One value everywhere is a number; more in any record make an array; whole and real make real."""
+    """A feature with one value in every record is a scalar, else an array; int and float mix to float."""
     first = {"a": [1], "b": [2], "c": [1.0], "d": [b"x"], "e": [5]}
     second = {"a": [2], "b": [2.5], "c": [1.0, 2.0], "d": [b"y"]}
     for name, features in (("one", first), ("two", second)):
@@ -93,7 +93,7 @@ def test_columns_are_found_by_a_pass_over_all_records(spark, tmp_path):
 @writes
 @pytest.mark.backend("tensorflow")
 def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
-    """Its own records, and its own Example."""
+    """TensorFlow parses our records as its own Examples, and we read the records it writes."""
     import tensorflow
 
     frame = spark.createDataFrame([(3, [0.5, 1.5], "word")], "id bigint, x array<float>, name string")
@@ -111,7 +111,7 @@ def test_tensorflow_reads_what_we_write_and_we_what_it_writes(spark, tmp_path):
 
 
 def test_packed_sequences_of_others_are_read(spark, tmp_path):
-    """Their columns are found, or given."""
+    """Compressed sequences written by others are read with an inferred or a given schema."""
     made = [Record({"id": [7]}, {"steps": [[1, 2], [3]]}), Record({"id": [8]}, {"steps": []})]
     write_here(tmp_path / "t" / "part.gz", *made, kind=gzip.open)
 
@@ -122,7 +122,7 @@ def test_packed_sequences_of_others_are_read(spark, tmp_path):
 
 @writes
 def test_vectors_are_written_as_arrays(spark, frames, tmp_path):
-    """What is read is what the arrays were, of which the vectors were made."""
+    """Vectors are written as arrays and read back as the arrays that they were made of."""
     write_tfrecords(frames["vector"].select("row", "features"), str(tmp_path / "t"))
 
     found = read_tfrecords(str(tmp_path / "t"), "row bigint, features array<float>")
@@ -132,7 +132,7 @@ def test_vectors_are_written_as_arrays(spark, frames, tmp_path):
 
 
 def test_a_model_trains_on_records(spark, problem, tmp_path):
-    """They are trained on as any other DataFrame."""
+    """A model trains on records as on any other DataFrame."""
     rows = [{"features": x.tolist(), "label": [int(y)]} for x, y in zip(problem.x, problem.y, strict=True)]
     for start in range(0, 203, 100):
         write_here(tmp_path / "t" / f"{start}.tfrecord", *map(Record, rows[start : start + 100]))
@@ -149,7 +149,7 @@ def test_a_model_trains_on_records(spark, problem, tmp_path):
 @pytest.mark.third
 @writes
 def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
-    """Without overwrite it is left, with it replaced, and with a job that fails it is as it was."""
+    """An existing folder is kept without overwrite, replaced with it, and unchanged if the job fails."""
     path = str(tmp_path / "t")
     write_tfrecords(spark.range(3), path)
 
@@ -169,7 +169,7 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
 @pytest.mark.parametrize("error", [OSError("no rename"), KeyboardInterrupt()], ids=["error", "interrupt"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_folder_that_cannot_be_replaced_stays(spark, tmp_path, monkeypatch, number, error):
-    """Whichever move fails, the old rows can be read, and nothing else is left."""
+    """If a move fails, the old rows stay readable and no other files are left."""
     path, move, moves = str(tmp_path / "rows"), files.move, []
     write_tfrecords(spark.range(3), path)
 
@@ -202,14 +202,14 @@ FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
     ],
 )
 def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
-    """With its type and what came instead."""
+    """The error for a feature that does not match the schema has its expected and its actual type."""
     with pytest.raises(DataError, match=f"'{name}' takes {kind.simpleString()}; record 1 has {given} there"):
         _from_record(Record(FEATURES), types.StructField(name, kind), "record 1")
 
 
 @pytest.mark.third
 def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
-    """With the record and the file."""
+    """The error of the reading job names the record and the file."""
     both = (Record({"odd": [odd]}) for odd in (b"x", b"\xff"))
     write_here(tmp_path / "t" / "part.tfrecord", *both)
 
@@ -221,7 +221,7 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
 @pytest.mark.third
 @writes
 def test_a_null_within_an_array_is_named(spark, tmp_path):
-    """No record holds one, and no list of a sequence is one."""
+    """A null within an array or a list of a sequence is refused with its column, row and partition."""
     cases = [
         ("many array<bigint>", [([1],), ([1, None],)]),
         ("steps array<array<float>>", [([[1.0]],), ([[1.0], None],)]),
@@ -235,7 +235,7 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
 
 @pytest.mark.third
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
-    """Decimals, timestamps and maps by name, with what to do; torn files in the job."""
+    """Decimals, timestamps and maps are refused before any job; truncated files fail in the job."""
     before = jobs()
     for kind in ("decimal(3,1)", "timestamp", "map<string,int>"):
         schema = types.StructType.fromDDL(f"odd {kind}")

@@ -1,4 +1,4 @@
-"""A fit whose workers speak TLS gives the answer of one whose workers do not."""
+"""A fit with TLS gives the result of a fit without it."""
 
 import logging
 import socket
@@ -15,7 +15,7 @@ MASTERS = ("local-cluster", "standalone")
 
 
 class Peek(keras.callbacks.Callback):
-    """Keeps the certificate that the endpoint shows."""
+    """A callback that keeps the certificates that the endpoint presents."""
 
     def __init__(self, port):
         super().__init__()
@@ -33,7 +33,7 @@ def port():
 
 @pytest.mark.parametrize("frequency", ["batch", pytest.param("epoch", marks=pytest.mark.whole)])
 def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
-    """To the bit, with one certificate from its start to its end."""
+    """Weights and history with TLS are identical bit for bit; one certificate serves the whole fit."""
     settings = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
     encrypted, plain = problem.model(), problem.model()
     peek = Peek(port)
@@ -50,7 +50,7 @@ def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
 
 
 def test_asynchronous_workers_learn(spark, problem, caplog):
-    """Their heartbeats and their updates are encrypted alike, and the driver says so."""
+    """Asynchronous workers learn with encrypted updates and heartbeats, which the driver logs."""
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, tls=True)
 
     with caplog.at_level(logging.INFO, "sparkdl"):
@@ -61,5 +61,5 @@ def test_asynchronous_workers_learn(spark, problem, caplog):
 
 
 def test_a_function_of_the_users_own_runs(spark):
-    """Its sums are as they were."""
+    """A function run with TLS all-reduces the same sums."""
     assert [1.0, 1.0] == sparkdl.run(lambda worker: worker.all_reduce(worker.rank, "sum"), 2, tls=True)

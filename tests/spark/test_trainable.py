@@ -1,4 +1,4 @@
-"""What is trainable may change at any time; results are plain Keras's, or an error says what to do."""
+"""Changes of `trainable` give the results of plain Keras, or an error with the remedy."""
 
 import keras
 import numpy as np
@@ -45,7 +45,7 @@ def compile_with_the_same(model):
 
 
 class AtEpoch(keras.callbacks.Callback):
-    """Changes what is trainable while a fit runs."""
+    """A callback that changes `trainable` during a fit."""
 
     def __init__(self, change):
         super().__init__()
@@ -79,7 +79,7 @@ def same(ours, theirs):
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize(("before", "change"), BETWEEN)
 def test_a_change_between_two_fits_counts_as_in_keras(spark, before, change):
-    """Until the model is compiled again the second fit trains what the first one trained."""
+    """Until the model is compiled again, a second fit trains the variables that the first one trained."""
     models = [deep(keras.optimizers.Adam(0.01)) for _ in range(2)]
     for model in models:
         if before is not None:
@@ -94,7 +94,7 @@ def test_a_change_between_two_fits_counts_as_in_keras(spark, before, change):
 
 @pytest.mark.backend("tensorflow")
 def test_a_change_in_a_callback_is_ignored_as_in_keras(spark):
-    """The weights of each variable stay its own, and all of them are trained."""
+    """A change in a callback during a fit is ignored: all variables are trained and none is mixed up."""
     ours, theirs = (deep("adam") for _ in range(2))
     settings = SETTINGS | {"epochs": 3, "callbacks": [AtEpoch(freeze_first)]}
     history = SparkModel(ours, num_workers=1).fit(X, Y, **settings)
@@ -106,14 +106,14 @@ def test_a_change_in_a_callback_is_ignored_as_in_keras(spark):
 
 
 class AtBegin(keras.callbacks.Callback):
-    """Changes what is trainable before the first batch."""
+    """A callback that freezes a layer before the first batch."""
 
     def on_train_begin(self, logs=None):
         freeze_first(self.model)
 
 
 def test_a_change_before_the_first_batch_is_refused_by_name(spark):
-    """Keras would heed it, and workers are given what is trainable when the fit begins."""
+    """A change in on_train_begin is refused by name: workers already have the trainable variables."""
     model = deep("adam")
 
     with pytest.raises(ModelError, match='A callback changed whether the layer "dense.*" is trainable'):
@@ -121,7 +121,7 @@ def test_a_change_before_the_first_batch_is_refused_by_name(spark):
 
 
 def test_an_optimizer_of_other_variables_is_refused_by_name(spark):
-    """Keras refuses it at the first step, for it has no slots for them."""
+    """An optimizer built for other variables is refused by name; Keras refuses it at the first step."""
     model = deep("adam")
     freeze_first(model)
     SparkModel(model, num_workers=1).fit(X, Y, **SETTINGS)
@@ -138,7 +138,7 @@ def test_an_optimizer_of_other_variables_is_refused_by_name(spark):
     "change", [freeze_first, freeze_statistics, freeze_bias], ids=lambda each: each.__name__
 )
 def test_inference_does_not_ask_what_is_trainable(spark, change):
-    """An optimizer with slots for other variables does not matter to it."""
+    """Prediction and evaluation work after a change of `trainable`, whatever the optimizer's slots."""
     model = deep("adam")
     spark_model = SparkModel(model, num_workers=2)
     model.fit(X, Y, **SETTINGS)

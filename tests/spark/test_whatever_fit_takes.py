@@ -1,4 +1,4 @@
-"""What model.fit takes is taken: several inputs and outputs, weights, epochs that go on."""
+"""Arguments of model.fit work: several inputs and outputs, weights, continued epochs."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ POINTS, LABELS = np.zeros((3, 6), np.float32), np.zeros(3, np.int64)
 
 
 class Two:
-    """Rows of words and points, with two labels each, and a model of them."""
+    """Rows of words and points with two labels each, and a model for them."""
 
     def __init__(self):
         random = np.random.default_rng(2)
@@ -41,7 +41,7 @@ class Two:
         return model
 
     def rows(self, context, parts):
-        """Return an RDD whose partitions, taken in turns, hold the rows in their order."""
+        """Return an RDD whose partitions, read in turns, hold the rows in order."""
         pairs = [
             tuple({name: part[i] for name, part in of.items()} for of in (self.x, self.y, self.weights))
             for i in range(ROWS)
@@ -74,7 +74,7 @@ def close(model, reference, limit=1e-5):
 
 @pytest.mark.parametrize("kind", ["arrays", "rdd"])
 def test_dicts_of_inputs_outputs_and_weights(spark, two, kind):
-    """Structures travel as they are, weights with them; evaluate and predict give Keras's structures."""
+    """Dicts of inputs, outputs and weights train; evaluate and predict return Keras's structures."""
     reference = two.model()
     theirs = reference.fit(two.x, two.y, 20, 2, shuffle=False, verbose=0, sample_weight=two.weights)
     spark_model = SparkModel(two.model(), num_workers=2)
@@ -83,7 +83,7 @@ def test_dicts_of_inputs_outputs_and_weights(spark, two, kind):
     else:
         data, weights = (two.rows(spark.sparkContext, 2), None), None
     history = spark_model.fit(*data, 20, 2, shuffle=False, verbose=0, sample_weight=weights)
-    # Keras takes the mean over batches for the loss of one output: all have to be of one size.
+    # Keras averages the loss of one output over batches, so all batches must have one size.
     expected = reference.evaluate(two.x, two.y, 60, 0, two.weights, return_dict=True)
     measured = spark_model.evaluate(*data, 60, 0, weights, return_dict=True)
     predicted, wanted = spark_model.predict(two.x), reference.predict(two.x, verbose=0)
@@ -110,7 +110,7 @@ def test_predictions_of_an_rdd_have_the_structure_of_the_outputs(spark, two):
 
 @pytest.mark.third
 def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
-    """Columns make inputs, several of them one array; a weight is a column; predictions are a struct."""
+    """Columns form the inputs, several of them one array; a weight is a column; predictions are a struct."""
     frame = two.frame(spark).withColumn("weight", functions.col("sign") + 0.5)
     names = {
         "features_col": {"words": "words", "points": ["a", "b", "c", "d"]},
@@ -139,7 +139,7 @@ def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
 
 @pytest.mark.third
 def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
-    """A dict of names weighs each output's rows by their own column, as model.fit does by arrays."""
+    """A dict of column names weighs the rows of each output separately, as arrays do in model.fit."""
     share = functions.col("row") / (ROWS - 1)
     frame = two.frame(spark).withColumn("rising", 2 * share).withColumn("falling", 1 - share)
     names = {
@@ -148,7 +148,7 @@ def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
         "sample_weight": {"sign": "rising", "sum": "falling"},
     }
     spark_model, reference = SparkModel(two.model(), num_workers=2), two.model()
-    # A DataFrame's rows come in an order of its own: batches are of all of them.
+    # The order of a DataFrame's rows is not fixed, so a batch has all of them.
     history = spark_model.fit(frame, batch_size=ROWS, epochs=8, verbose=0, **names).history
     expected = reference.fit(two.x, two.y, ROWS, 8, 0, sample_weight=two.weights).history
 
@@ -158,13 +158,14 @@ def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
     assert close(spark_model.model, reference)
     assert expected.keys() == history.keys()
     assert scores.keys() == ours.keys()
-    for name in ("loss", "sum_mae"):  # Keras's loss of one output is a mean over batches, uneven on workers
+    # Keras averages the loss of one output over batches, which are uneven on workers
+    for name in ("loss", "sum_mae"):
         assert expected[name] == pytest.approx(history[name], rel=1e-4)
         assert scores[name] == pytest.approx(ours[name], rel=1e-4)
 
 
 def test_class_weights_are_keras_s(spark, problem):
-    """A row weighs what its class does; validation rows weigh alike."""
+    """class_weight weighs training rows by class; validation rows weigh the same."""
     weights, split = {0: 3.0, 2: 0.25}, (problem.x[:50], problem.y[:50])
     model, reference = problem.model(), problem.model()
     options = {"verbose": 0, "shuffle": False, "class_weight": weights, "validation_data": split}
@@ -178,7 +179,7 @@ def test_class_weights_are_keras_s(spark, problem):
 
 
 def test_validation_rows_may_have_weights_of_their_own(spark, problem):
-    """(x, y, sample_weight) is taken where training rows have none."""
+    """validation_data may be (x, y, sample_weight) even if the training rows have no weights."""
     held = problem.x[:50], problem.y[:50], np.linspace(0, 2, 50)
     model, reference = problem.model(), problem.model()
     options = {"verbose": 0, "shuffle": False, "validation_data": held}
@@ -190,7 +191,7 @@ def test_validation_rows_may_have_weights_of_their_own(spark, problem):
 
 
 def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
-    """Training arrays may be weighed beside an RDD of (x, y)."""
+    """Training arrays may have weights while an RDD of (x, y) validates without them."""
     model, reference = problem.model(), problem.model()
     weights, options = np.linspace(0, 2, len(problem.x)), {"verbose": 0, "shuffle": False}
     held = problem.x[:50], problem.y[:50]
@@ -213,7 +214,7 @@ def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
 
 @pytest.mark.parametrize(("steps", "epochs"), [(3, 3), (10, 2)])
 def test_steps_per_epoch_go_on_with_the_rows_that_are_left(spark, problem, steps, epochs):
-    """An epoch of fewer, or more, steps than the 7 of a pass continues where the last one ended."""
+    """steps_per_epoch other than the 7 of a pass continues each epoch where the last one ended."""
     model, reference = problem.model(), problem.model()
     options = {"verbose": 0, "shuffle": False, "steps_per_epoch": steps, "epochs": epochs}
     reference.fit(np.concatenate([problem.x] * 3), np.concatenate([problem.y] * 3), 29, **options)
@@ -223,7 +224,7 @@ def test_steps_per_epoch_go_on_with_the_rows_that_are_left(spark, problem, steps
 
 
 def test_validation_freq_says_after_which_epochs(spark, problem):
-    """A number or a list of epochs, of which 1 is the first."""
+    """validation_freq is an interval or a list of epochs, counted from 1."""
     held = problem.x[:50], problem.y[:50]
     for freq, count in ((2, 2), ([1], 1)):
         history = SparkModel(problem.model(), num_workers=2).fit(
@@ -245,7 +246,7 @@ def test_validation_freq_says_after_which_epochs(spark, problem):
     ],
 )
 def test_training_goes_on_where_it_ended(spark, problem, frequency, shuffle):
-    """fit(2n) is fit(n) and then n more: with a seed and shuffle by initial_epoch, without just again."""
+    """fit(2n) equals fit(n) and n more epochs, with initial_epoch if rows are shuffled with a seed."""
 
     def model():
         return SparkModel(problem.model(keras.optimizers.Adam(0.01)), frequency=frequency, num_workers=2)
@@ -264,7 +265,7 @@ def test_training_goes_on_where_it_ended(spark, problem, frequency, shuffle):
 
 
 def test_a_loaded_model_goes_on(spark, problem, tmp_path):
-    """The optimizer's state is saved with the weights."""
+    """A loaded model continues training: the optimizer's state is saved with the weights."""
     options = {"verbose": 0, "batch_size": 32, "seed": 5, "epochs": 4}
     whole = SparkModel(problem.model(keras.optimizers.Adam(0.01)), num_workers=2)
     whole.fit(problem.x, problem.y, **options)
@@ -279,7 +280,7 @@ def test_a_loaded_model_goes_on(spark, problem, tmp_path):
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_gradients_may_be_accumulated(spark, problem, mode):
-    """An optimizer that moves every other batch does so on workers, and its count goes on afterwards."""
+    """An optimizer with gradient accumulation accumulates on workers, and its count continues."""
 
     def model():
         return problem.model(keras.optimizers.SGD(0.2, gradient_accumulation_steps=2))
@@ -294,7 +295,7 @@ def test_gradients_may_be_accumulated(spark, problem, mode):
 
 
 def test_averages_over_time_end_up_in_the_model(spark, problem):
-    """An optimizer that keeps moving averages of weights hands them over when training ends."""
+    """An optimizer with moving averages of weights writes them to the model when training ends."""
 
     def model():
         return problem.model(keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.5))
@@ -307,7 +308,7 @@ def test_averages_over_time_end_up_in_the_model(spark, problem):
 
 
 def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
-    """A class and functions of this very test, lambdas with what they refer to: found on the live model."""
+    """Classes, functions and lambdas of the test reach executors with the model without custom_objects."""
     scale = np.float32(0.5)
 
     class Shift(layers.Layer):
@@ -338,7 +339,7 @@ def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
 
 
 def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, problem):
-    """Its constants are in what workers compile, and a worker keeps that for the next fit."""
+    """A layer that is adapted between fits is adapted on workers too, though they cache compiled models."""
     scale = layers.Normalization()
     model, other = (keras.Sequential([keras.Input((6,)), scale, layers.Dense(3)]) for _ in range(2))
     other.set_weights(model.get_weights())
@@ -347,7 +348,7 @@ def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, probl
     ours = SparkModel(model, num_workers=2)
     for rows in (problem.x * 3 + 1, problem.x - 5):
         scale.adapt(rows)
-        other.compile(keras.optimizers.SGD(0.1), loss)  # Keras keeps what it compiled as well
+        other.compile(keras.optimizers.SGD(0.1), loss)  # Keras caches compiled functions as well
         ours.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
         other.fit(problem.x, problem.y, 32, 1, shuffle=False, verbose=0)
 
@@ -358,7 +359,7 @@ def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, probl
 
 @pytest.mark.parametrize("shape", [(6, 1), (6,)])
 def test_a_last_dimension_of_one_may_be_left_out(spark, problem, shape):
-    """As in Keras, and in predict and evaluate as in fit."""
+    """A last dimension of 1 may be left out in fit, evaluate and predict, as in Keras."""
     model = keras.Sequential([keras.Input((6, 1)), layers.Flatten(), layers.Dense(3, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
     rows = [(x.reshape(shape), y) for x, y in zip(problem.x[:64], problem.y[:64], strict=True)]
@@ -371,7 +372,7 @@ def test_a_last_dimension_of_one_may_be_left_out(spark, problem, shape):
 
 
 def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
-    """A coalesced RDD in its own order: the gang forms without one."""
+    """A coalesced RDD, which allows no barrier stage, trains without one and in its order."""
     rdd = problem.rdd(spark, 50, 50, 50, 53).coalesce(2)
     history = SparkModel(problem.model(), num_workers=2).fit(rdd, shuffle=False, verbose=0)
 
@@ -380,7 +381,7 @@ def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
 
 @pytest.mark.parametrize("validation", ["none", "rdd"])
 def test_arrays_that_no_task_can_bring_along_are_trained(spark, problem, validation):
-    """The tests' Spark refuses messages of more than a mebibyte."""
+    """Arrays too large for a task's message are trained on; the tests' Spark limits messages to 1 MiB."""
     x, y = np.repeat(problem.x, 400, axis=0), np.repeat(problem.y, 400)
     rdd = problem.rdd(spark, 100, 103) if validation == "rdd" else None
     ours = SparkModel(problem.model(), num_workers=2)
@@ -413,7 +414,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "kind", "message"), BAD)
 def test_what_cannot_be_taken_is_refused_before_any_job(spark, problem, jobs, arguments, kind, message):
-    """Weights that do not fit, epochs that are none: a clear error, and nothing has run."""
+    """Invalid weights, epochs and other arguments raise a clear error before any job."""
     before = jobs()
 
     with pytest.raises(kind, match=message):
@@ -422,7 +423,7 @@ def test_what_cannot_be_taken_is_refused_before_any_job(spark, problem, jobs, ar
 
 
 def test_inputs_that_the_model_does_not_know_are_named(spark, two):
-    """A dict without one of the inputs is refused, with the names of both."""
+    """A dict without one of the inputs is refused with the names of both."""
     x = {"words": two.x["words"], "dots": two.x["points"]}
 
     with pytest.raises(DataError, match="takes inputs 'words', 'points'; x has 'dots', 'words'"):
@@ -431,7 +432,7 @@ def test_inputs_that_the_model_does_not_know_are_named(spark, two):
 
 @pytest.mark.third
 def test_sparse_vectors_train_as_the_array_does(spark):
-    """Of a DataFrame and of an RDD, with dense ones among them and for validation; the answer is Keras's."""
+    """Sparse vectors in a DataFrame or an RDD, mixed with dense ones, train as the arrays in Keras."""
     from pyspark.ml.linalg import Vectors
 
     random, size = np.random.default_rng(0), 4096

@@ -1,4 +1,4 @@
-"""Layers that ask for the whole batch: trained as in plain Keras, or refused by name."""
+"""Layers with statistics of the whole batch train as in plain Keras, or are refused by name."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from sparkdl.errors import ModelError
 
 
 def synchronized(*, nested=False, trainable=True):
-    """Return a model with synchronized BatchNormalization, at its top or in a model inside."""
+    """Return a model with a synchronized BatchNormalization, at the top or in a nested model."""
     keras.utils.set_random_seed(0)
     norm = keras.layers.BatchNormalization(synchronized=True, name="norm", trainable=trainable)
     middle = keras.Sequential([keras.Input((8,)), norm]) if nested else norm
@@ -21,7 +21,7 @@ def synchronized(*, nested=False, trainable=True):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_synchronized_statistics_of_a_divided_batch_are_refused(spark, problem, jobs, nested):
-    """Several workers that share a batch cannot see its statistics, which the error says before any job."""
+    """Synchronized statistics of a batch that several workers share raise an error before any job."""
     before = jobs()
     with pytest.raises(ModelError, match="norm: synchronized=True asks for statistics of the whole batch"):
         SparkModel(synchronized(nested=nested), num_workers=2).fit(problem.x, problem.y, verbose=0)
@@ -34,7 +34,7 @@ def test_synchronized_statistics_of_a_divided_batch_are_refused(spark, problem, 
     ids=["one worker", "frozen"],
 )
 def test_synchronized_statistics_are_plain_keras_where_no_batch_is_divided(problem, options, settings):
-    """One worker has the whole batch, and a frozen layer uses its moving statistics."""
+    """Synchronized statistics are those of plain Keras with one worker, or in a frozen layer."""
     plain, model = synchronized(**settings), synchronized(**settings)
     arguments = {"batch_size": 16, "shuffle": False, "verbose": 0}
     plain.fit(problem.x, problem.y, **arguments)
@@ -46,7 +46,7 @@ def test_synchronized_statistics_are_plain_keras_where_no_batch_is_divided(probl
 
 
 def test_workers_with_batches_of_their_own_train_synchronized_statistics(spark, problem):
-    """With frequency="epoch" each worker's batch is whole."""
+    """With frequency="epoch" each worker's batches are whole, so synchronized statistics train."""
     history = SparkModel(synchronized(), num_workers=2, frequency="epoch").fit(
         problem.x, problem.y, batch_size=16, epochs=2, verbose=0
     )

@@ -1,4 +1,4 @@
-"""Models without labels: losses that layers add, and training steps of a model's own."""
+"""Models without labels train by losses that layers add or by a custom train_step."""
 
 import keras
 import numpy as np
@@ -11,11 +11,12 @@ from sparkdl.ml import KerasEstimator
 
 X = np.random.default_rng(4).normal(size=(24, 6)).astype("float32")
 HELD = X[:9]
-ONE_BATCH = {"epochs": 2, "batch_size": 24, "verbose": 0}  # whose gradient no order of the rows changes
+# A batch of all rows: its gradient does not depend on their order.
+ONE_BATCH = {"epochs": 2, "batch_size": 24, "verbose": 0}
 
 
 class Reconstruct(layers.Layer):
-    """Adds how far two arrays are apart to the loss."""
+    """A layer that adds the distance of two arrays to the loss."""
 
     def call(self, pair):
         self.add_loss(ops.mean(ops.square(pair[0] - pair[1])))
@@ -23,7 +24,7 @@ class Reconstruct(layers.Layer):
 
 
 class Autoencoder(keras.Model):
-    """Has its own steps, which take x alone, and a metric that Keras's compile does not know."""
+    """A model whose custom steps take x alone, with a metric that Keras's compile does not know."""
 
     def __init__(self):
         super().__init__(name="autoencoder")
@@ -67,7 +68,7 @@ def adding():
 
 
 def stepping():
-    """Return a model with steps of its own."""
+    """Return a model with custom steps."""
     keras.utils.set_random_seed(5)
     model = Autoencoder()
     model.compile(keras.optimizers.SGD(0.2))
@@ -77,7 +78,7 @@ def stepping():
 
 @pytest.fixture(scope="module")
 def rows(spark):
-    """The same rows in each form that fit takes, with what validates them."""
+    """The same rows in each form that fit takes, with their validation data."""
     context = spark.sparkContext
     schema = "features array<float>, held boolean"
     frame, held = (
@@ -123,7 +124,7 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_that_layers_add_train_without_labels(rows, kind):
-    """Weights and history are those of plain Keras, whatever the rows come in."""
+    """Weights and history are those of plain Keras for every form of the rows."""
     x, held = rows[kind]
     model, reference = adding(), adding()
     theirs = reference.fit(X, validation_data=(HELD,), **ONE_BATCH).history
@@ -139,7 +140,7 @@ def test_losses_that_layers_add_train_without_labels(rows, kind):
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize("kind", ["arrays", "frame", "function of batches"])
 def test_steps_of_a_models_own_get_x_alone(rows, kind):
-    """A train_step without labels is given what Keras gives it, and its own metric is reported."""
+    """A custom train_step gets x alone, as in Keras, and its own metric is reported."""
     x, held = rows[kind]
     reference = stepping()
     theirs = reference.fit(X, validation_data=(HELD,), **ONE_BATCH).history
@@ -155,14 +156,14 @@ def test_steps_of_a_models_own_get_x_alone(rows, kind):
 
 @pytest.mark.parametrize("kind", ["arrays", "frame", "rdd", "function"])
 def test_evaluate_needs_no_labels_either(rows, kind):
-    """The loss over all rows is that of plain Keras."""
+    """Without labels evaluate returns the loss of plain Keras over all rows."""
     model = adding()
 
     assert model.evaluate(X, verbose=0) == pytest.approx(SparkModel(model).evaluate(rows[kind][0]), rel=1e-5)
 
 
 def test_rows_without_labels_are_held_out(rows):
-    """A fraction of arrays is the last rows, as in Keras; a column of a DataFrame says which."""
+    """A validation_split of arrays takes the last rows, as in Keras; an indicator column selects others."""
     theirs = adding().fit(X, validation_split=0.25, shuffle=False, **ONE_BATCH).history
     ours = (
         SparkModel(adding(), num_workers=2).fit(X, validation_split=0.25, shuffle=False, **ONE_BATCH).history
@@ -181,7 +182,7 @@ def test_rows_without_labels_are_held_out(rows):
 
 @pytest.mark.parametrize("label", ["default", "", None])
 def test_an_estimator_trains_without_labels(rows, label):
-    """A column of labels is not asked for where none is named; an empty name says that there is none."""
+    """An Estimator trains without labels if the frame has no label column or labelCol is empty."""
     frame, named = rows["frame"][0], {} if label == "default" else {"labelCol": label}
     if label == "":
         frame = frame.selectExpr("features", "'none' as label")
@@ -200,7 +201,7 @@ def refused(error, fit):
 
 
 def test_a_loss_that_compares_labels_asks_for_them(rows, problem):
-    """Rows without labels are refused before a worker starts, in the words of their kind."""
+    """A loss that needs labels refuses rows without them before a worker starts, for each form of rows."""
     model = SparkModel(problem.model(), num_workers=2)
 
     assert "y should be given with x=numpy.ndarray, which the loss" in refused(
@@ -220,7 +221,7 @@ def test_a_loss_that_compares_labels_asks_for_them(rows, problem):
 
 
 def test_weights_of_rows_without_labels_are_refused(rows):
-    """Keras would not read them; nothing is left out in silence."""
+    """Weights of rows without labels are refused: Keras would ignore them."""
     model, ones = SparkModel(adding(), num_workers=2), np.ones(24, "float32")
 
     assert "sample_weight is for rows with labels" in refused(

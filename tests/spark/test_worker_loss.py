@@ -1,4 +1,4 @@
-"""A run with on_worker_loss="continue" goes on without a worker that dies or hangs, and takes it back."""
+"""With on_worker_loss="continue" a run survives a worker that dies or hangs, and takes it back."""
 
 import logging
 
@@ -19,7 +19,7 @@ def whole(*values):
 
 
 def fit(problem, marker, act, *, worker=1, **settings):
-    """Train while a worker does something to itself in the second epoch; return the model and its history."""
+    """Train while a worker sabotages itself in the second epoch; return the model and its history."""
     model, objects = Bomb(marker, BATCHES + 3, act, worker=worker, pause=0.1).model(problem)
     spark_model = SparkModel(
         model, num_workers=2, custom_objects=objects, on_worker_loss="continue", **settings
@@ -48,7 +48,7 @@ def counts_of(history):
     [("synchronous", 0), ("asynchronous", 1), whole("synchronous", 1), whole("hogwild", 0)],
 )
 def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mode, worker):
-    """It is named; its rows are not trained on, nor evaluated, and the model is what the others have."""
+    """A hung worker is named and left out of training and evaluation; the model is that of the others."""
     model, history = fit(problem, tmp_path / "done", hang, worker=worker, mode=mode, stall_timeout=3)
 
     assert (1, 0, 0) == counts_of(history)
@@ -76,7 +76,7 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
     ],
 )
 def test_a_worker_that_was_killed_comes_back(problem, tmp_path, caplog, settings, worker):
-    """Spark starts its task again, which goes on where the others are."""
+    """Spark restarts the task of a killed worker, which continues where the others are."""
     caplog.set_level(logging.INFO, "sparkdl.workers")
     _, history = fit(problem, tmp_path / "done", kill, worker=worker, **settings)
 

@@ -1,4 +1,4 @@
-"""No Keras, no JVM, no thread left behind."""
+"""Fixtures of the unit tests, which use no Keras and no JVM and leave no thread behind."""
 
 import threading
 

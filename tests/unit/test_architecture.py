@@ -18,7 +18,7 @@ import sparkdl
     ],
 )
 def test_importing_stays_cheap(module, absent):
-    """Arithmetic pays for no Keras, and the worker's side runs where there is no Spark."""
+    """Arithmetic modules import no Keras, and the worker's side imports no Spark."""
     code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
@@ -26,8 +26,8 @@ def test_importing_stays_cheap(module, absent):
 
 
 def test_a_worker_imports_keras_without_what_it_does_not_use(tmp_path):
-    """What Keras takes where it is there stays importable, and garbage is collected again."""
-    for name in ("IPython", "sklearn"):  # on many clusters, but perhaps not here
+    """Importing Keras in a worker leaves its optional packages importable and garbage collection enabled."""
+    for name in ("IPython", "sklearn"):  # on many clusters, but perhaps not on this machine
         (tmp_path / f"{name}.py").write_text("raise RuntimeError(__name__)")
     code = (
         f"import gc, sys; sys.path.insert(0, {str(tmp_path)!r});"
@@ -40,7 +40,7 @@ def test_a_worker_imports_keras_without_what_it_does_not_use(tmp_path):
 
 
 def test_the_public_names_are_these():
-    """A public name is added or taken away on purpose."""
+    """The public names are exactly these, so that adding or removing one is deliberate."""
     expected = [
         "CheckpointConfig",
         "SparkDLError",
@@ -58,7 +58,7 @@ def test_the_public_names_are_these():
 
 
 def test_tests_that_share_an_application_share_a_process(request):
-    """Where several run them pytest-xdist has to know their groups, which it does not with every pytest."""
+    """All tests on one Spark application have one group for pytest-xdist, so they share a process."""
     grouped = getattr(request.config.option, "loadgroup", False)
 
     assert not grouped or request.node.nodeid.endswith(f"@{request.node.path}")

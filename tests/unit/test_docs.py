@@ -1,4 +1,4 @@
-"""What the documentation names exists."""
+"""Names in the documentation must exist in the package."""
 
 import importlib.util
 import re

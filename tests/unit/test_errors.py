@@ -1,4 +1,4 @@
-"""What an error of a public function keeps of the call that raised it."""
+"""Errors of public functions hold no references to the call that raised them."""
 
 import gc
 import traceback
@@ -10,7 +10,7 @@ from sparkdl.errors import SparkDLError, short
 
 
 class Data:
-    """What a fit has in a local variable."""
+    """An object held by a local variable of a fit."""
 
 
 def fail(error, gone):
@@ -57,7 +57,7 @@ def interrupt(gone):
     "function", [raise_alone, raise_from_cause, raise_with_cause, raise_in_context, interrupt]
 )
 def test_an_error_that_is_kept_keeps_nothing_of_the_call(function):
-    """Data and model of a fit go, also where another exception is the cause; its lines can be read."""
+    """A kept error does not keep the call's data and model alive, even with a cause that has a traceback."""
     gone = []
     try:
         short(function)(gone)
@@ -72,7 +72,7 @@ def test_an_error_that_is_kept_keeps_nothing_of_the_call(function):
 
 
 def test_an_exception_that_the_caller_handles_is_left_alone():
-    """It is no part of the call, and a debugger may want its variables."""
+    """An exception that the caller is handling keeps its frames: it is not part of the call."""
     gone = []
     try:
         fail(ValueError("of the caller"), gone)

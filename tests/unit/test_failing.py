@@ -1,4 +1,4 @@
-"""The layer in which a call fails does let it fail, once and where it was told to."""
+"""The fault injection makes exactly the chosen call fail, once."""
 
 import threading
 
@@ -16,7 +16,7 @@ def spool():
 
 
 def test_sites_are_found():
-    """With how often each was met."""
+    """Watched sites are counted."""
     with Failing() as watched:
         spool()
         spool()
@@ -26,7 +26,7 @@ def test_sites_are_found():
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_call_that_is_meant_fails(kind):
-    """The first one succeeds, the second does not, and the third does."""
+    """With number=1 the second call fails, and the first and the third succeed."""
     outcomes = []
 
     def work():
@@ -47,6 +47,6 @@ def test_the_call_that_is_meant_fails(kind):
 
 
 def test_an_interrupt_comes_to_the_main_thread():
-    """As Ctrl-C does."""
+    """An injected interrupt reaches the main thread, as Ctrl-C does."""
     with pytest.raises(KeyboardInterrupt), Failing(SITE + "file.write", "SIGINT"):
         spool()

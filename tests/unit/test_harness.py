@@ -1,4 +1,4 @@
-"""The benchmarks' harness: nothing is measured twice, contestants that live side by side take turns."""
+"""The benchmark harness measures nothing twice, and contestants that live side by side take turns."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ import overhead
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Return the specs that were run."""
+    """Record and return the specs that are run."""
     found = []
     monkeypatch.setattr(harness, "run", lambda spec, **options: found.append(spec) or {"accuracy": 0.5})
     return found
@@ -57,7 +57,7 @@ print(json.dumps({{"turns": [fit("turn") for _ in range(spec["turns"])]}}))
 
 @pytest.fixture
 def contestants(tmp_path, monkeypatch):
-    """Return a function that replaces all contestants by one that says when it trained."""
+    """Return a function that replaces all contestants by one that records when it trained."""
 
     def replaced(misfortune="pass"):
         script = tmp_path / "contestants.py"

@@ -1,4 +1,4 @@
-"""Values travel and lie on disk as bytes, and are not unpickled."""
+"""Values are packed as bytes for the network and the disk, without pickle."""
 
 from collections import namedtuple
 from mmap import mmap
@@ -13,7 +13,7 @@ from sparkdl.core.packing import like, pack, parts, unpack
 
 
 def test_a_record_comes_out_as_it_went_in():
-    """Arrays keep their type and shape, bytes are bytes, and what is in a record twice travels once."""
+    """Arrays keep their type and shape, bytes stay bytes, and a value that occurs twice is packed once."""
     weights = np.arange(1000, dtype="float32")
     value = {
         "a": weights,
@@ -52,7 +52,7 @@ def same(one, other):
 
 @given(st.recursive(LEAVES, lambda of: st.lists(of) | st.tuples(of, of) | st.dictionaries(st.text(), of)))
 def test_any_record_comes_out_as_it_went_in(value):
-    """A tuple as a list, and as a tuple again where it is said what it was like."""
+    """A tuple comes back as a list, and as a tuple if ``like`` is given the original."""
     found = unpack(pack(value))
 
     assert same(value, found)
@@ -61,7 +61,7 @@ def test_any_record_comes_out_as_it_went_in(value):
 
 
 def test_a_record_is_written_without_being_copied():
-    """Its buffers are those of the arrays, and of files that are mapped."""
+    """A record is written from the buffers of its arrays and mapped files, without a copy."""
     array = np.zeros(1000)
     mapped = mmap(-1, 5000)
 
@@ -72,7 +72,7 @@ def test_a_record_is_written_without_being_copied():
 
 
 def test_what_has_no_place_in_a_record_is_refused():
-    """By the name of its type."""
+    """An unsupported value is refused with the name of its type."""
     with pytest.raises(TypeError, match="not 'complex'"):
         pack({"a": [1, 2j]})
 
@@ -81,7 +81,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 def test_tuples_are_what_they_were():
-    """Named ones too, and keys; another structure is refused."""
+    """``like`` restores tuples, named tuples and keys, and refuses another structure."""
     value = {"a": Pair(1, (2, [3])), 7: None}
 
     found = like(value, unpack(pack(value)))

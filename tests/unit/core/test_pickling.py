@@ -1,4 +1,4 @@
-"""Code of the user's own travels whole, with all that it uses of modules which only the driver has."""
+"""User code is pickled by value, with the modules that only the driver has."""
 
 import functools
 import importlib
@@ -149,7 +149,7 @@ print(json.dumps(results))
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Return the names of a script that uses modules beside it."""
+    """Return the names of a script that uses modules next to it."""
     for name, text in MODULES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))
@@ -163,7 +163,7 @@ def program(tmp_path, monkeypatch):
 
 
 def elsewhere(functions):
-    """Return what functions give for 2 in a process that has the package, but not the modules."""
+    """Return the results of functions for 2 in a process that has the package, but not the modules."""
     data = {name: pickling.pickled(function, cloudpickle).hex() for name, function in functions.items()}
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=json.dumps(data), capture_output=True, text=True, check=True
@@ -172,20 +172,20 @@ def elsewhere(functions):
 
 
 def test_modules_beside_the_script_travel_with_what_uses_them(program):
-    """However a function refers to them, and to what they import in turn."""
+    """Modules next to the script are pickled with the functions that use them, directly or indirectly."""
     assert EXPECTED == elsewhere({name: program[name] for name in EXPECTED})
     assert set() == cloudpickle.list_registry_pickle_by_value()
 
 
 def test_a_module_travels_as_it_is(program):
-    """What the script set in it is set elsewhere too."""
+    """A module is pickled with its current state, including changes by the script."""
     program["own_tools"].SETTINGS["offset"] = 100
 
     assert {"instance": 106} == elsewhere({"instance": program["instance"]})
 
 
 def test_a_module_that_cannot_be_pickled_goes_by_its_name(program, caplog):
-    """Executors may have it; the log says how they get it if they do not."""
+    """A module that cannot be pickled is sent by name, and a log line says that executors need it."""
     program["own_tools"].lock = threading.Lock()
     data = pickling.pickled(functools.partial(program["module"]), cloudpickle)
 
@@ -195,5 +195,5 @@ def test_a_module_that_cannot_be_pickled_goes_by_its_name(program, caplog):
 
 
 def test_what_is_installed_goes_by_its_name():
-    """Executors have it, and its code would be much to send."""
+    """Installed modules are sent by name: executors have them."""
     assert len(pickling.pickled(pytest.approx, cloudpickle)) < 200

@@ -1,4 +1,4 @@
-"""Gradients with slices: their bytes, their mean, and what an endpoint makes of them."""
+"""Gradients with slices: their encoding, their mean, and their aggregation at the endpoint."""
 
 from dataclasses import replace
 
@@ -26,12 +26,12 @@ from sparkdl.transport.messages import Flag, Reply
 
 TABLES = (Table(3, 3), Table(1, 0), Table(12, 4), Table(20, 5))  # a bias, a scalar, two embeddings
 SIZE = sum(table.size for table in TABLES)
-numbers = st.integers(-8, 8).map(float)  # whose sums are exact
+numbers = st.integers(-8, 8).map(float)  # with exact sums
 
 
 @st.composite
 def gradients(draw, tables=TABLES):
-    """Draw a gradient of which any variables but those of rank 0 have slices."""
+    """Draw a gradient in which any variables except those of rank 0 have slices."""
     with_rows = [index for index, table in enumerate(tables) if table.rows]
     rest, lookups = [], {}
     sliced = draw(st.sets(st.sampled_from(with_rows)) if with_rows else st.just(set()))
@@ -48,7 +48,7 @@ def gradients(draw, tables=TABLES):
 
 
 def plain(slices):
-    """Return a gradient as lists, which can be compared."""
+    """Return a gradient as lists, for comparison."""
     lookups = {index: (rows.tolist(), values.tolist()) for index, (rows, values) in slices.lookups.items()}
     return slices.rest.tolist(), lookups
 
@@ -58,7 +58,7 @@ def dense(slices):
 
 
 def added_up(slices):
-    """Return the dense gradient, by an addition for each slice."""
+    """Return the dense gradient, by one addition per slice."""
     parts, start = [], 0
     for index, table in enumerate(TABLES):
         if index in slices.lookups:
@@ -73,7 +73,7 @@ def added_up(slices):
 
 
 def mean_of(contributions):
-    """Return the mean of gradients by their weights, and whether it has slices."""
+    """Return the weighted mean of gradients, and whether it has slices."""
     mean = SliceMean(TABLES)
     for slices, weight in contributions:
         if slices.lookups:
@@ -86,19 +86,19 @@ def mean_of(contributions):
 
 @given(gradients().filter(lambda slices: slices.lookups))
 def test_a_gradient_with_slices_comes_back_as_it_was_encoded(slices):
-    """Decoding undoes encoding, with rows that come twice and in any order."""
+    """Decoding undoes encoding, with repeated rows in any order."""
     assert plain(decode(encode(slices), TABLES)) == plain(slices)
 
 
 @given(gradients())
 def test_slices_are_added_up_by_row(slices):
-    """A dense gradient has at each row the sum of its slices, and 0 where there are none."""
+    """A dense gradient has at each row the sum of its slices, and 0 at rows without slices."""
     assert added_up(slices).tolist() == dense(slices).tolist()
 
 
 @given(gradients(), st.sets(st.sampled_from([0, 2, 3])))
 def test_some_variables_may_keep_their_slices(slices, keep):
-    """What is made dense is what it would be if all were, whatever else keeps its slices."""
+    """A variable made dense does not depend on the other variables that keep their slices."""
     some = densified(slices, TABLES, keep)
 
     assert some.lookups.keys() == slices.lookups.keys() & keep
@@ -110,7 +110,7 @@ WEIGHTS = st.sampled_from([1.0, 2.0, 4.0])
 
 @given(st.lists(st.tuples(gradients(), WEIGHTS), min_size=1, max_size=4))
 def test_the_mean_of_slices_is_the_mean_of_dense_gradients(contributions):
-    """Added up by row, a mean is that of the gradients added up before, whoever sent which as slices."""
+    """The mean of slices, added up by row, is the mean of the dense gradients, whichever have slices."""
     expected = Mean()
     for slices, weight in contributions:
         expected.add(dense(slices), weight)
@@ -121,7 +121,7 @@ def test_the_mean_of_slices_is_the_mean_of_dense_gradients(contributions):
 
 @given(st.lists(st.tuples(gradients(), WEIGHTS), min_size=1, max_size=4))
 def test_a_variable_keeps_slices_that_all_gradients_have(contributions):
-    """Its slices stand one after the other, in the order of workers, and none is added to another."""
+    """The mean keeps slices that all gradients have, in the order of workers, without adding them up."""
     found, sliced = mean_of(contributions)
     common = set.intersection(*(set(slices.lookups) for slices, _ in contributions))
 
@@ -134,7 +134,7 @@ def test_a_variable_keeps_slices_that_all_gradients_have(contributions):
 
 @given(gradients())
 def test_a_lone_gradient_is_its_own_mean(slices):
-    """One worker's slices come back bit for bit."""
+    """The mean of one worker's slices is identical to them, bit for bit."""
     found, _ = mean_of([(slices, 3.0)])
 
     assert plain(found) == plain(slices)
@@ -142,7 +142,7 @@ def test_a_lone_gradient_is_its_own_mean(slices):
 
 @given(st.lists(gradients(tables=(Table(3, 0),)), min_size=1, max_size=3))
 def test_dense_gradients_have_the_mean_that_they_always_had(contributions):
-    """Where no gradient has slices, the bits are those of the plain mean."""
+    """Without slices, the mean has the bits of the plain mean."""
     expected, found = Mean(), SliceMean((Table(3, 0),))
     for slices in contributions:
         expected.add(slices.rest, 3.0)
@@ -153,7 +153,7 @@ def test_dense_gradients_have_the_mean_that_they_always_had(contributions):
 
 
 def test_tables_are_the_variables_of_a_layout():
-    """The first axis of a variable is that of its rows; one of rank 0 has none."""
+    """A table's rows run along the first axis of its variable; a variable of rank 0 is not a table."""
     layout = Layout(((5, 2, 3), (4,), (), (0, 3)), ("float32",) * 4)
 
     assert [(table.size, table.rows, table.width) for table in tables_of(layout)] == [
@@ -171,7 +171,7 @@ WORDS = encode(GOOD)  # 24 dense ones, 9 values, 3 rows, (2, 3), 1
 
 
 def test_the_words_of_a_gradient_are_these():
-    """The format does not change unnoticed."""
+    """The encoding of a gradient is fixed, so that the format does not change unnoticed."""
     assert WORDS[:33].tolist() == [1, 2, 3, 4, *range(20), *[1] * 9]
     assert WORDS[33:].view(np.int32).tolist() == [3, 0, 3, 2, 3, 1]
 
@@ -206,14 +206,14 @@ MALFORMED = {
 
 @pytest.mark.parametrize("words", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_slices_are_refused(words):
-    """Whatever is wrong, the error is a WireError."""
+    """Malformed slices raise WireError, whatever is wrong."""
     with pytest.raises(WireError):
         decode(words, TABLES)
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=12), st.integers(0, len(WORDS)))
 def test_noise_is_refused_or_a_gradient(noise, start):
-    """Any words at the end raise WireError and nothing else, or are slices of rows that there are."""
+    """Random words at the end raise WireError, or are slices of existing rows."""
     words = np.concatenate([WORDS[:start], np.array(noise, np.int32).view(np.float32)])
     try:
         slices = decode(words, TABLES)
@@ -235,7 +235,7 @@ def sliced_of(store, worker, words=WORDS, **fields):
 
 
 def test_a_round_answers_with_slices():
-    """All workers get the same reply, in the order of workers, whoever came first; each row was counted."""
+    """All workers get the same reply, in the order of workers, and each row is counted."""
     store = sliced_store()
     other = replace_rows(GOOD, [1, 2, 1])
     replies = together(
@@ -256,7 +256,7 @@ def replace_rows(slices, rows):
 
 
 def test_a_worker_without_rows_gets_the_slices_of_the_others():
-    """It divides nothing by its weight, which is 0."""
+    """A worker with weight 0 gets the slices of the others without dividing by its weight."""
     store = sliced_store()
     replies = together(lambda: push(store, 0), lambda: give(store, sliced_of(store, 1)))
 
@@ -264,7 +264,7 @@ def test_a_worker_without_rows_gets_the_slices_of_the_others():
 
 
 def test_slices_and_a_dense_gradient_make_a_dense_mean():
-    """A worker may send what is shorter."""
+    """Slices and a dense gradient have a dense mean: a worker may send the shorter form."""
     store = sliced_store()
     replies = together(
         lambda: give(store, sliced_of(store, 0)), lambda: push(store, 1, np.ones(SIZE, np.float32))
@@ -275,7 +275,7 @@ def test_slices_and_a_dense_gradient_make_a_dense_mean():
 
 
 def test_slices_that_come_twice_count_once():
-    """An update that is sent again, as after a lost reply, gets the reply and adds nothing."""
+    """A repeated update with slices gets the reply and adds nothing."""
     store = sliced_store()
     together(lambda: give(store, sliced_of(store, 0)), lambda: give(store, sliced_of(store, 1)))
     again = give(store, sliced_of(store, 0))
@@ -287,7 +287,7 @@ def test_slices_that_come_twice_count_once():
 
 @pytest.mark.parametrize("words", [words for words in MALFORMED.values() if len(words)], ids=len)
 def test_malformed_slices_change_nothing(words):
-    """Nor do they hinder the worker from sending sound ones."""
+    """Malformed slices change nothing, and the worker can then send valid ones."""
     store = sliced_store(workers=1)
     before = state_of(store)
     with pytest.raises(WireError):
@@ -298,7 +298,7 @@ def test_malformed_slices_change_nothing(words):
 
 
 def test_slices_are_refused_by_the_header_where_there_are_none():
-    """In a run without tables, of deltas, or where they are more than a round may have."""
+    """The header of slices is refused without tables, with deltas, or beyond the limit of a round."""
     plain_run = begun(store_of(size=SIZE, workers=1))
     deltas = begun(store_of("asynchronous", size=SIZE, workers=1))
     long = np.zeros(most_words(SIZE, 1 << 20) + 1, np.float32)
@@ -312,7 +312,7 @@ def test_slices_are_refused_by_the_header_where_there_are_none():
 @pytest.mark.parametrize("place", [0, 24])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_slices_that_are_no_numbers_are_not_merged(place, number):
-    """NaN and Inf are found in dense variables and in slices; the update counts as one without rows."""
+    """NaN and Inf in dense variables or slices are found; the update counts as one without rows."""
     words = WORDS.copy()
     words[place] = number
     store = sliced_store()
@@ -325,7 +325,7 @@ def test_slices_that_are_no_numbers_are_not_merged(place, number):
 
 
 def test_the_gradient_of_a_scaled_loss_may_be_infinite():
-    """All replicas see it in their mean."""
+    """Infinite gradients of a scaled loss are merged, so that all replicas see them in the mean."""
     words = WORDS.copy()
     words[24] = np.inf
     store = sliced_store(workers=1, scaled=True)
@@ -334,7 +334,7 @@ def test_the_gradient_of_a_scaled_loss_may_be_infinite():
 
 
 def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
-    """Mean gradients with slices are kept as others are: as many as fit, and at least four."""
+    """Means with slices are kept for late workers like others: as many as fit, and at least four."""
     monkeypatch.setattr(limits, "KEPT_BYTES", 4 * len(WORDS) * 5)
     rounds = GradientRounds(np.zeros(2, np.float32), vector(), 2, Hybrid(1), TABLES)
     rounds.generation = 1

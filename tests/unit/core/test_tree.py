@@ -1,4 +1,4 @@
-"""Structures of arrays become flat columns and come back: laws."""
+"""Structures of arrays are flattened into columns and restored."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ structures = st.recursive(
 
 @given(structures)
 def test_a_structure_comes_back(value):
-    """What is taken apart by a template is put together by it, and each part stands in one place."""
+    """Flattening by a template and restoring by it returns the structure, and each part has one place."""
     template = template_of(value, None)
     parts = list(flatten(template, value))
 
@@ -41,5 +41,5 @@ LISTS = [
 
 @pytest.mark.parametrize(("value", "parts", "expected"), LISTS)
 def test_a_list_is_an_array_or_a_structure_by_what_the_model_takes(value, parts, expected):
-    """The number of inputs decides, and where it is not known whether the parts are arrays."""
+    """A list is split by the number of inputs, or if that is unknown, only if its parts are arrays."""
     assert expected == template_of(value, parts)

@@ -1,4 +1,4 @@
-"""Variables as one vector, as bytes, and memory for them."""
+"""Variables packed as one vector or as bytes, and the memory for them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ anything = st.lists(st.tuples(DTYPES, SHAPES), max_size=4).map(
 
 @given(floats)
 def test_a_vector_holds_the_variables(variables):
-    """Packed and unpacked again they are what they were, in one contiguous vector of float32."""
+    """Variables are packed into one contiguous float32 vector and unpacked unchanged."""
     layout = Layout.of(variables)
     vector = layout.pack(variables)
 
@@ -32,7 +32,7 @@ def test_a_vector_holds_the_variables(variables):
 
 @given(anything)
 def test_bytes_hold_variables_of_any_dtype(variables):
-    """What a worker's state is saved as comes back as it was."""
+    """A worker's state with variables of any dtype is restored from bytes unchanged."""
     layout = Layout.of(variables)
     data = layout.to_bytes(variables)
 
@@ -44,7 +44,7 @@ def test_bytes_hold_variables_of_any_dtype(variables):
 
 @given(anything, anything)
 def test_layouts_share_a_digest_only_if_they_are_the_same(first, second):
-    """An update of a model with other variables is known by it."""
+    """Layouts share a digest only if they are equal, so that updates of another model are detected."""
     one, other = Layout.of(first), Layout.of(second)
 
     assert (one == other) is (one.digest == other.digest)
@@ -53,7 +53,7 @@ def test_layouts_share_a_digest_only_if_they_are_the_same(first, second):
 @pytest.mark.parametrize("dtype", ["bool", "float32", "int64"])
 @pytest.mark.parametrize("size", [0, 1, 8, 1000])
 def test_memory_for_a_backend_is_aligned(dtype, size):
-    """A tensor can be made of it where it is."""
+    """Memory for a backend is aligned, so that a tensor needs no copy of it."""
     memory = aligned(size * np.dtype(dtype).itemsize)
 
     assert not size or address(memory) % ALIGNMENT == 0

@@ -1,4 +1,4 @@
-"""Arrays in the forms that Keras takes, as NumPy's: tables of pandas, and sparse matrices."""
+"""Arrays in the forms that Keras takes, as NumPy arrays: pandas tables and sparse matrices."""
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ TABLE = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 1.0, 2.0]})
 @pytest.mark.parametrize("form", FORMATS)
 @given(values=shapes.arrays(np.float64, (3, 4), elements=st.sampled_from([0.0, 0.0, 1.0, -2.5])))
 def test_sparse_matrices_of_every_format_are_rows_without_zeros(form, values):
-    """Each row has the numbers of the matrix, in the column's type or its own."""
+    """Rows of a sparse matrix of any format have its numbers, in the column's type or their own."""
     rows = as_rows(getattr(scipy.sparse, form)(values), "x")
 
     assert isinstance(rows, SparseRows)
@@ -33,7 +33,7 @@ def test_sparse_matrices_of_every_format_are_rows_without_zeros(form, values):
 
 
 def test_numbers_of_one_place_of_a_matrix_are_added():
-    """A matrix may store a place more than once, which stands for the sum."""
+    """A matrix may store one entry more than once; the values are added."""
     twice = scipy.sparse.csr_matrix(([1.0, 2.0, 4.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
 
     assert [[0, 3], [4, 0]] == as_rows(twice, "x").toarray().tolist()
@@ -41,7 +41,7 @@ def test_numbers_of_one_place_of_a_matrix_are_added():
 
 
 def test_whole_numbers_of_a_matrix_that_do_not_fit_are_named_by_their_row():
-    """Rows are held to the first row's type, with zeros or without."""
+    """A matrix value that does not fit the first row's type is named by its row, stored sparsely or not."""
     rows = as_rows(scipy.sparse.csr_matrix([[1.0, 0.0], [0.0, 0.5]]), "x")
 
     with pytest.raises(DataError, match="whole numbers that fit int32.*; row 6 of a part has 0.5"):
@@ -64,7 +64,7 @@ WITH = {
 
 @pytest.mark.parametrize("kind", WITH)
 def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
-    """What is missing is NaN, whichever type of pandas's a column has."""
+    """Numeric columns of every pandas type are numbers, with NaN for missing values."""
     given, expected = WITH[kind]
     array = as_rows(TABLE.assign(c=given), "x")
 
@@ -86,7 +86,7 @@ def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
     ],
 )
 def test_a_column_of_pandas_without_numbers_is_named(values, words):
-    """The message has the column's name, and a value that is no number."""
+    """The error for a pandas column without numbers has its name and a value."""
     with pytest.raises(DataError, match=r"Expected x\['city'\] to hold numbers") as caught:
         as_rows(TABLE.assign(city=values), "x")
 
@@ -114,7 +114,7 @@ FORMS_OF_STRINGS = {
 
 @pytest.mark.parametrize("form", FORMS_OF_STRINGS)
 def test_arrays_of_strings_of_every_form_are_rows_of_bytes(form):
-    """Strings become the bytes of their UTF-8, in the shape of the array."""
+    """Strings in every form of array become UTF-8 bytes, in the shape of the array."""
     given = FORMS_OF_STRINGS[form]
     rows = as_rows(given, "x")
 
@@ -142,7 +142,7 @@ def test_a_value_among_strings_that_is_no_string_is_named(form, values, row):
 
 
 def test_lists_of_strings_take_the_memory_of_their_strings():
-    """A long string does not make the others long, and zeros at the end of bytes stay."""
+    """A long string does not enlarge the others, and trailing zero bytes are kept."""
     rows = as_rows([b"a\0", b"", b"b" * 1000], "x")
 
     assert rows.toarray().tolist() == [b"a\0", b"", b"b" * 1000]
@@ -150,13 +150,13 @@ def test_lists_of_strings_take_the_memory_of_their_strings():
 
 
 def test_half_of_a_surrogate_pair_is_no_text():
-    """A string that UTF-8 has no bytes for raises a DataError."""
+    """A string with half of a surrogate pair, which UTF-8 cannot encode, raises a DataError."""
     with pytest.raises(DataError, match="Expected x to hold text; .* cannot be encoded as UTF-8"):
         as_rows(np.array(["p", "\ud800"]), "x")
 
 
 def test_a_sparse_array_of_one_dimension_has_no_rows():
-    """It is refused in the words of its shape."""
+    """A sparse array of one dimension is refused with its shape."""
     with pytest.raises(
         DataError, match=r"Expected x to be a sparse matrix of rows and columns; got shape \(3,\)"
     ):

@@ -1,4 +1,4 @@
-"""What is wrong in a batch of Arrow columns is found, and the row named."""
+"""Errors in a batch of Arrow columns are found and reported with their row."""
 
 import re
 from datetime import date, datetime
@@ -15,7 +15,7 @@ from sparkdl.data.blocks import UNKNOWN
 from sparkdl.data.column import Column, axis_of
 from sparkdl.errors import DataError
 
-SECOND = 1 << 33  # where the ids of a DataFrame's second partition begin
+SECOND = 1 << 33  # first id of a DataFrame's second partition
 
 
 def blocks(values, shape, kind):
@@ -61,7 +61,7 @@ BAD = [
     ],
 )
 def test_what_is_no_number_is_named_with_what_to_do(values, remedy):
-    """Of a function in SQL nobody knows its columns before a batch comes."""
+    """A column that is not numeric raises with a remedy when the batch arrives, as in a SQL function."""
     message = f"Expected picture to hold numbers, .*; row 0 of partition 1 has .*first, {re.escape(remedy)}"
 
     with pytest.raises(DataError, match=message):
@@ -69,7 +69,7 @@ def test_what_is_no_number_is_named_with_what_to_do(values, remedy):
 
 
 def test_a_number_that_does_not_fit_is_named_once():
-    """By its own row."""
+    """A number that does not fit is named once, by its own row."""
     with pytest.raises(DataError, match=r"fit int32, as in the first row; 1 has 0\.5\."):
         column_array(pa.array([1.0, 0.5]), Column("x", (), "int32"), str)
 
@@ -83,7 +83,7 @@ def test_a_number_that_does_not_fit_is_named_once():
     ],
 )
 def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
-    """Of those that came in one batch."""
+    """The error has the number of bad rows in the batch."""
     with pytest.raises(DataError, match=f"Of the 3 rows read together, {count} cannot be taken.$"):
         blocks(values, shape, kind)
 
@@ -98,7 +98,7 @@ def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
     ],
 )
 def test_vectors_of_spark_become_arrays(rows):
-    """Dense, sparse and mixed vectors have the same numbers, also where their zeros are left out."""
+    """Dense, sparse and mixed vectors have the same numbers, stored with or without zeros."""
     (block,) = blocks(rows, (3,), VECTORS)
     without = column_array(pa.array(rows, VECTORS), Column("x", (3,), "float32", sparse=1), str)
 
@@ -116,13 +116,13 @@ def test_vectors_of_spark_become_arrays(rows):
     ],
 )
 def test_a_vector_that_does_not_fit_is_named(row, message):
-    """A null, and vectors of another size, are found in their row."""
+    """A null, or a vector of another size, is named by its row."""
     with pytest.raises(DataError, match=message):
         blocks([dense(1, 2, 3), row], (3,), VECTORS)
 
 
 def test_a_row_that_does_not_say_whether_it_is_held_out_is_named():
-    """A null in the indicator would else decide by itself."""
+    """A null in the indicator column is named by its row."""
     columns = {"c0": [1.0, 2.0], KEY: [SECOND, SECOND + 1], PART: pa.array([0, UNKNOWN], pa.int32())}
     batch = pa.RecordBatch.from_pydict(columns)
 
@@ -132,7 +132,7 @@ def test_a_row_that_does_not_say_whether_it_is_held_out_is_named():
 
 @pytest.mark.parametrize("rows", [[1.5, 2.5], [[1.0, 2.0], [3.0, 4.0]]])
 def test_columns_come_and_go_as_pandas(rows):
-    """Where Spark has no functions of Arrow arrays, values are the same."""
+    """Columns converted to pandas and back have the same values, for Spark without Arrow functions."""
     series = to_pandas(pa.array(rows))
 
     assert rows == [value.tolist() if isinstance(rows[0], list) else value for value in series]
@@ -140,7 +140,7 @@ def test_columns_come_and_go_as_pandas(rows):
 
 
 def test_pandas_nan_is_a_number_and_a_null_vector_is_null():
-    """As on Arrow: a model may predict from NaN, and a vector that is missing is named as such."""
+    """NaN in pandas is a number, and a missing vector is named as such, as on Arrow."""
     numbers = pd.Series([1.0, np.nan])
     vectors = to_pandas(pa.array([dense(1.0, 2.0), None], VECTORS))
 
@@ -152,7 +152,7 @@ def test_pandas_nan_is_a_number_and_a_null_vector_is_null():
 
 
 def test_structs_are_frames_of_pandas():
-    """A struct column is a DataFrame there, both ways."""
+    """A struct column becomes a pandas DataFrame, and back."""
     structs = pa.array([{"a": 1.0, "b": [2.0]}, {"a": 3.0, "b": [4.0]}])
 
     assert ["a", "b"] == list(to_pandas(structs).columns)
@@ -161,7 +161,7 @@ def test_structs_are_frames_of_pandas():
 
 @pytest.mark.parametrize(("values", "shape", "kind"), GOOD)
 def test_columns_become_arrays(values, shape, kind):
-    """Numbers, lists and lists of lists have the values and the shape that the model takes."""
+    """Numbers, lists and nested lists get the values and the shape that the model takes."""
     array = np.concatenate(
         [np.empty((0, *shape)), *(block.columns[0] for block in blocks(values, shape, kind))]
     )
@@ -171,7 +171,7 @@ def test_columns_become_arrays(values, shape, kind):
 
 @pytest.mark.parametrize(("values", "shape", "kind", "message"), BAD)
 def test_a_row_that_does_not_fit_is_named(values, shape, kind, message):
-    """A null at any depth, or too few or many values, is found in its row."""
+    """A null at any depth, and too few or too many values, are named by their row."""
     with pytest.raises(DataError, match=message):
         blocks(values, shape, kind)
 
@@ -187,7 +187,7 @@ def pictures(values, decode):
 
 
 def test_bytes_are_decoded_a_few_rows_at_once(monkeypatch):
-    """What is decoded takes the place of the bytes, a last dimension of 1 more or less; blocks stay small."""
+    """Bytes are decoded in small blocks; a last dimension of 1 may be missing."""
     monkeypatch.setattr("sparkdl.data.blocks.BLOCK_BYTES", 4)  # two rows
 
     for decode in (lambda value: np.frombuffer(value, "uint8"), lambda value: [[value[0]], [value[1]]]):
@@ -213,7 +213,7 @@ def broken(value):
     ],
 )
 def test_what_cannot_be_decoded_names_the_row(values, decode, message):
-    """Nulls, exceptions, other shapes, and what is no number."""
+    """The error for nulls, exceptions, other shapes or non-numbers from a decode function names the row."""
     with pytest.raises(DataError, match=message):
         pictures(values, decode)
 
@@ -259,7 +259,7 @@ def stack_last(parts):
     ],
 )
 def test_columns_of_a_list_are_joined_or_stacked(inner, shape, join, vectors):
-    """Arrow columns become one array as NumPy makes it of theirs, with and without zeros."""
+    """Arrow columns are joined or stacked into one array as by NumPy, with and without zeros."""
     parts = [drawn(*each) for each in inner]
     expected = join(parts).reshape(4, *shape)
 
@@ -275,7 +275,7 @@ def test_columns_of_a_list_are_joined_or_stacked(inner, shape, join, vectors):
 
 
 def test_sparse_vectors_in_a_list_stay_sparse():
-    """The zeros of a long vector are not made beside a number."""
+    """Sparse vectors stay sparse beside a number column in a list."""
     rows = [sparse(1000, _3=1), dense(*[0.0] * 999, 2.0)]
     column = Column("x", (1002,), "float32", sparse=2, parts=3)
 
@@ -305,11 +305,11 @@ def test_sparse_vectors_in_a_list_stay_sparse():
     ],
 )
 def test_a_row_that_makes_no_such_array_is_named(columns, message):
-    """Nulls, and values that are too few or too many, by their row."""
+    """The error for nulls, and for too few or too many values, names the row."""
     with pytest.raises(DataError, match=message):
         column_array(columns, Column("x", (3,), "float32", parts=2), str)
 
 
 def test_arrays_of_several_lengths_are_never_stacked():
-    """They have no common shape, though their values are as many."""
+    """Arrays of different lengths are never stacked, even with the right number of values."""
     assert axis_of((2, 3), [(2,), (4,)]) is None

@@ -1,4 +1,4 @@
-"""Rows with NaN, Inf or labels of no class are counted by column, and the first of them is named."""
+"""Rows with NaN, Inf or labels out of range are counted by column, and the first one is named."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def block(x, y, first=0, part=TRAINING):
 
 
 def said(*workers, rows, schema=SCHEMA, classes=CLASSES):
-    """Return the sentences about what each worker found, which travels as JSON."""
+    """Return the sentences about the workers' findings, after a round trip through JSON."""
     found = []
     for blocks in workers:
         faults = Faults(schema, classes)
@@ -33,7 +33,7 @@ def said(*workers, rows, schema=SCHEMA, classes=CLASSES):
 
 
 def test_rows_of_all_workers_are_counted_together():
-    """Totals are over all workers and blocks; the first row is the first of all."""
+    """Totals cover all workers and blocks; the reported row is the first of all."""
     good, bad = [[0.0, 1.0]], [[np.nan, 1.0]]
     workers = [
         [block(good * 3, [0, 1, 2]), block(bad * 2, [0, 0], 12)],
@@ -48,14 +48,14 @@ def test_rows_of_all_workers_are_counted_together():
 
 
 def test_validation_rows_are_named_apart():
-    """Rows that are held out have a count of their own."""
+    """Held-out rows have a separate count."""
     sentence = said([block([[0.0, np.inf]], [0], 4, VALIDATION)], rows={TRAINING: 9, VALIDATION: 5})
 
     assert "x has Inf in 1 of 5 validation rows; the first is row 4." == sentence
 
 
 def test_numbers_of_sparse_rows_are_looked_at():
-    """A row without its zeros has NaN where one of its numbers is."""
+    """NaN in a sparse row is found."""
     rows = SparseRows.of([([0], [1.0]), ([], []), ([0, 1], [2.0, np.nan])], (2,), "float32")
     schema = Schema((Column("x", (2,), "float32", sparse=1),), (0,))
     blocks = [Block(np.arange(3, dtype=np.uint64), TRAINING, (rows,))]
@@ -66,7 +66,7 @@ def test_numbers_of_sparse_rows_are_looked_at():
 
 
 def test_a_class_that_the_loss_ignores_is_none_too_many():
-    """The label that ignore_class names may lie outside of the classes."""
+    """The label that ignore_class names may lie outside the classes."""
     faults = Faults(SCHEMA, {1: Classes(3, ignored=-1)})
     faults.note(block([[0.0, 0.0]] * 3, [-1, 2, 3]))
 
@@ -75,14 +75,14 @@ def test_a_class_that_the_loss_ignores_is_none_too_many():
 
 @given(partition=st.integers(0, 1 << 20), index=st.integers(0, 1 << 30), seed=st.integers(0, (1 << 31) - 1))
 def test_a_scrambled_key_tells_where_its_row_comes_from(partition, index, seed):
-    """Scrambling is one to one, and can be taken back."""
+    """Scrambling of keys is one to one and can be undone."""
     keys = row_keys(partition, np.array([index], np.uint64))
 
     np.testing.assert_array_equal(unscrambled(scramble(keys, seed), seed), keys)
 
 
 def test_what_is_found_is_an_error_unless_a_warning_was_asked_for(caplog):
-    """Nothing found is nothing said."""
+    """Faults raise an error unless nan="warn", and no faults log nothing."""
     judge("", "error")
     judge("x has NaN.", "warn")
 

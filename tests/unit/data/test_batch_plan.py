@@ -1,4 +1,4 @@
-"""Which rows make which update: laws of ranks, shares, windows and progress."""
+"""Assignment of rows to updates: laws of ranks, shares, windows and progress."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def plans(rows, batch_size, *, window=1, joint=False, shuffle=False, seed=0):
 
 @given(row_counts)
 def test_ranks_put_every_row_in_one_place(rows):
-    """The rows of all workers together rank from 0 to the last, each once, each worker's in their order."""
+    """The ranks of all workers' rows are a permutation, in order within each worker."""
     each = [ranks(rows, worker).tolist() for worker in range(len(rows))]
 
     assert list(range(sum(rows))) == sorted(sum(each, []))
@@ -28,7 +28,7 @@ def test_ranks_put_every_row_in_one_place(rows):
 
 @given(row_counts)
 def test_ranks_are_the_even_interleaving(rows):
-    """Row j of n stands at (j + 1/2) N / n; a tie goes to the lower worker."""
+    """Row j of n has rank (j + 1/2) N / n; a tie goes to the lower worker."""
     places = sorted(
         ((2 * j + 1) * np.lcm.reduce([n for n in rows if n]) // n, k, j)
         for k, n in enumerate(rows)
@@ -42,7 +42,7 @@ def test_ranks_are_the_even_interleaving(rows):
 
 @given(row_counts, st.integers(0, 200))
 def test_the_first_rows_of_all_workers_are_the_first_ones_of_each(rows, edge):
-    """Each has its rows that rank before the edge, and all workers together as many as it says."""
+    """The rows below a rank are the first rows of each worker, and their number is that rank."""
     counts = [num_before(rows, worker, edge) for worker in range(len(rows))]
 
     assert min(edge, sum(rows)) == sum(counts)
@@ -61,7 +61,7 @@ def test_shares_of_a_batch_add_up_to_it(rows, batch_size):
 
 @given(row_counts, batch_sizes)
 def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
-    """Batch t of all workers together is ranks t B to (t + 1) B."""
+    """Batch t of all workers together consists of ranks t B to (t + 1) B."""
     gang = plans(rows, batch_size, joint=True)
     for batch in range(gang[0].steps):
         together = []
@@ -74,7 +74,7 @@ def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
 
 @given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
 def test_windows_hold_each_local_batch_once(rows, batch_size, window):
-    """A worker's windows cover its rows in their order; one that has fewer joins the rest without rows."""
+    """A worker's windows cover its rows in order; a worker with fewer rows joins the rest without rows."""
     gang = plans(rows, batch_size, window=window)
     for plan, count in zip(gang, rows, strict=True):
         spans = [span for index in range(plan.windows) for span in plan.spans(0, index)]
@@ -86,7 +86,7 @@ def test_windows_hold_each_local_batch_once(rows, batch_size, window):
 
 @given(row_counts.filter(lambda rows: len(rows) > 1), batch_sizes)
 def test_batches_of_workers_that_step_alone_are_as_equal_as_they_can_be(rows, batch_size):
-    """There are as many as Keras would make, and none is of a few rows that happened to be left."""
+    """There are as many local batches as Keras would make, of nearly equal sizes."""
     for plan, count in zip(plans(rows, batch_size), rows, strict=True):
         sizes = np.diff(plan.bounds).tolist()
 
@@ -97,7 +97,7 @@ def test_batches_of_workers_that_step_alone_are_as_equal_as_they_can_be(rows, ba
 
 @given(st.integers(1, 60), batch_sizes)
 def test_one_worker_has_the_batches_of_keras(count, batch_size):
-    """All have batch_size rows, but for the last one, which has what is left."""
+    """One worker has the batches of Keras: batch_size rows each, and the rest in the last one."""
     (plan,) = plans((count,), batch_size)
 
     assert plan.bounds.tolist() == [*range(0, count, batch_size), count]
@@ -105,7 +105,7 @@ def test_one_worker_has_the_batches_of_keras(count, batch_size):
 
 @given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
 def test_every_worker_comes_to_as_many_exchanges(rows, batch_size, window):
-    """Rounds need all workers, those without rows too."""
+    """All workers have the same number of exchanges, also those without rows."""
     for joint in (True, False):
         counts = {plan.windows for plan in plans(rows, batch_size, window=window, joint=joint)}
 
@@ -124,7 +124,7 @@ def test_progress_of_an_epoch_is_that_of_one_process(rows, batch_size):
 
 @given(row_counts, st.integers(0, 5), st.integers(0, 2**31 - 1))
 def test_an_order_is_drawn_from_seed_epoch_and_worker(rows, epoch, seed):
-    """The same three give the same permutation; without shuffle rows stay as they are."""
+    """Seed, epoch and worker determine the permutation; without shuffle rows keep their order."""
     for plan, again in zip(
         plans(rows, 4, shuffle=True, seed=seed), plans(rows, 4, shuffle=True, seed=seed), strict=True
     ):
@@ -137,7 +137,7 @@ def test_an_order_is_drawn_from_seed_epoch_and_worker(rows, epoch, seed):
 
 
 def test_another_epoch_worker_or_seed_gives_another_order():
-    """What looks random is not the same twice."""
+    """Another epoch, worker or seed gives another order."""
     one, other = plans((50, 50), 4, shuffle=True, seed=1)
     orders = [
         one.order(0),
@@ -151,7 +151,7 @@ def test_another_epoch_worker_or_seed_gives_another_order():
 
 @given(st.integers(0, 1000), st.integers(1, 20))
 def test_even_split_deals_what_there_is(num_rows, num_workers):
-    """No worker has more than one row more than another, and all rows are dealt."""
+    """An even split deals all rows, and shares differ by one row at most."""
     split = even_split(num_rows, num_workers)
 
     assert num_rows == sum(split)
@@ -160,7 +160,7 @@ def test_even_split_deals_what_there_is(num_rows, num_workers):
 
 @given(row_counts, batch_sizes, st.integers(1, 12), st.booleans())
 def test_epochs_of_so_many_steps_go_on_where_the_last_one_ended(rows, batch_size, steps, joint):
-    """Epoch after epoch the batches are those of pass after pass, however long an epoch is."""
+    """Epochs with steps_per_epoch continue the batches of pass after pass, however long an epoch is."""
     for plan in plans(rows, batch_size, joint=joint):
         epochs, turns = replace(plan, steps_per_epoch=steps), plan
         spans = [span for epoch in range(5) for span in all_spans(epochs, epoch)]

@@ -1,4 +1,4 @@
-"""Blocks on their way to a worker get the weights that they lack."""
+"""Blocks on their way to a worker: missing weights are filled in and rows are dealt."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ SCHEMA = Schema(
     [(0, None, [1, 1, 1]), (0, {0: 3.0, 1: 0.5}, [3, 0.5, 0.5]), (1, {0: 3.0}, [1, 1, 1])],
 )
 def test_rows_without_weights_get_those_of_their_classes(part, classes, expected):
-    """A label may be one-hot; validation rows, and classes without a weight, weigh 1."""
+    """Rows without weights get those of their classes, also for one-hot labels; others weigh 1."""
     labels = np.array([[1, 0], [0, 1], [0, 1]])
     block = Block(np.arange(3, dtype=np.uint64), part, (np.zeros(3, np.float32), labels))
     (weighed,) = weigh([block], SCHEMA, classes)
@@ -30,7 +30,7 @@ def test_rows_without_weights_get_those_of_their_classes(part, classes, expected
 
 
 def test_rows_with_weights_keep_them():
-    """What came with the rows is left alone."""
+    """Rows keep the weights they came with."""
     columns = np.zeros(1, np.float32), np.zeros((1, 2), np.int64), np.array([7], np.float32)
     block = Block(np.zeros(1, np.uint64), 0, columns)
 
@@ -52,13 +52,13 @@ ROWS = np.zeros((5, 2))
     ],
 )
 def test_what_a_function_of_rows_returns_without_labels_is_refused(made, given):
-    """It says what came; a list of x and y is one of two batches."""
+    """The error for a function's rows without labels names their type; a list [x, y] is two batches."""
     with pytest.raises(DataError, match=rf"return a tuple \(x, y\) .*; got {given}\."):
         list(parts_of(made))
 
 
 def test_batches_are_tuples_or_lists():
-    """As torch's loaders have them."""
+    """Batches may be tuples, or lists as torch's loaders yield them."""
     assert [(1, 2), (3, 4)] == list(parts_of([[1, 2], (3, 4)]))
 
 
@@ -66,7 +66,7 @@ DEALT = Schema((Column("x", (), "int64"),), (0,))
 
 
 def partition_of(index, sizes, part=TRAINING):
-    """Return the blocks of a partition, of so many rows each; a row's value is its key."""
+    """Return the blocks of a partition with these numbers of rows; a row's value is its key."""
     first = np.cumsum([0, *sizes])
     for start, size in zip(first, sizes, strict=False):
         keys = row_keys(index, np.arange(start, start + size, dtype=np.uint64))
@@ -74,7 +74,7 @@ def partition_of(index, sizes, part=TRAINING):
 
 
 def shares_of(partitions, num_workers, seed, folder):
-    """Return the values that each worker has once the rows of (index, sizes of blocks) are dealt."""
+    """Return each worker's values after dealing the rows of (index, sizes of blocks)."""
     spools = [SpillFile(DEALT, str(folder), seed) for _ in range(num_workers)]
     for index, sizes in partitions:
         for worker, block in deal(partition_of(index, sizes), num_workers, seed):
@@ -94,7 +94,7 @@ SIZES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=5
 
 @given(SIZES, st.integers(1, 5), st.integers(0, 3))
 def test_rows_are_dealt_once_and_again_to_the_same_worker(folder, sizes, num_workers, seed):
-    """However rows lie in partitions and blocks, shares differ by fewer rows than there are workers."""
+    """Dealing is repeatable; shares differ by fewer rows than there are workers, per partition."""
     partitions = list(enumerate(sizes))
     (shares, marks), (again, marked) = (
         shares_of(some, num_workers, seed, folder) for some in (partitions, partitions[::-1])
@@ -109,14 +109,14 @@ def test_rows_are_dealt_once_and_again_to_the_same_worker(folder, sizes, num_wor
 
 
 def test_another_seed_deals_other_rows(folder):
-    """Which rows a worker has is drawn."""
+    """Another seed deals other rows to a worker."""
     (shares, _), (others, _) = (shares_of([(0, [50])], 2, seed, folder) for seed in (0, 1))
 
     assert sorted(shares[0]) != sorted(others[0])
 
 
 def test_rows_for_validation_are_dealt_by_chance_and_never_twice():
-    """Only those that are trained on have to be as many."""
+    """Validation rows are dealt at random, each once; only training shares must be equal."""
     dealt = list(deal(partition_of(0, [7], VALIDATION), 3, 0))
 
     assert {block.part for _, block in dealt} == {VALIDATION}

@@ -1,4 +1,4 @@
-"""Values of rows are held to the shape and the dtype of their column."""
+"""Values of rows must match the shape and the dtype of their column."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from sparkdl.errors import DataError
 
 
 def test_none_is_no_number():
-    """NumPy would make a NaN of it, and training would go on."""
+    """None in a number column raises; NumPy would make it NaN and training would go on."""
     column = Column("label", (), "float32")
 
     with pytest.raises(DataError, match="row 1 of partition 0 has None"):
@@ -17,7 +17,7 @@ def test_none_is_no_number():
 
 @pytest.mark.parametrize("sparse", [0, 1])
 def test_how_many_rows_are_refused_is_said(sparse):
-    """Nulls and wrong shapes alike, of those of one block."""
+    """The error counts nulls and wrong shapes in the block."""
     column = Column("x", (2,), "float32", sparse)
 
     with pytest.raises(DataError, match="row 1 of .* Of the 4 rows read together, 3 cannot be taken.$"):
@@ -34,13 +34,13 @@ def test_how_many_rows_are_refused_is_said(sparse):
     ],
 )
 def test_numbers_that_the_first_rows_type_does_not_hold_are_refused(dtype, values, bad):
-    """They would wrap around, and training would go on with other numbers."""
+    """A number that does not fit the first row's type is refused; it would wrap around."""
     with pytest.raises(DataError, match=f"numbers that fit {dtype}, .*; row 8 of partition 0 has {bad}"):
         Column("y", (), dtype).of(values, "partition 0", 7)
 
 
 def test_numbers_of_another_width_that_fit_are_taken():
-    """A row may be of another type than the first."""
+    """Numbers of another type that fit the column are accepted."""
     taken = Column("y", (), "uint8").of(np.array([3, 255], "int64"), "partition 0")
 
     assert (np.dtype("uint8"), [3, 255]) == (taken.dtype, taken.tolist())

@@ -1,4 +1,4 @@
-"""The laws of fingerprints: what of a worker's rows they tell, and what they do not see."""
+"""The laws of fingerprints: which changes of a worker's rows they detect, and which not."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ shapes_ = st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=
 
 
 def rows_of(seed, count, shapes):
-    """Return a block of rows, each column of another type, the last one without its zeros."""
+    """Return a block of rows with columns of different types, the last one sparse."""
     random = np.random.default_rng(seed)
     columns = [
         random.integers(0, 1 << 15, (count, *shape)).astype(dtype)
@@ -31,7 +31,7 @@ def rows_of(seed, count, shapes):
 
 
 def changed(block, place, index):
-    """Return a block in which one byte of a column of one row is another."""
+    """Return a block with one byte changed in one column of one row."""
     column = block.columns[place].copy()
     data = column[index : index + 1].reshape(1, -1).view(np.uint8)
     data[0, index % data.shape[1]] ^= 1
@@ -40,7 +40,7 @@ def changed(block, place, index):
 
 @given(seeds_, counts_, shapes_, st.lists(st.integers(0, 40), max_size=5))
 def test_in_what_blocks_rows_come_is_not_seen(seed, count, shapes, edges):
-    """The fingerprint is the total of that of any parts, in any order."""
+    """The fingerprint is the sum of those of any parts, in any order."""
     block = rows_of(seed, count, shapes)
     edges = [0, *sorted(edge % (count + 1) for edge in edges), count]
     parts = [select(block, slice(*pair)) for pair in zip(edges[:-1], edges[1:], strict=True)]
@@ -50,7 +50,7 @@ def test_in_what_blocks_rows_come_is_not_seen(seed, count, shapes, edges):
 
 @given(seeds_, counts_, shapes_)
 def test_in_what_order_rows_come_is_not_seen_as_long_as_they_keep_their_keys(seed, count, shapes):
-    """A shuffle brings them in any; it is their keys that order them."""
+    """The fingerprint does not depend on the order of arrival; keys define the order of rows."""
     block = rows_of(seed, count, shapes)
     order = np.random.default_rng(seed + 1).permutation(count)
 
@@ -59,7 +59,7 @@ def test_in_what_order_rows_come_is_not_seen_as_long_as_they_keep_their_keys(see
 
 @given(seeds_, st.integers(2, 40), shapes_)
 def test_rows_under_each_others_keys_are_in_another_order(seed, count, shapes):
-    """``ordered`` tells it, and ``free`` does not."""
+    """Swapped keys change ``ordered``, but not ``free``."""
     block = rows_of(seed, count, [(4,), *shapes])
     before, after = fingerprint(*block), fingerprint(*block._replace(keys=np.roll(block.keys, 1)))
 
@@ -69,7 +69,7 @@ def test_rows_under_each_others_keys_are_in_another_order(seed, count, shapes):
 
 @given(seeds_, counts_, shapes_, st.integers(0, 39), st.integers(0, 9))
 def test_any_other_value_is_seen(seed, count, shapes, index, place):
-    """In whatever row and column, by both numbers."""
+    """A changed value in any row and column changes both numbers."""
     block = rows_of(seed, count, shapes)
     before = fingerprint(*block)
     after = fingerprint(*changed(block, place % (len(block.columns) - 1), index % count))
@@ -80,7 +80,7 @@ def test_any_other_value_is_seen(seed, count, shapes, index, place):
 
 @given(seeds_, st.integers(2, 40), st.integers(0, 39))
 def test_values_that_rows_exchange_are_seen(seed, count, index):
-    """A label at another row's features: sums of columns would not tell."""
+    """Labels exchanged between rows change the fingerprint, unlike sums of columns."""
     random = np.random.default_rng(seed)
     x, y = random.normal(size=(count, 3)), np.arange(count)
     keys = np.arange(count, dtype=np.uint64)
@@ -93,7 +93,7 @@ def test_values_that_rows_exchange_are_seen(seed, count, index):
 
 @given(seeds_, st.integers(2, 60), st.data())
 def test_signs_are_seen(seed, count, data):
-    """Any number of them, in any places: the upper bits of words do not make up for each other."""
+    """Any set of changed signs changes the fingerprint: upper bits of words do not cancel out."""
     x = np.random.default_rng(seed).normal(size=(1, count)).astype(data.draw(st.sampled_from(DTYPES[:3])))
     places = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     other = x.copy()
@@ -105,7 +105,7 @@ def test_signs_are_seen(seed, count, data):
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 def test_a_row_of_other_signs_is_seen(dtype):
-    """All of them changed, in each word as in the others, is not what nothing changed is."""
+    """A row with all signs changed has another fingerprint."""
     key = np.zeros(1, np.uint64)
     for count in range(1, 65):
         x = np.random.default_rng(count).normal(size=(1, count)).astype(dtype)
@@ -114,7 +114,7 @@ def test_a_row_of_other_signs_is_seen(dtype):
 
 
 def test_a_number_without_zeros_is_seen():
-    """Its value, its place, and that it is there."""
+    """The fingerprint of a sparse row depends on each number's value, place and presence."""
     key, rows = (
         np.zeros(1, np.uint64),
         ([[0, 3], [1.0, 2.0]], [[0, 4], [1.0, 2.0]], [[0, 3], [1.0, 2.5]], [[0], [1.0]]),
@@ -129,7 +129,7 @@ def test_a_number_without_zeros_is_seen():
 
 
 def test_what_rows_are_for_is_seen_by_the_order_alone():
-    """Which rows are held out depends on their keys, and may be others when the order is."""
+    """Moving rows from training to validation changes ``ordered`` only: keys decide which are held out."""
     block = rows_of(1, 5, [(2,)])
     training, validation = fingerprint(*block), fingerprint(*block._replace(part=VALIDATION))
 
@@ -138,7 +138,7 @@ def test_what_rows_are_for_is_seen_by_the_order_alone():
 
 
 def test_numbers_are_their_bytes():
-    """NaN is NaN, and -0.0 is not 0.0."""
+    """Numbers count by their bytes: NaN equals NaN, and -0.0 differs from 0.0."""
     key = np.zeros(1, np.uint64)
     one, again, zero, minus = (
         fingerprint(key, 0, [np.array([value], np.float32)]) for value in (np.nan, np.nan, 0.0, -0.0)
@@ -146,12 +146,12 @@ def test_numbers_are_their_bytes():
 
     assert one == again
     assert 3 == len({one, zero, minus})
-    assert fingerprint(key, 0, [np.zeros((1, 0), np.float32)]) != NOTHING  # a row is a row
+    assert fingerprint(key, 0, [np.zeros((1, 0), np.float32)]) != NOTHING  # an empty row still counts
     assert fingerprint(key[:0], 0, [np.zeros((0, 2), np.float32)]) == NOTHING
 
 
 def test_a_fingerprint_is_the_same_everywhere():
-    """On every machine and in every version: checkpoints have them."""
+    """A fingerprint is the same on every machine and in every version, as checkpoints store it."""
     columns = np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(3), np.array([True, False, True])
     found = fingerprint(np.arange(3, dtype=np.uint64), TRAINING, columns)
 
@@ -162,13 +162,13 @@ def test_a_fingerprint_is_the_same_everywhere():
     "values", [None, 7, "ab", [], [1], [1, 2, 3], [1, -1], [1, MASK + 1], [1, True], [1.0, 2]]
 )
 def test_what_is_no_fingerprint(values):
-    """Two whole numbers of 64 bits, and nothing else."""
+    """Anything but two 64-bit integers is rejected as a fingerprint."""
     with pytest.raises(ValueError, match="Expected fingerprint to be two whole numbers of 64 bits."):
         Fingerprint.of(values)
 
 
 def test_a_spool_knows_the_fingerprint_of_all_its_rows(tmp_path):
-    """Those of validation too; a block that tells of no rows says nothing."""
+    """A spill has the fingerprint of its training and validation rows; an empty block adds nothing."""
     schema = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
     keys, x, y = np.arange(4, dtype=np.uint64), np.ones((4, 2), np.float32), np.arange(4)
     blocks = [Block(keys, part, (x + part, y)) for part in (TRAINING, VALIDATION)]

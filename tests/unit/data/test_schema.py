@@ -1,4 +1,4 @@
-"""Rows are taken apart and held to what the first of them was."""
+"""Rows are split into columns and checked against the first row."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ ARRAY = np.zeros(2)
 
 
 def test_one_weight_is_that_of_every_output():
-    """As in Keras, where several outputs have weights of one array."""
+    """One array of weights applies to every output, as in Keras."""
     sample = Sample.of((ARRAY, {"a": ARRAY, "b": ARRAY}, ARRAY), (1, 2))
 
     assert sample.form == (0, {"a": 1, "b": 2}, 3)
@@ -19,7 +19,7 @@ def test_one_weight_is_that_of_every_output():
 
 
 def test_validation_weights_are_like_those_of_training_rows():
-    """One number beside one per time step would be read as something else."""
+    """Validation weights must have the shape of training weights: one number differs from one per step."""
     rows = [Sample.of((ARRAY, ARRAY, weight), (1, 1)) for weight in (np.ones(()), np.ones(2))]
     one, each = (sample.schema("float32") for sample in rows)
 

@@ -1,4 +1,4 @@
-"""Rows without their zeros are the rows, however they are selected, and no larger than their numbers."""
+"""Sparse rows equal their dense rows under any selection, and take no more space than their numbers."""
 
 import pickle
 
@@ -19,13 +19,13 @@ tables = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5)), ele
 
 
 def rows_of(table):
-    """Return rows without their zeros."""
+    """Return sparse rows."""
     return SparseRows.of([(row.nonzero()[0], row[row.nonzero()]) for row in table], (5,), "float32")
 
 
 @given(tables.map(lambda table: np.pad(table, ((0, 0), (0, 5 - table.shape[1])))), st.data())
 def test_any_choice_of_rows_is_that_of_the_array(table, data):
-    """Slices, masks and places, of selections too, and pickled."""
+    """Slices, masks and positions select the rows of the array, also repeatedly and after pickling."""
     rows = rows_of(table)
     places = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=9) if len(table) else st.just([]))
     chosen, mask = np.array(places, np.int64), data.draw(arrays(bool, len(places)))
@@ -39,7 +39,7 @@ def test_any_choice_of_rows_is_that_of_the_array(table, data):
 
 
 def test_a_selection_is_pickled_without_the_other_rows():
-    """What goes to a worker is what it needs."""
+    """A selection is pickled without the other rows."""
     rows = SparseRows.of([(np.arange(100), np.ones(100))] * 1000, (1 << 20,), "float32")
 
     assert rows.nbytes > 800_000 > 2000 > len(pickle.dumps(rows[:1]))
@@ -50,7 +50,7 @@ VECTORS = [Vectors.sparse(9, {2: 1.0, 7: 3.0}), Vectors.dense(0, 5, *[0] * 7), n
 
 
 def test_vectors_of_an_rdd_are_kept_without_zeros():
-    """The first decides; others may be dense, or arrays, and are the same numbers."""
+    """A sparse first vector makes an RDD's column sparse; others may be dense, or arrays."""
     sample = Sample((0, 1), ("x", "y"), ()).of_row([VECTORS[0].toArray(), np.zeros(())], [VECTORS[0], 1.0])
     x, y = sample.schema("float32").columns
 
@@ -64,7 +64,7 @@ def test_vectors_of_an_rdd_are_kept_without_zeros():
 
 @pytest.mark.parametrize("vector", [Vectors.dense([0.0] * 8), Vectors.sparse(4, {1: 1.0}), np.zeros(8)])
 def test_what_zeros_do_not_fill_stays_an_array(vector):
-    """Dense vectors, and sparse ones of which a quarter or more is not 0."""
+    """Dense vectors, and sparse ones with a quarter or more of nonzeros, stay arrays."""
     sample = Sample((0,), ("x",), ()).of_row([np.zeros(4)], [vector])
 
     assert Column("x", (4,), "float32") == sample.schema("float32").columns[0]

@@ -1,4 +1,4 @@
-"""Rows on a worker's disk: however many, a pass has each once, in an order that seed and keys decide."""
+"""Rows on a worker's disk: each pass has every row once, in an order of seed and keys."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(
     folder, count, fit, seed, schema, random
 ):
-    """``fit`` rows are mixed at a time; without a shuffle rows stand in the order of their keys."""
+    """``fit`` rows are mixed at a time; without a shuffle rows are in the order of their keys."""
     keys = [*range(count)]
     random.shuffle(keys)
     first = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, schema=schema)
@@ -79,7 +79,7 @@ def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(
 
 
 def test_rows_that_fit_are_mixed_whole(folder):
-    """Small data has the order that it always had: one permutation of the rows by their keys."""
+    """Small data has one permutation of the rows by their keys."""
     keys = np.random.default_rng(0).permutation(1000)
     expected = [np.random.default_rng([7, turn, 0]).permutation(1000).tolist() for turn in (0, 1)]
 
@@ -90,7 +90,7 @@ def test_rows_that_fit_are_mixed_whole(folder):
 
 
 def test_more_rows_are_mixed_within_and_across_buckets(folder):
-    """A pass keeps to so many rows at a time; which ones, and in which order, another pass draws anew."""
+    """A pass mixes a limited number of rows at a time; the next pass draws other rows and orders."""
     count, fit = 20_000, 2_000
     rows = spooled(np.arange(count), folder, 3, memory=fit * INDEX_BYTES)
     lying = rows.columns[1].tolist()
@@ -110,7 +110,7 @@ def test_more_rows_are_mixed_within_and_across_buckets(folder):
 
 
 def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
-    """While some are mixed the next ones are named, none at the end, and to read them changes nothing."""
+    """The buckets to be read next are announced, none at the end, and reading them changes nothing."""
     rows = spooled(np.arange(4_000), folder, 3, memory=500 * INDEX_BYTES)
     order = Plan((rows.count,), 0, 40, 1, False, True, 7).order(0, rows.buckets)
     bucket_of = np.repeat(np.arange(len(rows.buckets)), rows.buckets)
@@ -129,7 +129,7 @@ def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
 
 
 def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
-    """Each batch of 100 has about as many rows of each half of the labels as chance gives it."""
+    """Each batch of 100 has about as many rows of each half of the labels as random choice gives."""
     count = 20_000
     rows = spooled(np.arange(count), folder, 3, memory=1_000 * INDEX_BYTES)
     halves = [np.mean(np.array(labels) < count // 2) for labels in passed(rows, 0, batch_size=100)]
@@ -138,7 +138,7 @@ def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
 
 
 def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_order(folder):
-    """Batches of rows that lie one after another are views of the file."""
+    """Without a shuffle rows keep the order of their keys; batches of adjacent rows are views of the file."""
     for keys in (np.arange(5_000), np.random.default_rng(0).permutation(5_000)):
         rows = spooled(keys, folder, None, memory=100 * INDEX_BYTES)
 
@@ -151,7 +151,7 @@ def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_ord
 
 
 def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
-    """Validation rows are no training rows; a block may say that there are no rows."""
+    """Validation rows are stored apart from training rows, and blocks of empty partitions are counted."""
     spool = SpillFile(SCHEMA, str(folder), 3)
     none = Block(np.zeros(0, np.uint64), EMPTY, ())
     keys = scramble(np.arange(30, dtype=np.uint64), 1)
@@ -166,7 +166,7 @@ def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 1]])
 def test_one_class_is_told(folder, labels):
-    """Every label is looked at."""
+    """Data with a single class is detected from all labels."""
     spool = SpillFile(SCHEMA, str(folder))
     columns = np.zeros((3, 3), np.float32), np.array(labels)
     spool.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
@@ -206,7 +206,7 @@ print(seen == rows.count, rows.one_class())
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process to RLIMIT_DATA")
 @pytest.mark.parametrize(("width", "size"), [(1, 40_000), (1_000, 1_000)])
 def test_memory_does_not_grow_with_the_rows(folder, width, size):
-    """A pass over 400 MB of wide rows, and over millions of narrow ones, takes 64 MB beside mapped files."""
+    """A pass over 400 MB of wide rows, or over millions of narrow ones, takes 64 MB beside mapped files."""
     arguments = [sys.executable, "-c", LIMITED, str(width), str(size), str(folder)]
     run = subprocess.run(arguments, capture_output=True, text=True)
 

@@ -41,7 +41,7 @@ def tables(draw):
 
 @given(tables(), st.data())
 def test_strings_come_back_unchanged(table, data):
-    """Rows and Arrow columns of strings become the same bytes, in selections and pickled too."""
+    """Rows and Arrow columns of strings become the same bytes, also in selections and after pickling."""
     shape, values = table
     column, expected = Column("words", shape, "string", 256), bytes_of(values, shape)
 

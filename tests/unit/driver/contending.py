@@ -1,6 +1,6 @@
-"""A driver without Spark that contends for a checkpoint folder, and counts from its newest checkpoint.
+"""A driver without Spark that competes for a checkpoint folder and counts from its newest checkpoint.
 
-Arguments: the folder, up to which number, and seconds between two heartbeats, of which others wait for seven.
+Arguments: the folder, the last number, and the seconds between two heartbeats; others wait for seven of them.
 Exit codes: 0 it counted to the end, 3 another driver owns the folder, 4 another driver took it over.
 """
 
@@ -30,7 +30,7 @@ try:
     while count < last:
         count += 1
         cut = Snapshot(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
-        history = {"process": [mine.me.id]}  # so that no two drivers write the same bytes
+        history = {"process": [mine.me.id]}  # no two drivers write the same bytes
         saved = Saved(
             settings={},
             first=(0, 0.0),

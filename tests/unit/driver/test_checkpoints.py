@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and which are used: without Spark or Keras."""
+"""Selection of checkpoints to keep and to use, without Spark or Keras."""
 
 import errno
 import logging
@@ -67,7 +67,7 @@ def save(checkpoints, *versions, values=(), run="this"):
 
 
 def newest(folder, run="this"):
-    """Return the newest checkpoint that a run which names no seed can go on from."""
+    """Return the newest checkpoint that a run without a seed can resume from."""
     return open_(folder).newest({"run": run, "seed": None}, DESCRIPTION)
 
 
@@ -83,7 +83,7 @@ def version_of(path):
 
 
 def test_a_checkpoint_is_what_was_saved(tmp_path):
-    """The cut with states, metrics, ledger and reports by worker, and the rule's state."""
+    """A checkpoint holds the snapshot with states, metrics, ledger, reports, and the rule's state."""
     books = {2: EpochReports(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
     cut = Snapshot(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, books)
     checkpoints = open_(tmp_path / "new" / "folder", fresh=True)
@@ -102,7 +102,7 @@ def test_a_checkpoint_is_what_was_saved(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    """Also those of an earlier process, whose values are in the names."""
+    """The newest and the best checkpoints are kept, also those of an earlier process."""
     settings = {"keep": 2, "keep_best": 1, "best": "max", "monitor": "accuracy"}
     save(open_(tmp_path / "a", **settings), 1, 2, 3, 4, values=[0.5, 0.9, 1e-7, float("nan")])
     assert [2, 3, 4] == versions_in(tmp_path / "a")
@@ -128,7 +128,7 @@ def spoil(path, how):
 
 @pytest.mark.parametrize("how", ["torn", "empty", "changed", "other"])
 def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how):
-    """And where there is none before it, that is an error."""
+    """A truncated checkpoint is logged and the one before it is used; without one, an error is raised."""
     save(open_(tmp_path), 1, 2)
     first, second = sorted(tmp_path.iterdir())
     spoil(second, how)
@@ -142,7 +142,7 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
 
 @pytest.mark.parametrize("value", [None, 3, "text", [1], {"a": 1}])
 def test_a_checkpoint_with_a_value_of_another_kind_is_used_or_refused_by_name(tmp_path, value):
-    """A file that somebody else wrote ends with a ConfigError, whatever is wrong in it."""
+    """A checkpoint with a value of another type, from another writer, is used or raises ConfigError."""
     whole = saved(cut_at(1)).values()
     changed = [whole | {name: value} for name in whole]
     changed += [
@@ -159,7 +159,7 @@ def test_a_checkpoint_with_a_value_of_another_kind_is_used_or_refused_by_name(tm
 
 
 def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, caplog):
-    """As what is torn."""
+    """A checkpoint of another run is logged and the one before it is used."""
     save(open_(tmp_path), 1)
     save(open_(tmp_path), 2, run="that")
 
@@ -182,7 +182,7 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
     ],
 )
 def test_a_program_that_changes_the_meaning_of_saved_state_is_refused(changes, mid_epoch, words):
-    """Equal outputs from equal weights, equal constants and metrics keep the meaning of a checkpoint."""
+    """A change of outputs, constants or metrics makes a checkpoint unusable and is refused."""
     refusal = DESCRIPTION.refusal(replace(DESCRIPTION, **changes), mid_epoch=mid_epoch)
 
     assert refusal is None if words is None else re.search(words, refusal)
@@ -203,7 +203,7 @@ def test_a_changed_setting_is_logged_by_name_and_value(tmp_path, caplog):
 
 
 def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
-    """It would mix its checkpoints with those of the other; what a driver that died left half is removed."""
+    """A new run requires a folder without checkpoints; partial files of a dead driver are removed."""
     (tmp_path / ".checkpoint-half").touch()
     others = ["checkpoint-00000001_copy.sparkdl", "notes.txt"]
     for name in others:
@@ -220,14 +220,14 @@ def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
 
 
 def test_a_uri_needs_a_spark_context():
-    """Which a client of Spark Connect has not: what to do there is said as well."""
+    """The error for a URI without a SparkContext also tells Spark Connect clients what to do."""
     says = r"^s3a://bucket/run is read .* Start a SparkSession first; a client of Spark Connect never has one"
     with pytest.raises(ConfigError, match=says):
         open_("s3a://bucket/run", fresh=True)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
-    """It is told, and nothing is left of it."""
+    """The failure is logged and the partial file is removed."""
     checkpoints = open_(tmp_path / "folder")
     Path(tmp_path / "folder").rmdir()
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", ["complex", "circular", "deep"])
 def test_results_that_no_checkpoint_holds_end_no_training(tmp_path, caplog, kind):
-    """A callback may put any value into the results of an epoch."""
+    """Unsupported values in the results are logged and do not end training; a callback may add any."""
     value = [0.5]
     if kind == "circular":
         value.append(value)
@@ -259,7 +259,7 @@ def test_results_that_no_checkpoint_holds_end_no_training(tmp_path, caplog, kind
 
 
 def test_a_checkpoint_for_a_uri_is_written_where_spark_cleans_up(tmp_path, monkeypatch):
-    """A driver that is killed meanwhile leaves no file in /tmp, for Spark removes its temporary folder."""
+    """A checkpoint for a URI is written in Spark's temporary folder, which Spark removes if a driver dies."""
     folders = []
     monkeypatch.setattr(files, "make_folder", lambda *_, **__: None)
     monkeypatch.setattr(files, "names", lambda *_, **__: [])
@@ -272,7 +272,7 @@ def test_a_checkpoint_for_a_uri_is_written_where_spark_cleans_up(tmp_path, monke
 
 
 def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
-    """A run that finds its next checkpoint written by another one ends with an error, and writes no more."""
+    """A run that finds its next checkpoint written by another run raises an error and writes no more."""
     checkpoints = open_(tmp_path, fresh=True)
     (tmp_path / "checkpoint-00000001.sparkdl").write_bytes(b"another run's")
 
@@ -309,7 +309,7 @@ def fails_open(path, *args, open_=os.open, **kwargs):
     ("name", "fails"), [("unlink", fails_unlink), ("fsync", fails_fsync), ("open", fails_open)]
 )
 def test_what_fails_after_a_checkpoint_is_published_is_a_warning(tmp_path, monkeypatch, caplog, name, fails):
-    """The checkpoint has its name, so that it counts, and the next one gets another number."""
+    """A failure after a checkpoint is published is logged; the checkpoint counts."""
     checkpoints = open_(tmp_path, fresh=True, keep=1)
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fails)
@@ -325,7 +325,7 @@ def test_what_fails_after_a_checkpoint_is_published_is_a_warning(tmp_path, monke
 
 
 def test_no_number_is_used_twice(tmp_path):
-    """A file system may report a failure after the file has its name."""
+    """No number is used twice: a file system may report a failure after the file has its name."""
     checkpoints = open_(tmp_path, fresh=True)
     publish = files.publish
 
@@ -345,7 +345,7 @@ def test_no_number_is_used_twice(tmp_path):
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path, caplog):
-    """The log names the old checkpoint, and the new one does not count as failed."""
+    """An old checkpoint that cannot be removed is logged and removed later; the new one counts."""
     checkpoints = open_(tmp_path, fresh=True, keep=1)
     save(checkpoints, 1)
     with mock.patch.object(files, "discard", side_effect=OSError("the network is down")):
@@ -361,7 +361,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path, cap
 
 
 def test_a_run_without_its_lease_writes_no_checkpoint(tmp_path, caplog):
-    """It neither adds nor removes one, and says why it ends, unlike one whose folder cannot be read."""
+    """A run that lost its lease neither adds nor removes checkpoints; an unreadable folder is only logged."""
     lease = lease_of(str(tmp_path), None)
     lease.acquire()
     checkpoints = Checkpoints(CheckpointConfig(str(tmp_path)), None, fresh=True, lease=lease)
@@ -383,7 +383,7 @@ def test_a_run_without_its_lease_writes_no_checkpoint(tmp_path, caplog):
 
 
 def test_when_checkpoints_are_due(tmp_path):
-    """At epochs' ends, after so many updates, or after a time."""
+    """Checkpoints are due at epochs' ends, after a number of updates, or after a time."""
     ends, counted = open_(tmp_path), open_(tmp_path, every=10)
     timed = open_(tmp_path, every=timedelta(microseconds=1))
     slow = open_(tmp_path, every=timedelta(hours=1))
@@ -414,13 +414,13 @@ def test_when_checkpoints_are_due(tmp_path):
     ],
 )
 def test_what_a_checkpoint_cannot_be_told(settings, words):
-    """Each by its name."""
+    """CheckpointConfig rejects invalid settings by name."""
     with pytest.raises(ConfigError, match=words):
         CheckpointConfig(**{"uri": "folder", **settings})
 
 
 def test_what_a_fit_cannot_be_told_of_checkpoints():
-    """A path is a folder; to go on there has to be one."""
+    """A fit accepts a path as a checkpoint folder; resume=True requires one."""
     assert FitConfig(checkpoint="folder").checkpoint == CheckpointConfig("folder")
     with pytest.raises(ConfigError, match="resume=True goes on from a checkpoint; say with checkpoint="):
         FitConfig(resume=True)

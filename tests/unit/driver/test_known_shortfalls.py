@@ -48,7 +48,7 @@ def test_a_wheel_has_the_data_file():
     workers=st.integers(1, 300),
 )
 def test_more_workers_are_never_warned_of_less(merge, mode, window, adaptive, workers):
-    """And one worker by the default rule, which is plain Keras, of nothing."""
+    """More workers get at least the warnings of fewer; one worker with the default rule gets none."""
     settings = {"mode": mode, "window": window, "adaptive": adaptive}
     fewer, more = (asked(merge, workers=k, **settings) for k in (workers, workers + 1))
 
@@ -57,7 +57,7 @@ def test_more_workers_are_never_warned_of_less(merge, mode, window, adaptive, wo
 
 
 def test_a_rule_as_an_object_is_warned_of_where_its_settings_are_the_usual():
-    """Other settings, and rules of one's own, the study did not see."""
+    """A rule object is warned of if its settings are the defaults, which the study covered."""
 
     class Own(Rule):
         name = "average"

@@ -1,4 +1,4 @@
-"""One run at a time writes to a checkpoint folder."""
+"""A checkpoint folder has one writing run at a time."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def elsewhere(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_held():
-    """Fail a test that leaves a lease, unless it is one of a process that is taken for another."""
+    """Fail a test that leaves a lease, unless it stands for another process."""
     yield
     assert lease._held == set()
 
@@ -62,7 +62,7 @@ def names(folder):
 
 
 def test_a_lease_leaves_nothing_behind(tmp_path):
-    """The folder is made if need be, and its lease has a record and a heartbeat until it is released."""
+    """The folder is made if needed, and has a record and a heartbeat until the lease is released."""
     mine = acquired(tmp_path / "new" / "folder")
     mine.check()
     assert names(tmp_path / "new" / "folder") == ["lease", f"lease-{mine.me.id}.beat"]
@@ -75,7 +75,7 @@ def test_a_lease_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.parametrize("spelling", [".", "link", "uri"])
 def test_a_second_fit_of_this_process_is_refused_at_once(tmp_path, spelling):
-    """A path with dots or through a symbolic link leads to the same lease."""
+    """A second fit of this process is refused at once, also by a path with dots or a symbolic link."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     mine = acquired(tmp_path / "folder")
@@ -92,7 +92,7 @@ def test_a_second_fit_of_this_process_is_refused_at_once(tmp_path, spelling):
 
 
 def test_a_run_whose_heart_beats_keeps_the_folder(tmp_path, elsewhere):
-    """Another driver ends with a sentence that names host and process and says what to do."""
+    """While the owner writes heartbeats, another driver gets an error with host, process and remedy."""
     owner = elsewhere(tmp_path)
 
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_a_run_whose_heart_beats_keeps_the_folder(tmp_path, elsewhere):
 
 
 def test_a_silent_run_loses_the_folder(tmp_path, elsewhere, caplog):
-    """The next run waits for the silence; the first one learns of it and writes no more."""
+    """The next run waits for the silence; the silent one then detects the loss and writes no more."""
     owner, clock = elsewhere(tmp_path), Clock()
 
     mine = acquired(tmp_path, clock)
@@ -125,7 +125,7 @@ def test_a_silent_run_loses_the_folder(tmp_path, elsewhere, caplog):
 
 
 def test_silence_is_what_a_run_has_watched(tmp_path, elsewhere):
-    """A driver that was stopped for an hour has not watched for an hour."""
+    """Only time that a driver has watched counts as silence: one stopped for an hour has not watched."""
     owner = elsewhere(tmp_path)
     clock = Clock(lambda: None, lambda: setattr(clock, "now", clock.now + 3600), owner._beat)
 
@@ -135,7 +135,7 @@ def test_silence_is_what_a_run_has_watched(tmp_path, elsewhere):
 
 @pytest.mark.parametrize("how", ["ended", "other", "zombie"])
 def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, caplog, how):
-    """Its process id may be that of a younger process by now, or wait for its parent."""
+    """A dead process on this machine loses the folder at once, even if its id is reused or it is a zombie."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         started = lease._started(process.pid)
@@ -160,7 +160,7 @@ def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, c
 
 
 def test_a_living_process_here_has_to_be_silent_as_well(tmp_path):
-    """A driver that is stopped on this machine loses the folder only after the silence."""
+    """A stopped process on this machine loses the folder only after the silence."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         owner = replace(Owner.here(), process=process.pid, started=lease._started(process.pid))
@@ -176,7 +176,7 @@ def test_a_living_process_here_has_to_be_silent_as_well(tmp_path):
 
 
 def test_of_several_that_find_a_run_silent_one_takes_over(tmp_path, elsewhere):
-    """The one that is late watches the winner, and is refused when that one's heart beats."""
+    """Of several drivers that find a run silent one takes over; a late one watches the winner."""
     elsewhere(tmp_path)
     winners = []
     last = round(SILENCE_SECONDS / lease.POLL_SECONDS)
@@ -191,7 +191,7 @@ def test_of_several_that_find_a_run_silent_one_takes_over(tmp_path, elsewhere):
 
 
 def test_a_run_that_ends_while_it_is_watched_leaves_the_folder(tmp_path, elsewhere):
-    """The heartbeat that disappears is no sign of life."""
+    """A heartbeat file that disappears is not a sign of life: the folder is free."""
     owner = elsewhere(tmp_path)
 
     acquired(tmp_path, clock := Clock(lambda: None, owner._remove)).release()
@@ -212,7 +212,7 @@ def test_a_run_that_ends_at_the_end_of_its_silence_leaves_the_folder(tmp_path, e
 
 
 def test_a_lease_that_somebody_removed_is_lost(tmp_path):
-    """Another run may have had the folder since."""
+    """A lease whose file was removed is lost: another run may have had the folder since."""
     mine = acquired(tmp_path)
     (tmp_path / "lease").unlink()
     with pytest.raises(CheckpointError, match="the file lease there was removed"):
@@ -228,7 +228,7 @@ def test_a_lease_that_somebody_removed_is_lost(tmp_path):
 
 
 def test_a_file_that_is_no_lease_is_named(tmp_path):
-    """The error says when it may be removed."""
+    """The error for a file that is not a lease says when to remove it."""
     (tmp_path / "lease").write_text("[]")
     with pytest.raises(
         ConfigError, match="the file lease there is no lease of sparkdl; remove it if no other"
@@ -260,7 +260,7 @@ def test_a_file_that_is_no_lease_is_named(tmp_path):
     ],
 )
 def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
-    """An id is a part of file names, so that any other text could lead out of the folder."""
+    """A record with an invalid id is refused: ids are parts of file names and could escape the folder."""
     folder = tmp_path / "folder"
     (folder / ".lease-a").mkdir(parents=True)
     record = json.dumps(asdict(Owner.here()) | fields)
@@ -278,14 +278,14 @@ def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
     "text", ["[" * 100_000, "{}", "7", "\udcff"], ids=["deep", "dict", "number", "bytes"]
 )
 def test_a_text_that_is_no_record_is_no_lease(tmp_path, text):
-    """Whatever is in the file, the error is the same."""
+    """Any text that is not a record raises the same error."""
     (tmp_path / "lease").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match="the file lease there is no lease of sparkdl; remove it"):
         acquired(tmp_path)
 
 
 def test_a_chain_that_leads_to_its_beginning_is_no_lease(tmp_path):
-    """The error names the file that has the id of an earlier one."""
+    """A chain of leases that contains a cycle is refused; the error names the file."""
     first, second = Owner.here(), Owner.here()
     (tmp_path / "lease").write_bytes(first.record())
     (tmp_path / f"lease-{first.id}.next").write_bytes(second.record())
@@ -296,7 +296,7 @@ def test_a_chain_that_leads_to_its_beginning_is_no_lease(tmp_path):
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
-    """A file is no folder, and a heartbeat that cannot be read for long is an error."""
+    """A file in place of the folder, or a heartbeat that stays unreadable, is an error."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="Checkpoints cannot be kept in"):
         lease_of(str(tmp_path / "file"), None)
@@ -309,7 +309,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_a_folder_that_is_gone_is_no_lost_lease(tmp_path):
-    """Nobody can tell whose it is; training goes on without checkpoints."""
+    """A run whose folder is gone has not lost its lease: training continues without checkpoints."""
     mine = acquired(tmp_path / "folder")
     for path in (tmp_path / "folder").iterdir():
         path.unlink()
@@ -322,7 +322,7 @@ def test_a_folder_that_is_gone_is_no_lost_lease(tmp_path):
 
 
 def test_a_full_disk_stops_no_heart(tmp_path, elsewhere, monkeypatch):
-    """Where nothing can be written the time of the file changes, which is a sign of life too."""
+    """If the disk is full, a heartbeat still changes the file's time, which counts as a sign of life."""
     owner = elsewhere(tmp_path)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(full))
@@ -332,7 +332,7 @@ def test_a_full_disk_stops_no_heart(tmp_path, elsewhere, monkeypatch):
 
 
 def test_the_thread_warns_once_and_ends(tmp_path, monkeypatch, caplog):
-    """A heartbeat that fails does not end the run; one that another run has ended does."""
+    """A failing heartbeat warns once and does not end the run; the loss of the lease ends the thread."""
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.001)
     mine, beats = acquired(tmp_path), threading.Semaphore(0)
 
@@ -355,7 +355,7 @@ def test_the_thread_warns_once_and_ends(tmp_path, monkeypatch, caplog):
 
 
 def test_a_fork_has_no_lease(tmp_path):
-    """A child that ends inside of a fit neither writes checkpoints nor gives the folder away."""
+    """A forked child neither writes checkpoints nor releases the folder."""
     mine = acquired(tmp_path)
     child = os.fork()
     if not child:
@@ -374,7 +374,7 @@ def test_a_fork_has_no_lease(tmp_path):
 
 
 def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
-    """SIGKILL takes away the heartbeat, and the next run sees it at once."""
+    """SIGKILL of a driver ends its heartbeat, and the next run sees it at once."""
     code = (
         "import sys, time; from sparkdl.driver.lease import lease_of; mine = lease_of(sys.argv[1], None);"
         "mine.acquire(); mine.start(); print('has it', flush=True); time.sleep(600)"
@@ -398,17 +398,17 @@ def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
 
 
 def contents_of(folder, seen):
-    """Note the contents of each checkpoint by its name."""
+    """Record the contents of each checkpoint by its name."""
     for path in folder.glob("checkpoint-*.sparkdl"):
         seen.setdefault(path.name, set()).add(hashlib.blake2b(path.read_bytes()).digest())
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(1, 21))])
 def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_path, seed):
-    """Three drivers contend for a folder while each is killed or stopped at moments that are drawn.
+    """Three drivers compete for a folder while they are killed or stopped at random moments.
 
-    A driver goes on from the newest checkpoint and adds one for each number, so that the name of a
-    checkpoint is its number if there has never been a second writer. None has two contents.
+    A driver resumes from the newest checkpoint and adds one for each number, so that the name of a checkpoint
+    equals its number only if there was never a second writer. None has two contents.
     """
     moments, folder, last, beat = random.Random(seed), tmp_path / "folder", 200, 0.3
     log, drivers, codes, seen, stopped = (tmp_path / "log").open("w"), [], [], {}, []
@@ -464,7 +464,7 @@ def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_pat
 
 
 class Anyone(set):
-    """The leases of one process, for drivers that stand for several: each is a thread, and knows its own."""
+    """The leases of one process in which each thread stands for a driver and sees only its own."""
 
     def __contains__(self, name):
         return super().__contains__((name, threading.get_ident()))
@@ -477,15 +477,15 @@ class Anyone(set):
 
 
 class Killed(BaseException):
-    """What ends a driver without anything that it would do at its end."""
+    """An exception that ends a driver without its cleanup."""
 
 
 class World:
-    """Drivers on machines of their own, one of which does one thing at a time, and one folder.
+    """Simulated drivers on separate machines, which take one step at a time, and one folder.
 
     Args:
         fates: when each driver starts, what happens to it, and at which of its steps.
-        choices: which of the drivers that are ready takes the next step.
+        choices: the order of the drivers that are ready to take the next step.
     """
 
     def __init__(self, fates, choices):
@@ -494,7 +494,7 @@ class World:
         self.drivers = [Driver(self, *fate) for fate in fates]
 
     def owner(self):
-        """Return the id of the owner."""
+        """Return the id of the folder's owner."""
         name, owner = "lease", None
         while data := self.files.get(name):
             owner = Owner.of(data).id
@@ -502,7 +502,7 @@ class World:
         return owner
 
     def run(self):
-        """Let the drivers come to their ends, in turns when there is nothing left to choose."""
+        """Run the drivers to their ends, in turns once ``choices`` are used up."""
         for turn in range(5000):
             running = [driver for driver in self.drivers if driver.thread.is_alive()]
             if not running:
@@ -544,7 +544,7 @@ class Driver:
         self.lease = Lease("folder", View(self), clock=lambda: world.now, sleep=self.sleep)
 
     def step(self):
-        """Let the driver do one thing."""
+        """Let the driver take one step."""
         self.steps += 1
         if self.fate == "stopped" and self.steps == self.moment:
             self.wakes, self.was_stopped = self.world.now + 100, True
@@ -553,7 +553,7 @@ class Driver:
         self.done.acquire()
 
     def turn(self):
-        """Wait until it is this driver's turn."""
+        """Wait for this driver's turn."""
         self.done.release()
         self.go.acquire()
         if self.fate == "killed" and self.steps >= self.moment:
@@ -605,7 +605,7 @@ class Driver:
 
 
 class View:
-    """The folder as a driver sees it: each operation is a turn of its own."""
+    """The folder as a driver sees it: each operation takes a turn."""
 
     settle_seconds = 0.0
 
@@ -651,10 +651,10 @@ FATES = st.tuples(
 
 @given(st.lists(FATES, min_size=2, max_size=3), st.lists(st.integers(0, 2), max_size=150))
 def test_whatever_drivers_do_one_owns_the_folder(fates, choices):
-    """Of drivers that are killed or stopped at any moment, none takes a folder whose owner is alive.
+    """However drivers are killed or stopped, none takes a folder whose owner is alive.
 
-    Who passes a check was the owner in the course of it; who beats in time keeps the folder; no file has two
-    contents; and where all live one comes to its end, and leaves nothing.
+    A driver that passes a check was the owner during it; one that beats in time keeps the folder; no file has
+    two contents. If all live, one finishes and leaves nothing.
     """
     with pytest.MonkeyPatch.context() as patch, World(fates, choices) as world:
         patch.setattr(lease, "_machine", lambda: str(threading.get_ident()))

@@ -1,4 +1,4 @@
-"""What is shown of a run."""
+"""Progress output of a run."""
 
 import io
 
@@ -11,7 +11,7 @@ LOGS = {"loss": 0.5, "f1": np.array([0.25, 0.5])}
 
 
 def test_an_epoch_is_one_line(capsys):
-    """With every metric, those of several values too."""
+    """An epoch is one line with every metric, also those of several values."""
     LineDisplay(3, Console()).end(0, 10, LOGS)
     line = capsys.readouterr().out
 
@@ -20,7 +20,7 @@ def test_an_epoch_is_one_line(capsys):
 
 
 def test_a_bar_shows_speed_and_results_and_leaves_the_line_of_each_epoch():
-    """The results so far stand beside the bar, which is gone in the end."""
+    """The bar shows speed and results so far, and leaves a line for each epoch."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     display = BarDisplay(1, console)
     display.begin(0, 0)
@@ -36,7 +36,7 @@ def test_a_bar_shows_speed_and_results_and_leaves_the_line_of_each_epoch():
 
 
 def test_an_epoch_whose_rows_become_known_has_one_bar():
-    """The first one is drawn before the workers have said what they hold."""
+    """The first bar is drawn before the number of rows is known, and there is one bar per epoch."""
     display = BarDisplay(2, Console(file=io.StringIO(), force_terminal=True))
     display.begin(0, 0)
     display.begin(0, 10)

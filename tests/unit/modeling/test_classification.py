@@ -1,4 +1,4 @@
-"""What a classifier says of a row is the same from logits and from probabilities."""
+"""Classes, probabilities and raw predictions are the same from logits and from probabilities."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def softmax(logits):
 
 @given(LOGITS)
 def test_logits_and_their_softmax_say_the_same(logits):
-    """Probabilities agree, and raw predictions but for a constant of each row."""
+    """Logits and their softmax give equal probabilities; raw predictions differ by a constant per row."""
     ours, theirs = classify(logits, logits=True), classify(softmax(logits), logits=False)
 
     np.testing.assert_allclose(softmax(logits), ours.probability, atol=1e-12)
@@ -29,7 +29,7 @@ def test_logits_and_their_softmax_say_the_same(logits):
 
 @given(LOGITS)
 def test_the_prediction_is_the_likeliest_class(logits):
-    """Raw predictions, probabilities and the class agree, and probabilities add up to 1."""
+    """The predicted class has the highest probability and raw prediction, and probabilities add up to 1."""
     found = classify(logits, logits=True)
 
     np.testing.assert_array_equal(logits.argmax(axis=1), found.prediction)
@@ -39,7 +39,7 @@ def test_the_prediction_is_the_likeliest_class(logits):
 
 @pytest.mark.parametrize("shape", [(4, 1), (4,)])
 def test_one_unit_tells_two_classes_apart(shape):
-    """A sigmoid gives two probabilities; a half, as in Keras, is not yet the second class."""
+    """A sigmoid gives two probabilities; as in Keras, exactly 0.5 is the first class."""
     positive = np.array([0.0, 0.5, 0.9, 1.0], "float32").reshape(shape)
 
     found = classify(positive, logits=False)
@@ -52,7 +52,7 @@ def test_one_unit_tells_two_classes_apart(shape):
 
 @given(arrays.arrays("float64", (5, 1), elements=st.floats(-30, 30)))
 def test_one_unit_of_logits_is_a_sigmoid(logits):
-    """Spark's own logistic regression has -z and z for raw predictions."""
+    """A logit z gives the raw predictions -z and z, as Spark's logistic regression does."""
     found = classify(logits, logits=True)
 
     np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), found.probability[:, 1])
@@ -67,7 +67,7 @@ def test_no_rows_have_no_classes():
 
 
 def spark_s_class(probability, thresholds):
-    """Return the class that Spark's ProbabilisticClassificationModel.probability2prediction chooses."""
+    """Return the class chosen by Spark's ProbabilisticClassificationModel.probability2prediction."""
     chosen, largest = 0, -np.inf
     for index, (p, t) in enumerate(zip(probability, thresholds, strict=True)):
         scaled = p / t if t else np.inf if p else np.nan
@@ -96,7 +96,7 @@ def test_thresholds_choose_the_class_that_spark_would(probabilities, thresholds,
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_thresholds_of_a_sigmoid_are_those_of_two_classes(logits):
-    """One unit stands for two classes, which have a threshold each."""
+    """One sigmoid unit has two classes with a threshold each."""
     chances = np.array([[0.3], [0.5], [0.8]])
     outputs = np.log(chances / (1 - chances)) if logits else chances
 

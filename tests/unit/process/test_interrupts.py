@@ -1,4 +1,4 @@
-"""An interrupt ends a call once, at a point where nothing breaks."""
+"""An interrupt ends a call once, at a safe point."""
 
 import _thread
 import itertools
@@ -16,7 +16,7 @@ from sparkdl.process import interrupts
 
 @pytest.fixture(autouse=True)
 def python_handles_interrupts():
-    """Also where pytest runs in the background of a shell, which ignores interrupts."""
+    """Handle interrupts even if pytest runs in the background of a shell, which ignores them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -30,7 +30,7 @@ def press(times=1):
 
 
 def test_a_check_raises_what_was_noted(caplog):
-    """The interrupt waits for the next check; the log has one line of it."""
+    """A noted interrupt is raised at the next check and logged once."""
     done = []
 
     def work():
@@ -49,7 +49,7 @@ def test_a_check_raises_what_was_noted(caplog):
 
 @pytest.mark.parametrize("presses", [1, 20])
 def test_a_call_without_checks_is_interrupted_where_it_is(presses):
-    """A long callback does not have to end by itself."""
+    """A call without checks, such as a long callback, is interrupted after a moment."""
     begun = time.monotonic()
 
     def work():
@@ -63,7 +63,7 @@ def test_a_call_without_checks_is_interrupted_where_it_is(presses):
 
 
 def test_a_cleanup_is_not_broken_off():
-    """Interrupts before and during a cleanup wait for its end."""
+    """Interrupts before and during a cleanup are raised after it."""
     done = []
 
     def work():
@@ -81,7 +81,7 @@ def test_a_cleanup_is_not_broken_off():
 
 
 def test_an_interrupt_in_the_cleanup_of_a_failure_comes_after_it():
-    """The interrupt takes the place of the failure, as it came later."""
+    """An interrupt during the cleanup of a failure replaces the failure."""
     done = []
 
     def work():
@@ -97,13 +97,13 @@ def test_an_interrupt_in_the_cleanup_of_a_failure_comes_after_it():
 
 
 def test_a_call_that_is_done_meanwhile_is_interrupted_too():
-    """Nobody's Ctrl-C is lost."""
+    """An interrupt during a call that finishes is raised at its end."""
     with pytest.raises(KeyboardInterrupt):
         interrupts.call(press)
 
 
 def test_a_cleanup_that_hangs_can_be_broken_off(monkeypatch):
-    """After some seconds another Ctrl-C interrupts it where it is."""
+    """After some seconds another Ctrl-C interrupts a hung cleanup."""
     monkeypatch.setattr(interrupts, "GRACE", 0.2)
     begun = time.monotonic()
 
@@ -120,7 +120,7 @@ def test_a_cleanup_that_hangs_can_be_broken_off(monkeypatch):
 
 
 def test_a_handler_that_returns_lets_the_call_go_on():
-    """A user's own handler may ask for a stop in its own way."""
+    """If the user's own handler returns, the call continues."""
     pressed = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
@@ -131,7 +131,7 @@ def test_a_handler_that_returns_lets_the_call_go_on():
 
 
 def test_what_a_handler_raises_ends_the_call():
-    """A user's own handler may raise its own exception."""
+    """An exception from the user's own handler ends the call."""
 
     def handler(_number, _frame):
         raise SystemExit(130)
@@ -146,7 +146,7 @@ def test_what_a_handler_raises_ends_the_call():
 
 
 def test_a_handler_that_comes_meanwhile_is_put_back():
-    """A SparkContext that a call makes installs a handler of its own, which counts after the call."""
+    """A handler installed during a call, as by a new SparkContext, is in place after it."""
 
     def handler(_number, _frame):
         raise LookupError
@@ -164,7 +164,7 @@ def test_a_handler_that_comes_meanwhile_is_put_back():
 
 
 def test_calls_of_other_threads_are_left_alone():
-    """Python runs handlers in the main thread only; a fit in another one is not interrupted."""
+    """A call in another thread is not interrupted: Python runs handlers in the main thread only."""
     done = []
     ended = threading.Event()
 
@@ -181,7 +181,7 @@ def test_calls_of_other_threads_are_left_alone():
 
 
 def test_no_thread_stays():
-    """The thread that looks after a call that was interrupted ends with it."""
+    """The watching thread of an interrupted call ends with it."""
     before = _thread._count()
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
@@ -194,12 +194,12 @@ def raise_interrupt(*_):
 
 
 PLACES = ["say", "undo", "before the handler", "after the handler"]
-ENDS = [*itertools.product(PLACES, [0, 1]), ("getppid", 1)]  # where only a call that was interrupted comes
+ENDS = [*itertools.product(PLACES, [0, 1]), ("getppid", 1)]  # reached only by an interrupted call
 
 
 @pytest.mark.parametrize(("place", "pressed"), ENDS)
 def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_behind(place, pressed, monkeypatch):
-    """Wherever the end of a call is broken off, the next Ctrl-C interrupts, and no thread sends others."""
+    """After an interrupt anywhere at the end of a call, Ctrl-C works again and no thread remains."""
     real, before, guards, undone = signal.signal, _thread._count(), [], []
 
     def restore(number, handler):
@@ -227,7 +227,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_behind(place, pressed,
 
     assert interrupts._guard is None
     assert ["first"] == undone
-    guards[0].install()  # as a SparkContext of a later call would have it
+    guards[0].install()  # as a SparkContext of a later call would do
     with pytest.raises(KeyboardInterrupt):
         press()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -238,7 +238,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_behind(place, pressed,
 
 
 def test_the_traceback_is_short():
-    """It has the caller's line, and one line of the package."""
+    """The traceback has the caller's line and one line of the package."""
 
     @short
     def fit():
@@ -252,7 +252,7 @@ def test_the_traceback_is_short():
 
 
 def test_py4j_shows_no_traceback(caplog):
-    """What py4j logs of an interrupt in the middle of a request is dropped, and its loggers are as before."""
+    """Log records of py4j about an interrupted request are dropped, and its loggers are restored."""
 
     def work():
         press()
@@ -270,7 +270,7 @@ def test_py4j_shows_no_traceback(caplog):
 
 
 def test_waits_of_a_cleanup_are_shorter_once_interrupted():
-    """Without an interrupt a cleanup waits as long as it may."""
+    """A cleanup waits as long as it may, but less after an interrupt."""
     left = []
 
     def work():

@@ -1,4 +1,4 @@
-"""A failed allocation is called one, whichever library reports it."""
+"""A failed allocation is reported as memory that ran out, whichever library raised it."""
 
 import os
 import subprocess
@@ -16,15 +16,15 @@ LOADER = "libtensorflow_cc.so.2: failed to map segment from shared object"
 
 
 class ResourceExhaustedError(Exception):
-    """By the name that TensorFlow's has."""
+    """An error with the name of TensorFlow's."""
 
 
 class XlaRuntimeError(RuntimeError):
-    """By the name that JAX's has."""
+    """An error with the name of JAX's."""
 
 
 class ArrowMemoryError(MemoryError):
-    """By the name that pyarrow's has."""
+    """An error with the name of pyarrow's."""
 
 
 def caused(cause):
@@ -50,7 +50,7 @@ SHORTAGES = {
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_the_first_words_say_that_memory_ran_out(kind):
-    """What was asked for, what the process had, and what to do stand in the first line."""
+    """The first line has the requested size, the process's memory and the remedy."""
     error, asked = SHORTAGES[kind]
 
     reason = reason_of(error)
@@ -69,13 +69,13 @@ def test_the_first_words_say_that_memory_ran_out(kind):
     "error", [ValueError("memory"), SystemError("error return without exception set"), OSError(28, "full")]
 )
 def test_other_errors_are_left_alone(error):
-    """Without a limit, an error that does not speak of memory is not one of memory."""
+    """Without a limit, an error that does not mention memory is reported as it is."""
     assert not reason_of(error).startswith("Memory")
     assert memory.advice(reason_of(error)) is None
 
 
 def test_the_full_memory_of_a_gpu_is_not_the_machines():
-    """Nothing is said about the process then."""
+    """The error for a full GPU says nothing about the process's memory."""
     error = XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes on GPU 0.")
     assert reason_of(error).startswith("Memory ran out (1 bytes asked for): the GPU is full: ")
 
@@ -102,7 +102,7 @@ else:
 @pytest.mark.parametrize("kind", ["allocation", "system error"])
 @pytest.mark.parametrize("of_spark", [True, False])
 def test_the_limit_is_named(kind, of_spark):
-    """The limit in force, and the setting of Spark's that sets it, if that one does."""
+    """The error names the limit in force, and Spark's setting if that one sets it."""
     environment = os.environ | ({"PYSPARK_EXECUTOR_MEMORY_MB": "1536"} if of_spark else {})
     environment["OPENBLAS_NUM_THREADS"] = "1"
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_the_limit_is_named(kind, of_spark):
 
 
 class Cluster:
-    """An application with some settings."""
+    """An application with given settings."""
 
     stopped, local = False, False
 
@@ -152,7 +152,7 @@ DIED = (
 
 
 def test_an_import_that_fails_for_want_of_memory():
-    """The driver, which has only the text, names the setting that limits Python."""
+    """An import that fails for lack of memory names Spark's limit, from its text alone."""
     error = explain(Exception(IMPORT), Cluster(spark_executor_pyspark_memory="300m"))
 
     first = str(error).splitlines()[0]
@@ -164,7 +164,7 @@ def test_an_import_that_fails_for_want_of_memory():
 
 
 def test_a_worker_that_was_killed():
-    """The first line says who kills a process, and what to set; Spark's advice is left out."""
+    """The first line for a killed worker has the likely cause and the setting, without Spark's advice."""
     error = explain(Exception(DIED), Cluster())
 
     first = str(error).splitlines()[0]
@@ -175,7 +175,7 @@ def test_a_worker_that_was_killed():
 
 
 def test_numpy_says_what_it_asks_for():
-    """The text that is looked for is that of the NumPy that is installed."""
+    """The requested size is found in the message of the installed NumPy."""
     with pytest.raises(MemoryError) as raised:
         np.ones(1 << 50)
     assert "8.00 PiB asked for" in reason_of(raised.value)

@@ -1,4 +1,4 @@
-"""The reason of an error, wherever in its text that stands."""
+"""The reason of an error is found wherever it is in the text."""
 
 import traceback
 
@@ -75,7 +75,7 @@ TEXTS = {
 
 
 class OpError(Exception):
-    """As TensorFlow's: it hands nothing to Exception, so that its repr is empty."""
+    """An error like TensorFlow's, which passes nothing to Exception, so its repr is empty."""
 
     def __init__(self, message):
         super().__init__()
@@ -86,7 +86,7 @@ class OpError(Exception):
 
 
 class SilentError(Exception):
-    """One whose own text fails."""
+    """An exception whose text raises an error."""
 
     def __str__(self):
         raise RuntimeError("no text")
@@ -118,7 +118,7 @@ def silent_after_another():
     try:
         raise ValueError("bad picture")
     except ValueError:
-        raise StopIteration  # noqa: B904 - what it is raised after is its only word
+        raise StopIteration  # noqa: B904 - only its context has a message
 
 
 def asserts():
@@ -151,7 +151,7 @@ EXCEPTIONS = {
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_the_reason_is_found_in_a_text(kind):
-    """Graphs, tracebacks, bold type and addresses of nodes around it are left out."""
+    """Graphs, tracebacks, bold type and node addresses around the reason are left out."""
     text, reason = TEXTS[kind]
 
     for error in (OpError(text), RuntimeError(text)):
@@ -161,7 +161,7 @@ def test_the_reason_is_found_in_a_text(kind):
 
 @pytest.mark.parametrize("kind", EXCEPTIONS)
 def test_the_reason_of_an_exception(kind):
-    """It is never empty: without a message there is a cause, or the line that raised it."""
+    """Without a message, the reason is the cause, or the line that raised the exception."""
     make, reason = EXCEPTIONS[kind]
 
     assert reason_of(make()).startswith(reason)
@@ -169,7 +169,7 @@ def test_the_reason_of_an_exception(kind):
 
 @given(st.text(max_size=300))
 def test_every_text_gives_one_line(text):
-    """Whatever an exception says, its reason is one line that begins with its name."""
+    """The reason of any exception is one line that begins with its name."""
     reason = reason_of(ValueError(text))
 
     assert reason.startswith("ValueError")
@@ -177,7 +177,7 @@ def test_every_text_gives_one_line(text):
 
 
 def test_the_lines_of_the_user_are_shown():
-    """Frames of libraries are left out of the message, and none of them is lost."""
+    """The message shows the user's frames, and library frames only if there are no others."""
     text = "".join(traceback.format_exception(raised(nested)))
     library = 'Traceback (most recent call last):\n  File "/venv/site-packages/a.py", line 1, in f\n    g()\n'
     deep = library + "".join(f'  File "/home/me/{k}.py", line 1, in f{k}\n    g()\n' for k in range(9))
@@ -193,7 +193,7 @@ def test_the_lines_of_the_user_are_shown():
 
 
 def test_a_workers_error_begins_and_ends_with_its_reason():
-    """First the reason, then where it was, then what to do; the last line is the reason again."""
+    """The message has the reason, the place and the remedy, and ends with the reason."""
     text = "".join(traceback.format_exception(raised(nested)))
     error = WorkerError.of("RuntimeError: training failed", host="h", worker=3, traceback=text)
     first, *_, last = str(error).splitlines()
@@ -207,7 +207,7 @@ def test_a_workers_error_begins_and_ends_with_its_reason():
 
 
 def test_errors_leave_a_door_without_what_is_behind_it():
-    """A user sees the own line and the reason; the cause is kept, and others' exceptions are left alone."""
+    """A user sees their own line and the reason; the cause is kept, other exceptions are unchanged."""
 
     @short
     def door(kind):

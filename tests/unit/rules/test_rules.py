@@ -1,4 +1,4 @@
-"""Rules: what one update does to the center, as in the literature."""
+"""Rules: the effect of one update on the center, as in the literature."""
 
 import json
 
@@ -31,7 +31,7 @@ from sparkdl.rules.outer import SGD, Adam
 from sparkdl.rules.settings import from_settings, to_settings
 
 ROUND = Merge(0, 1)
-SINGLY = [Average, Sum, ADAG, DynSGD]  # rules that merge updates one by one, with no state
+SINGLY = [Average, Sum, ADAG, DynSGD]  # rules that merge updates one by one, without state
 numbers = st.floats(-1e3, 1e3, width=32)
 deltas = st.lists(numbers, min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
 directions = st.lists(st.integers(-99, 99), min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
@@ -48,7 +48,7 @@ def noise(seed, size=5):
 
 
 def reduced(reduction, vectors, weights=None):
-    """Return what a reduction makes of vectors of these weights, 1 each by default."""
+    """Return a reduction's result for vectors with these weights, 1 each by default."""
     for vector, weight in zip(vectors, weights or [1.0] * len(vectors), strict=True):
         reduction.add(vector, weight)
     return reduction.result()
@@ -68,7 +68,7 @@ def rounds(rule, center, *rounds_):
 
 @given(deltas, merges)
 def test_average_moves_the_center_by_a_kth_part(delta, merge):
-    """The step is delta / K."""
+    """Average moves the center by delta / K."""
     step, _ = Average().update(delta, None, merge)
 
     np.testing.assert_array_max_ulp(step, delta / np.float32(merge.workers), 2)
@@ -76,13 +76,13 @@ def test_average_moves_the_center_by_a_kth_part(delta, merge):
 
 @given(deltas, merges)
 def test_sum_adds_the_delta_whole(delta, merge):
-    """The step is the delta."""
+    """Sum moves the center by delta."""
     np.testing.assert_array_equal(Sum().update(delta, None, merge)[0], delta)
 
 
 @given(deltas, merges)
 def test_dynsgd_divides_by_staleness_plus_one(delta, merge):
-    """The step is delta / (staleness + 1)."""
+    """DynSGD moves the center by delta / (staleness + 1)."""
     step, _ = DynSGD().update(delta, None, merge)
 
     np.testing.assert_array_max_ulp(step, delta / np.float32(merge.staleness + 1), 2)
@@ -90,7 +90,7 @@ def test_dynsgd_divides_by_staleness_plus_one(delta, merge):
 
 @given(deltas, merges)
 def test_adag_divides_by_the_batches_of_the_window(delta, merge):
-    """The step is delta / window."""
+    """ADAG moves the center by delta / window."""
     step, _ = ADAG().update(delta, None, merge)
 
     np.testing.assert_array_max_ulp(step, delta / np.float32(merge.steps), 2)
@@ -107,7 +107,7 @@ def test_rules_agree_where_there_is_nothing_to_make_up_for(delta, workers):
 @pytest.mark.parametrize("rule", SINGLY)
 @given(delta=deltas, merge=merges, at=st.integers(0, 6))
 def test_a_rule_works_element_by_element(rule, delta, merge, at):
-    """Hogwild merges stripes: the parts of a step are the steps of the parts."""
+    """Rules work element by element, so that hogwild can merge stripes."""
     whole = rule().update(delta, None, merge)[0]
     parts = [rule().update(part, None, merge)[0] for part in (delta[:at], delta[at:])]
 
@@ -119,7 +119,7 @@ def test_a_rule_works_element_by_element(rule, delta, merge, at):
 
 @given(gangs, st.lists(st.floats(0.5, 1e3), min_size=6, max_size=6))
 def test_a_mean_is_weighted(vectors, weights):
-    """Each vector counts by its weight."""
+    """A mean weighs each vector by its weight."""
     weights = weights[: len(vectors)]
 
     np.testing.assert_allclose(
@@ -129,7 +129,7 @@ def test_a_mean_is_weighted(vectors, weights):
 
 @given(gangs)
 def test_a_total_is_the_sum(vectors):
-    """Whatever the weights."""
+    """A total is the sum, whatever the weights."""
     weights = [1.0 + k for k in range(len(vectors))]
 
     np.testing.assert_allclose(reduced(Total(), vectors, weights), np.sum(vectors, axis=0), 1e-4, 1e-2)
@@ -138,7 +138,7 @@ def test_a_total_is_the_sum(vectors):
 @pytest.mark.parametrize("length", [1, 6, 7])
 @pytest.mark.parametrize("kind", [Mean, Total])
 def test_a_vector_of_several_parts_is_added_whole(monkeypatch, kind, length):
-    """It has the bits that it has when it is added at once, and what was added stays as it is."""
+    """A vector added in parts has the same bits as one added whole, and the parts are unchanged."""
     vectors = np.random.default_rng(0).normal(size=(4, length)).astype("float32")
     sent, weights = vectors.copy(), [3.0, 3.0, 5.0, 0.5]
     at_once = reduced(kind(), vectors, weights)
@@ -152,7 +152,7 @@ def test_a_vector_of_several_parts_is_added_whole(monkeypatch, kind, length):
 
 @pytest.mark.parametrize("kind", [Mean, Total])
 def test_overflows_of_a_scaled_loss_are_added_in_silence(kind):
-    """Infinite gradients, of both signs, are how float16 tells its optimizer to scale less."""
+    """Infinite gradients of both signs raise no warning: float16 optimizers need them to scale less."""
     huge = np.float32(3e38)
     vectors = [
         np.array([1, 1, huge], np.float32),
@@ -168,7 +168,7 @@ def test_overflows_of_a_scaled_loss_are_added_in_silence(kind):
 @pytest.mark.parametrize("kind", [Mean, Total, AdaptiveSum])
 @given(vectors=gangs)
 def test_a_reduction_changes_nothing_that_it_is_given(kind, vectors):
-    """An update belongs to its worker, who may send it again; alone, it is the result to the bit."""
+    """A reduction does not change its vectors; a single vector is the result bit for bit."""
     kept = [vector.copy() for vector in vectors]
     reduced(kind(), vectors)
 
@@ -179,7 +179,7 @@ def test_a_reduction_changes_nothing_that_it_is_given(kind, vectors):
 
 @given(st.permutations(range(4)))
 def test_mean_and_sum_do_not_care_who_is_which_worker(order):
-    """The order of workers changes a sum by its rounding alone."""
+    """The order of workers changes mean and sum by rounding only."""
     for kind in (Mean, Total):
         np.testing.assert_allclose(
             reduced(kind(), [noise(k) for k in range(4)]),
@@ -191,7 +191,7 @@ def test_mean_and_sum_do_not_care_who_is_which_worker(order):
 
 @given(directions, st.floats(0.125, 8))
 def test_adasum_averages_what_is_parallel(delta, factor):
-    """Of two that point the same way, however long, the result is their mean."""
+    """Adasum of two parallel vectors is their mean, whatever their lengths."""
     np.testing.assert_allclose(adaptive_sum(delta, delta), delta, 1e-5)
     longer = delta * np.float32(factor)
     np.testing.assert_allclose(adaptive_sum(delta, longer), (delta + longer) / 2, 1e-3, 1e-3)
@@ -199,7 +199,7 @@ def test_adasum_averages_what_is_parallel(delta, factor):
 
 @given(directions, directions)
 def test_adasum_adds_what_is_orthogonal(first, second):
-    """Of two that share no direction nothing is taken away."""
+    """Adasum of two orthogonal vectors is their sum."""
     first, second = np.append(first, 0 * second), np.append(0 * first, second)
 
     np.testing.assert_array_equal(first + second, adaptive_sum(first, second))
@@ -207,7 +207,7 @@ def test_adasum_adds_what_is_orthogonal(first, second):
 
 @given(directions, directions)
 def test_adasum_of_two_does_not_care_which_is_first(first, second):
-    """The formula is symmetric."""
+    """Adasum of two vectors is symmetric."""
     size = min(len(first), len(second))
 
     np.testing.assert_array_equal(
@@ -216,14 +216,14 @@ def test_adasum_of_two_does_not_care_which_is_first(first, second):
 
 
 def test_adasum_follows_the_paper():
-    """(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, by hand."""
+    """Adasum equals (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, computed by hand."""
     a, b = np.array([1, 0], np.float32), np.array([1, 1], np.float32)
 
     assert [0.5 + 0.75, 0.75] == adaptive_sum(a, b).tolist()
 
 
 def test_adasum_goes_pair_by_pair_over_a_tree():
-    """Neighbours first, in worker order; what is left over joins last."""
+    """Adasum combines neighbours first, in worker order; a leftover joins last."""
     a, b, c, d, e, f, g = (noise(k) for k in range(7))
     pairs = [adaptive_sum(a, b), adaptive_sum(c, d), adaptive_sum(e, f)]
     expected = adaptive_sum(adaptive_sum(pairs[0], pairs[1]), adaptive_sum(pairs[2], g))
@@ -235,7 +235,7 @@ def test_adasum_goes_pair_by_pair_over_a_tree():
 
 
 def test_diloco_follows_nesterov():
-    """V = momentum v + g, c -= rate (g + momentum v), by hand over two rounds; g is minus the mean delta."""
+    """Two rounds equal v = momentum v + g, c -= rate (g + momentum v) by hand; g is minus the mean delta."""
     actual = rounds(
         DiLoCo(outer_learning_rate=0.5, outer_momentum=0.5),
         np.zeros(1, np.float32),
@@ -249,7 +249,7 @@ def test_diloco_follows_nesterov():
 
 
 def test_bmuf_repeats_a_mean_as_often_as_there_are_workers():
-    """With K = 4, v = 3/4 v + mean and c += mean + 3/4 v: 1.75, then what fades, 4 in all."""
+    """With K = 4, v = 3/4 v + mean and c += mean + 3/4 v: 1.75 at first, fading to 4 in total."""
     rule, mean = BMUF().bound(4), np.ones(1, np.float32)
     state, steps = rule.init(mean), []
     for delta in [mean, *[0 * mean] * 60]:
@@ -262,14 +262,14 @@ def test_bmuf_repeats_a_mean_as_often_as_there_are_workers():
 
 @pytest.mark.parametrize(("power", "momentum"), [(0.0, 0.0), (0.5, 0.75), (1.0, 0.9375)])
 def test_bmufs_momentum_depends_on_the_number_of_workers(power, momentum):
-    """1 - K ** -power, unless one is given."""
+    """BMUF's momentum is 1 - K ** -power unless it is given."""
     assert momentum == BMUF(power=power).bound(16).block_momentum
     assert 0.25 == BMUF(0.25, power).bound(16).block_momentum
 
 
 @given(st.lists(gangs.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
 def test_bmuf_is_diloco_with_another_rate_and_momentum(rounds_):
-    """Both follow Nesterov."""
+    """BMUF and DiLoCo are the same Nesterov update with different rates and momenta."""
     diloco, center = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.5), np.zeros(1, np.float32)
 
     np.testing.assert_array_equal(rounds(diloco, center, *rounds_), rounds(BMUF(0.5), center, *rounds_))
@@ -277,7 +277,7 @@ def test_bmuf_is_diloco_with_another_rate_and_momentum(rounds_):
 
 @given(st.lists(gangs.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
 def test_diloco_of_rate_one_without_momentum_is_averaging(rounds_):
-    """To the bit."""
+    """DiLoCo with rate 1 and no momentum equals averaging bit for bit."""
     center = np.ones(1, np.float32)
     plain = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.0)
 
@@ -285,7 +285,7 @@ def test_diloco_of_rate_one_without_momentum_is_averaging(rounds_):
 
 
 def test_heavy_ball_momentum_keeps_what_went_before():
-    """V = momentum v + g, c -= rate v."""
+    """Heavy-ball momentum equals v = momentum v + g, c -= rate v."""
     center = rounds(
         FedOpt(SGD(learning_rate=1.0, momentum=0.5)),
         np.zeros(1, np.float32),
@@ -297,7 +297,7 @@ def test_heavy_ball_momentum_keeps_what_went_before():
 
 
 def test_fedadam_follows_the_paper():
-    """Algorithm 2 of Reddi et al.: no bias correction, v begins at tau squared."""
+    """FedAdam follows algorithm 2 of Reddi et al.: no bias correction, v starts at tau squared."""
     center = rounds(
         FedOpt(Adam(learning_rate=0.5, beta_1=0.5, beta_2=0.75, tau=1.0)),
         np.zeros(1, np.float32),
@@ -325,7 +325,7 @@ def test_fedadam_follows_the_paper():
     ],
 )
 def test_settings_that_mean_nothing_are_refused(kind, settings, message):
-    """Each by its name, with what was expected."""
+    """Invalid settings are refused by name, with the expected values."""
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
 
@@ -335,7 +335,7 @@ def test_settings_that_mean_nothing_are_refused(kind, settings, message):
 
 @given(directions, st.integers(1, 50))
 def test_a_spring_draws_both_its_ends(local, workers):
-    """E = alpha (w - c); the worker goes on from w - e, the center takes c + e."""
+    """With e = alpha (w - c) the worker continues from w - e and the center takes c + e."""
     rule, center = AEASGD().bound(workers), np.full_like(local, 7)
     elastic = rule.draw(local, center)
     step, _ = rule.update(elastic, None, Merge(3, workers, 2))
@@ -345,9 +345,9 @@ def test_a_spring_draws_both_its_ends(local, workers):
 
 
 def amplification(rule, workers, shrink, *, in_rounds):
-    """Return by how much a cycle may lengthen center and workers, whose own step shrinks their weights.
+    """Return the factor by which a cycle may lengthen center and workers, whose steps shrink their weights.
 
-    A cycle is linear, so that its matrix is what it makes of unit vectors; the answer is the largest
+    A cycle is linear, so its matrix follows from its effect on unit vectors. The factor is the largest
     absolute eigenvalue.
     """
     center, *local = np.eye(workers + 1, dtype=np.float32)
@@ -367,18 +367,18 @@ def amplification(rule, workers, shrink, *, in_rounds):
 
 @given(st.integers(1, 64), st.floats(-0.9, 0.99), st.booleans())
 def test_springs_are_stable_with_the_alpha_of_the_paper(workers, shrink, in_rounds):
-    """With alpha = 0.9 / K the center comes to rest at the minimum, at K = 8 and any other, in any order."""
+    """With alpha = 0.9 / K the center comes to rest at the minimum, for any K and in any order."""
     assert amplification(AEASGD().bound(workers), workers, shrink, in_rounds=in_rounds) < 1
 
 
 def test_springs_of_eight_workers_are_unstable_with_an_alpha_for_one():
-    """In rounds K springs draw the center at once: with K alpha far above 2 it is thrown over."""
+    """In rounds with K alpha far above 2 the workers throw the center beyond the minimum."""
     assert amplification(AEASGD(0.9), 8, 0.9, in_rounds=True) > 2
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1])
 def test_a_spring_that_draws_nothing_or_too_far_is_refused(alpha):
-    """By name, with the range."""
+    """An alpha that moves nothing or too far is refused with the valid range."""
     with pytest.raises(ConfigError, match=f"alpha should be above 0 and below 1; got {alpha}."):
         AEASGD(alpha)
 
@@ -389,14 +389,14 @@ def test_a_spring_that_draws_nothing_or_too_far_is_refused(alpha):
 @pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule not in (FedOpt, DiLoCo, BMUF)])
 @given(delta=deltas)
 def test_one_worker_alone_adds_its_delta_without_a_rounding(rule, delta):
-    """One worker is never stale, and its center is what it trained to the bit."""
+    """A single worker's center is its trained weights, bit for bit."""
     np.testing.assert_array_equal(rule().update(delta, None, ROUND)[0], delta)
 
 
 @pytest.mark.parametrize("rule", RULES.values())
 @given(delta=deltas, merge=merges)
 def test_a_rule_changes_none_of_its_arguments(rule, delta, merge):
-    """A stripe of the delta may be asked for again, and a run taken up again from an earlier state."""
+    """A rule does not change its arguments: a stripe may be merged again, or a state resumed."""
     before, state = delta.copy(), rule().init(delta)
     step, after = rule().update(delta, state, merge)
     again, _ = rule().update(delta, state, merge)
@@ -418,7 +418,7 @@ DEFAULTS = [
 
 @pytest.mark.parametrize(("mode", "window", "kind", "power"), DEFAULTS)
 def test_every_mode_has_a_default_rule(mode, window, kind, power):
-    """Chosen by experiment: docs/modes.md has the table."""
+    """Every mode has the default rule in the table of docs/modes.md."""
     choice = choose(None, mode=mode, window=window)
 
     assert isinstance(choice.rule, kind)
@@ -428,7 +428,7 @@ def test_every_mode_has_a_default_rule(mode, window, kind, power):
 @pytest.mark.parametrize(("mode", "window", "kind", "power"), DEFAULTS)
 @given(delta=deltas)
 def test_for_one_worker_every_default_is_plain_keras(mode, window, kind, power, delta):
-    """Its deltas are added as they are, bit for bit, at the learning rate as it is."""
+    """With one worker every default rule adds deltas bit for bit, at the unscaled learning rate."""
     rule, scale = choose(None, mode=mode, window=window).bound(1)
     state = rule.init(np.zeros_like(delta))
     for _ in range(2):
@@ -440,7 +440,7 @@ def test_for_one_worker_every_default_is_plain_keras(mode, window, kind, power, 
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 16), ("asynchronous", None)])
 def test_defaults_go_no_further_than_the_study(mode, window):
-    """More workers take what it found for its most; a rule that is named is for any number."""
+    """Defaults for more workers than studied use the largest studied number; named rules do not."""
     choice = choose(None, mode=mode, window=window)
 
     assert choice.bound(STUDIED) == choice.bound(10 * STUDIED)
@@ -448,20 +448,20 @@ def test_defaults_go_no_further_than_the_study(mode, window):
 
 
 def test_a_rule_that_is_named_is_taken_at_the_rate_as_it_is():
-    """What the literature says of it is what it does."""
+    """A named rule uses the unscaled learning rate, as in the literature."""
     assert (BMUF(), 0.0) == choose("bmuf", mode="synchronous", window=None)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_chosen_by_its_name(name):
-    """The name is the word that users write."""
+    """Users choose a rule by its name."""
     mode = "asynchronous" if RULES[name].rounds else "synchronous"
 
     assert isinstance(choose(name, mode=mode, window=4).rule, RULES[name])
 
 
 def test_a_rule_may_be_given():
-    """With settings of one's own, or as a class of one's own."""
+    """A rule may be given as an object, with custom settings or as a custom class."""
     rule = DiLoCo(outer_learning_rate=0.3)
 
     assert rule is choose(rule, mode="synchronous", window=None).rule
@@ -477,13 +477,13 @@ def test_a_rule_may_be_given():
     ],
 )
 def test_a_rule_that_means_nothing_in_a_mode_is_refused(name, mode, message):
-    """With the reason, and what to take."""
+    """A rule that does not suit a mode is refused with the reason and an alternative."""
     with pytest.raises(ConfigError, match=f'merge="{name}" is not for a mode that merges updates {message}'):
         choose(name, mode=mode, window=None)
 
 
 class Keeping(Rule):
-    """A rule of the user's own, which keeps something."""
+    """A custom rule with a state."""
 
     name = "keeping"
 
@@ -495,13 +495,13 @@ class Keeping(Rule):
 
 
 def test_a_rule_that_keeps_a_state_is_not_for_hogwild():
-    """There parts of an update are merged, each on its own."""
+    """A rule with a state is refused in hogwild, which merges parts of an update separately."""
     with pytest.raises(ConfigError, match='merge="keeping" keeps a state, and mode="hogwild"'):
         choose(Keeping(), mode="hogwild", window=1)
 
 
 def test_a_step_is_float32_whatever_a_rule_makes():
-    """NumPy makes a double of a double's product, and messages hold float32."""
+    """A step is float32 whatever dtype the rule returns, as messages require."""
     step, after = apply(Keeping(), np.ones(3, np.float32), 4, Merge(0, 1))
 
     assert ([0.5] * 3, np.float32, 5) == (step.tolist(), step.dtype, after)
@@ -509,20 +509,20 @@ def test_a_step_is_float32_whatever_a_rule_makes():
 
 @pytest.mark.parametrize("update", [lambda *_: 1 / 0, lambda delta, *_: (delta[1:], None), lambda *_: None])
 def test_a_rule_that_fails_is_named(update):
-    """Whatever it does, the run ends with its name."""
+    """A run whose rule fails, in whatever way, ends with an error that names the rule."""
     rule = type("Odd", (Rule,), {"name": "odd", "update": lambda self, *arguments: update(*arguments)})()
     with pytest.raises(RuleError, match="The rule 'odd' failed on an update"):
         apply(rule, np.ones(3, np.float32), None, Merge(0, 1))
 
 
 def test_an_unknown_rule_is_refused_by_name():
-    """The message says which there are."""
+    """The error for an unknown rule lists the known ones."""
     with pytest.raises(ConfigError, match="one of 'average', 'sum', .*, or a Rule; got 'vote'."):
         choose("vote", mode="asynchronous", window=None)
 
 
 def test_a_rule_without_an_update_is_not_one():
-    """The base class decides nothing."""
+    """A rule without an update method cannot be instantiated."""
     with pytest.raises(NotImplementedError):
         Rule().update(np.ones(1, np.float32), None, ROUND)
 
@@ -542,7 +542,7 @@ def test_a_rule_without_an_update_is_not_one():
     ids=lambda merge: getattr(merge, "name", str(merge)),
 )
 def test_a_rule_can_be_written_as_json(merge):
-    """Settings are saved beside a model, and make the same rule again."""
+    """A rule's settings are saved as JSON and make the same rule again."""
     written = json.dumps(to_settings(merge))
     again = from_settings(json.loads(written))
 
@@ -551,7 +551,7 @@ def test_a_rule_can_be_written_as_json(merge):
 
 
 def test_a_rule_of_ones_own_cannot():
-    """It is said before anything is written."""
+    """A custom rule is refused before anything is written."""
 
     class Own(Rule):
         name = "own"

@@ -1,4 +1,4 @@
-"""What is known of a Spark application without asking it, and what is sent to it."""
+"""Facts known about a Spark application without a request, and the files sent to it."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from sparkdl.spark.application import SparkApplication
 
 @pytest.mark.parametrize("jump", [-3600, 0, 3600])
 def test_an_application_is_as_old_as_its_jvm_at_most(monkeypatch, jump):
-    """A clock that is set while executors register does not make it older."""
+    """An application is at most as old as its JVM, also if the clock is set while executors register."""
     now = time.time()
     jvm = mock.MagicMock()
     jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getUptime.return_value = 12_000
@@ -27,7 +27,7 @@ def test_an_application_is_as_old_as_its_jvm_at_most(monkeypatch, jump):
 
 
 def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
-    """Some packagers give every file the first second of 1970, before which a ZIP file's times begin."""
+    """A package whose files date from 1970, before ZIP's first year, can be sent."""
     package = tmp_path / "sparkdl"
     package.mkdir()
     for name in ("__init__.py", "store.py"):
@@ -42,7 +42,7 @@ def test_a_package_whose_files_have_no_time_is_sent(tmp_path, monkeypatch):
 
 
 def test_the_package_is_sent_whole(tmp_path):
-    """With every module, and nothing that was compiled."""
+    """The package is sent with every module and without compiled files."""
     with zipfile.ZipFile(application._pack(str(tmp_path))) as archive:
         names = {name for name in archive.namelist() if name.endswith(".py")}
         assert not any("__pycache__" in name for name in archive.namelist())
@@ -52,7 +52,7 @@ def test_the_package_is_sent_whole(tmp_path):
 
 
 def test_sparkdl_is_sent_along_once(monkeypatch, tmp_path):
-    """Every later task of the application brings along the list of what was sent."""
+    """The package is sent once: every later task of the application carries the list of sent files."""
     context = mock.MagicMock()
     monkeypatch.setattr(application.SparkFiles, "getRootDirectory", lambda: str(tmp_path))
     of_session = SparkApplication.__new__(SparkApplication)

@@ -1,4 +1,4 @@
-"""Files get their names whole, and only once."""
+"""Files appear under their names complete, and only once."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from sparkdl.spark import files, hadoop
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_is_never_replaced(tmp_path, monkeypatch, links):
-    """Also where there are no hard links; a file of the same content is taken for this one."""
+    """Publishing a file never replaces one with other content, also without hard links."""
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links")))
     target = tmp_path / "target"
@@ -34,7 +34,7 @@ def test_a_file_is_never_replaced(tmp_path, monkeypatch, links):
 
 
 def test_a_file_of_hadoop_that_has_its_name_is_published(tmp_path, monkeypatch, caplog):
-    """The removal of the temporary name may fail, and what fails before that is still raised."""
+    """A Hadoop file that has its name is published, even if removing the temporary name fails."""
     (tmp_path / "local").write_bytes(b"one")
     system = mock.Mock(**{"exists.return_value": False, "rename.return_value": True})
     system.delete.side_effect = Py4JError("the network is down")
@@ -61,7 +61,7 @@ def put(folder, content):
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
-    """The old content is whole, and nothing is left of the new one."""
+    """A full disk leaves the old file complete and nothing of the new one."""
     put(tmp_path, b"old")
 
     def full(source, target):
@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
 
 
 def test_a_file_that_is_replaced_keeps_its_mode_and_its_link(tmp_path):
-    """A link leads to the new content, which nobody else may read if nobody else could read the old one."""
+    """Replacing a file keeps its mode, and writes through a link."""
     put(tmp_path, b"old")
     (tmp_path / "there" / "target").rename(tmp_path / "real")
     (tmp_path / "real").chmod(0o600)
@@ -92,7 +92,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_its_link(tmp_path):
 
 @pytest.fixture
 def moves(monkeypatch):
-    """The calls of ``files.move`` by number, with local files instead of Hadoop's."""
+    """The calls of ``files.move`` by number, on local files instead of Hadoop's."""
     made = []
 
     def move(source, target, *, context):
@@ -115,7 +115,7 @@ def contents(folder):
 
 
 def test_a_folder_takes_the_place_of_another(tmp_path, moves):
-    """The new folder has the name afterwards, and nothing is left of the old one."""
+    """Replacing a folder leaves the new folder under the name, and nothing of the old one."""
     folder_of(tmp_path / "made", "new")
     files.replace_folder(str(tmp_path / "made"), str(tmp_path / "path"), context=None)
     assert contents(tmp_path) == {"path": "new"}
@@ -138,7 +138,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path, moves):
 def test_a_folder_that_cannot_be_moved_costs_no_data(
     tmp_path, moves, monkeypatch, failing, left, moved, error
 ):
-    """The old folder is back after a failure. If it cannot come back, both folders are kept.
+    """The old folder is back after a failed move; if it cannot come back, both folders are kept.
 
     A move may also report a failure after it has happened.
     """
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_moved_costs_no_data(
 
 
 def test_an_old_folder_that_cannot_be_removed_is_named(tmp_path, moves, monkeypatch, caplog):
-    """The new data are in their place, so that the call succeeds."""
+    """An old folder that cannot be removed is logged; the call succeeds."""
     folder_of(tmp_path / "path", "old")
     folder_of(tmp_path / "made", "new")
 
@@ -185,7 +185,7 @@ def test_an_old_folder_that_cannot_be_removed_is_named(tmp_path, moves, monkeypa
 
 
 def test_an_interrupt_does_not_break_a_replacement(tmp_path, moves, monkeypatch):
-    """Ctrl-C while the old folder is away is raised once the new one has the name."""
+    """Ctrl-C while a folder is being replaced is raised once the new one has the name."""
     folder_of(tmp_path / "path", "old")
     folder_of(tmp_path / "made", "new")
     move = files.move

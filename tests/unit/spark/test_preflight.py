@@ -1,4 +1,4 @@
-"""Whether an executor reaches the endpoint, as it finds out before anything else."""
+"""The preflight check of an executor that it reaches the endpoint."""
 
 import socket
 import sys
@@ -26,13 +26,13 @@ def endpoint(context=None):
 
 
 def check(port, certificate=b"", token="secret", **options):
-    """Look at an endpoint, as a task does."""
+    """Run the check of the endpoint as a task does."""
     expected = preflight.expectations(None, local=True)
     preflight.reach(expected, ("127.0.0.1", port, token, RUN, certificate), **options)
 
 
 def test_an_endpoint_is_reached(identity):
-    """With TLS, and without."""
+    """The check passes with and without TLS."""
     with endpoint() as port:
         check(port)
     with endpoint(identity[0]) as port:
@@ -40,7 +40,7 @@ def test_an_endpoint_is_reached(identity):
 
 
 def test_an_endpoint_of_another_run_is_named(identity):
-    """It knows another token, or has another key."""
+    """An endpoint with another token or key is reported as another run's."""
     with endpoint() as port, pytest.raises(RuntimeError, match=f"status 401 from 127.0.0.1:{port}; another"):
         check(port, token="other")
     with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match="verify failed.*another program"):
@@ -48,7 +48,7 @@ def test_an_endpoint_of_another_run_is_named(identity):
 
 
 def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(identity, monkeypatch):
-    """Nobody falls back to what is less."""
+    """A mismatch of TLS between task and endpoint is reported; there is no fallback."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with endpoint() as port, pytest.raises(RuntimeError, match="TLS: .*another program answers there"):
         check(port, identity[1])
@@ -58,7 +58,7 @@ def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(id
 
 @pytest.mark.parametrize("certificate", [False, True])
 def test_another_program_is_named(identity, certificate):
-    """One that knows neither HTTP nor TLS."""
+    """A program that speaks neither HTTP nor TLS is reported as another program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet():
@@ -77,7 +77,7 @@ def test_another_program_is_named(identity, certificate):
     [(True, f"set PYSPARK_PYTHON={sys.executable} before"), (False, "spark.pyspark.python, or --archives")],
 )
 def test_what_is_missing_is_named_with_what_to_do(local, words):
-    """On this machine the driver's own Python will do; elsewhere its path may mean nothing."""
+    """The remedy for a missing package depends on whether the executor shares the driver's machine."""
     expected = preflight.expectations("torch", local=local)
     expected["packages"] = {"no-such-package": "1.0"}
 
@@ -96,13 +96,13 @@ def test_what_is_missing_is_named_with_what_to_do(local, words):
     ],
 )
 def test_what_differs_is_named(differs, words):
-    """The version here, and that of the driver."""
+    """A version mismatch is reported with both versions."""
     with pytest.raises(RuntimeError, match=words):
         preflight.by_value(preflight.check)(preflight.expectations(None, local=True) | differs)
 
 
 def test_nobody_there_is_named():
-    """With the settings that decide which address it is."""
+    """The error for an unreachable endpoint names the settings of its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(RuntimeError, match=f"cannot reach .* 127.0.0.1:{port} .* spark.driver.host or adv"):
@@ -111,7 +111,7 @@ def test_nobody_there_is_named():
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"])
 def test_a_connection_that_fails_is_tried_again(answer):
-    """The endpoint may have been short of memory or of open files for a moment."""
+    """A failed connection is retried: the endpoint may lack memory or open files for a moment."""
     good = b"HTTP/1.1 204 No Content\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -125,7 +125,7 @@ def test_a_connection_that_fails_is_tried_again(answer):
 
 
 def test_an_endpoint_that_is_paused_is_waited_for():
-    """A driver may stand still for a minute, while its machine goes on accepting connections."""
+    """A paused endpoint is retried: a stopped driver's machine still accepts connections."""
     good = b"HTTP/1.1 204 No Content\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -139,7 +139,7 @@ def test_an_endpoint_that_is_paused_is_waited_for():
 
 
 def test_an_endpoint_that_never_answers_is_named():
-    """After as many attempts as there are timeouts."""
+    """An endpoint that never answers is reported after one attempt per timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(RuntimeError, match=rf"cannot reach .* 127.0.0.1:{port} \(timed out\)"):

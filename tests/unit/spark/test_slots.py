@@ -7,7 +7,7 @@ from sparkdl.spark.slots import Slots
 
 
 class Application:
-    """An application with settings and slots that a test names."""
+    """An application with given settings and slots."""
 
     local, dynamic, separate_gpus = True, False, 0
 
@@ -38,7 +38,7 @@ class Application:
     ],
 )
 def test_an_application_asks_for_the_slots_that_its_settings_name(settings, gpus, cores, tasks, requested):
-    """Executors of a standalone cluster take all cores if they are not told otherwise."""
+    """The number of slots follows from the settings; standalone executors take all cores by default."""
     application = Application(**settings)
     application.separate_gpus = gpus
     slots = Slots(application)
@@ -60,7 +60,7 @@ def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
 
 
 def test_more_workers_than_slots_are_refused():
-    """With dynamic allocation, more than there can ever be."""
+    """More workers than slots are refused, or with dynamic allocation, more than its maximum."""
     with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
         Slots(Application()).num_workers(3, None, timeout=0.0)
     with pytest.raises(ClusterError, match="num_workers=1 needs as many slots; the application has 0"):

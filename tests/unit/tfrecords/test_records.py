@@ -1,4 +1,4 @@
-"""TFRecord files: what is written is read, by us and by TensorFlow, and what is torn is found."""
+"""TFRecord files are read as written, by sparkdl and TensorFlow; corrupt files are detected."""
 
 import io
 
@@ -25,25 +25,25 @@ def file_of(*data):
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
 def test_records_are_read_as_they_were_written(data):
-    """Empty ones too."""
+    """Records are read as they were written, also empty ones."""
     assert data == list(read(io.BytesIO(file_of(*data)), "file"))
 
 
 @given(FEATURES)
 def test_an_example_is_parsed_as_it_was_serialized(features):
-    """Whole numbers, floats of 32 bits and bytes keep their values, and nothing its kind."""
+    """Integers, 32-bit floats, bytes and empty features of an Example keep their values."""
     assert Record(features) == parse(serialize(Record(features)), sequence=False)
 
 
 @given(FEATURES, st.dictionaries(st.text(max_size=5), st.lists(VALUES, max_size=3), max_size=3))
 def test_a_sequence_is_parsed_as_it_was_serialized(features, lists):
-    """Its context, and lists of lists of any kind."""
+    """The context and the nested lists of a SequenceExample keep their values."""
     assert Record(features, lists) == parse(serialize(Record(features, lists)), sequence=True)
 
 
 @given(st.data())
 def test_what_is_torn_or_altered_is_found(data):
-    """A file that ends anywhere within a record, and one with any bit turned."""
+    """A file truncated within a record, or with any bit flipped, is detected."""
     whole = file_of(b"first", b"second record")
     cut = data.draw(st.integers(1, len(whole) - 1).filter(lambda at: at != len(file_of(b"first"))))
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
@@ -56,7 +56,7 @@ def test_what_is_torn_or_altered_is_found(data):
 
 
 def test_a_feature_of_several_kinds_is_refused():
-    """And bytes that are no Example."""
+    """A feature with several kinds, and bytes that are not an Example, are refused."""
     with pytest.raises(DataError, match="The feature 'a' has values of several kinds"):
         serialize(Record({"a": [1, b"x"]}))
     with pytest.raises(DataError, match="A record is no SequenceExample"):

@@ -1,4 +1,4 @@
-"""Who has no token changes nothing, and keeps nobody from training."""
+"""A client without the token changes nothing and does not stop training."""
 
 import http.client
 import itertools
@@ -30,7 +30,7 @@ HEADS = [b"", b"P", b"POST /v1/exchange HTTP/1.1\r\nAuthorization: Bearer ", b"\
 
 @pytest.fixture
 def many_files():
-    """As many open files as a thousand connections take, with both of their ends in this process."""
+    """Allow as many open files as a thousand connections need, with both ends in this process."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
     yield
@@ -53,7 +53,7 @@ def connect(port):
 
 
 def greet(port, certificate):
-    """Connect, and greet as TLS does, unless there is none, or it is too late for that."""
+    """Connect, and greet with TLS if there is a certificate and the connection is still open."""
     sock = connect(port)
     if certificate:
         sock = tls.Socket(sock, tls.client_context(certificate), server=False)
@@ -66,7 +66,7 @@ def greet(port, certificate):
 def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
     store, many_files, eventually, encrypted
 ):
-    """A worker joins and exchanges while they hang on, each a part of a head further now and then."""
+    """A worker trains while a thousand connections send parts of a head now and then."""
     context, certificate = tls.server_context() if encrypted else (None, b"")
     with ExitStack() as stack:
         app = make_app(store, "secret", Traffic())
@@ -88,7 +88,7 @@ def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
 
 
 def send(sock, data):
-    with suppress(OSError):  # it was closed, as it should
+    with suppress(OSError):  # it was closed, as expected
         sock.sendall(data)
 
 
@@ -108,7 +108,7 @@ SIZES = [connections.HEAD_BYTES + more for more in (-1, 0, 1, 255, 256, 4096)]
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_heads_near_the_limit_take_no_thread(store, size, encrypted):
-    """More of them than there are threads; a worker's exchange would wait for as long as they stay."""
+    """More incomplete heads than threads do not delay a worker's exchange."""
     context, certificate = tls.server_context() if encrypted else (None, b"")
     start = b"GET / HTTP/1.1\r\nX: "
     with ExitStack() as stack:
@@ -149,9 +149,9 @@ LARGER = itertools.product((256, 1024, 4096), (1000, 3000, 8000))
     ("room", "count"), [*FLOODS, *(pytest.param(*flood, marks=pytest.mark.whole) for flood in LARGER)]
 )
 def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd, room, count):
-    """The oldest connections make room for a worker's, and one log line says so.
+    """The oldest connections are closed to make room for a worker's, and one log line says so.
 
-    ``room`` is the number of files that the process may open beside those that are open already.
+    ``room`` is the number of files that the process may open in addition to those already open.
     """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
@@ -179,7 +179,7 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
 
 @pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
 def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, monkeypatch, jump):
-    """Times are measured by a clock that nobody sets."""
+    """Setting the clock neither closes a worker's connection nor keeps an unauthenticated one open."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange), connect(port) as sock:
@@ -196,7 +196,7 @@ def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, 
 
 @pytest.mark.parametrize("sent", HEADS[:2])
 def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent):
-    """Whoever sends a part of it, or nothing."""
+    """A connection that sends only a part of a head, or nothing, is closed."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with connect(port) as sock:
         sock.sendall(sent)
@@ -204,7 +204,7 @@ def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent
 
 
 def test_a_head_may_come_in_parts(port):
-    """It is taken up when it is whole."""
+    """A head may arrive in parts."""
     with connect(port) as sock:
         for part in (b"GET /v1/ping HTTP/1.1\r\nAuth", b"orization: Bearer sec", b"ret\r\n\r", b"\n"):
             sock.sendall(part)
@@ -215,7 +215,7 @@ def test_a_head_may_come_in_parts(port):
 
 
 def test_a_head_that_has_no_end_is_refused(port, store):
-    """It is neither read to its end nor kept."""
+    """An endless head is refused and not stored."""
     before = state_of(store)
     with connect(port) as sock:
         sock.sendall(
@@ -239,7 +239,7 @@ def train(store, exchange):
 
 
 def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
-    """None is merged and each is counted; who trains meanwhile gets through, and who sent them is named."""
+    """Updates with NaN are counted and not merged; other workers train on, and the sender is named."""
     flooded, trained = threading.Event(), threading.Event()
 
     def flood():
@@ -267,7 +267,7 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
 
 @pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, caplog, kind):
-    """Worker 1 has as many of them as it may have requests; worker 0 trains on, and then they are closed."""
+    """Stalled bodies of one worker do not hold back the others and are closed after a timeout."""
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     update = update_of(store, 1, np.ones(5))
     header, parameters = messages.encode_update(update), messages.sections(update)[0]
@@ -291,7 +291,7 @@ def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, c
 
 
 def test_a_server_that_stops_closes_who_waits(store):
-    """Nothing hangs on to its port."""
+    """A stopping server closes waiting connections and frees its port."""
     with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
         waiting = [connect(port) for _ in range(2)]
         waiting[0].sendall(b"GET")

@@ -1,4 +1,4 @@
-"""What every Exchange promises, over each of its implementations."""
+"""Promises of the Exchange interface, checked for each implementation."""
 
 import socket
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ class Https(Http):
 
 @pytest.fixture(params=[Local, Http, Https], ids=["local", "http", "https"])
 def way(request):
-    """A function that gives a store its exchanges, all closed in the end."""
+    """A function that makes a coordinator's exchanges, closed at the end."""
     with ExitStack() as stack:
         yield lambda store: request.param(store, stack)
 
@@ -75,7 +75,7 @@ def update(*values, sequence=0, kind=Kind.DELTA, **fields):
 
 
 def test_everybody_begins_together(way):
-    """Ready returns once all workers are, and tells everybody's rows."""
+    """A call of ready returns once all workers are ready, with the rows of each."""
     store = store_of("asynchronous", workers=2)
     ways = way(store)
     store.release(0, 0.5)
@@ -88,7 +88,7 @@ def test_everybody_begins_together(way):
 
 
 def test_ready_asks_again_until_the_gang_is_there(way):
-    """A gang that forms slowly is waited for."""
+    """A call of ready waits for a worker group that forms slowly."""
     store = store_of("asynchronous", workers=2)
     ways = way(store)
     first = ways.exchange(0)
@@ -118,7 +118,7 @@ def test_an_update_is_answered_with_the_center(way, mode):
 
 
 def test_a_round_is_answered_to_all(way):
-    """Each worker begins, and each finishes with the mean of all."""
+    """Each worker starts a round, and each gets the mean of all."""
     exchanges = gang(way, store_of(workers=3, size=1))
     tickets = [
         exchange.begin(update(float(value), kind=Kind.GRADIENT))
@@ -130,7 +130,7 @@ def test_a_round_is_answered_to_all(way):
 
 
 def test_a_late_round_is_asked_for_again(way):
-    """A worker that waits long sends its update once, and its answer is still the round's."""
+    """A worker that waits long sends its update once and still gets the round's answer."""
     store = store_of(workers=2, size=1)
     first, second = gang(way, store)
 
@@ -148,7 +148,7 @@ def test_a_late_round_is_asked_for_again(way):
 
 
 def test_an_update_that_is_sent_twice_counts_once(way):
-    """The second is answered as a duplicate."""
+    """A repeated update counts once and is answered as a duplicate."""
     store = store_of("asynchronous", workers=1, size=1)
     (exchange,) = gang(way, store)
     exchange(update(1.0))
@@ -160,7 +160,7 @@ def test_an_update_that_is_sent_twice_counts_once(way):
 
 
 def test_an_epoch_ends_when_the_driver_says_so(way):
-    """A report is answered when the next epoch is released, with its learning rate."""
+    """A report is answered when the driver releases the next epoch, with its learning rate."""
     store = store_of(workers=1, size=1, metrics=2, optimizer=3)
     (exchange,) = gang(way, store)
     report = Update(Kind.REPORT, rows=10, parameters=vector(3.0), metrics=b"mm", state=b"sss")
@@ -180,7 +180,7 @@ def test_an_epoch_ends_when_the_driver_says_so(way):
 
 
 def test_a_run_that_stops_says_so(way):
-    """The next reply of any kind carries the word."""
+    """After a stop, the next reply of any kind has the stop flag."""
     store = store_of("asynchronous", workers=1, size=1, epochs=1)
     (exchange,) = gang(way, store)
     store.stop()
@@ -190,7 +190,7 @@ def test_a_run_that_stops_says_so(way):
 
 
 def test_a_worker_is_restored_from_the_cut(way):
-    """It gets the center and its own state back."""
+    """A restored worker gets the center and its own state of the snapshot."""
     store = store_of("asynchronous", workers=1, size=2, optimizer=3)
     (exchange,) = gang(way, store)
     exchange(update(1, 2))
@@ -207,7 +207,7 @@ def test_a_worker_is_restored_from_the_cut(way):
 
 
 def test_an_old_generation_is_refused(way):
-    """What a worker of before a restart sends changes nothing."""
+    """An update of an old generation changes nothing."""
     store = store_of("asynchronous", workers=1, size=1)
     (exchange,) = gang(way, store)
     store.restart()
@@ -219,7 +219,7 @@ def test_an_old_generation_is_refused(way):
 
 
 def test_a_superseded_attempt_is_refused(way):
-    """The newer one goes on."""
+    """A superseded attempt is refused, and the newer one continues."""
     store = store_of("asynchronous", workers=1, size=1)
     ways = way(store)
     store.release(0, NEVER)
@@ -233,7 +233,7 @@ def test_a_superseded_attempt_is_refused(way):
 
 
 def test_weights_of_another_size_are_refused(way):
-    """A model of other variables cannot be merged."""
+    """An update with weights of another size is refused."""
     store = store_of("asynchronous", workers=1, size=1)
     (exchange,) = gang(way, store)
     with pytest.raises(RefusedError) as error:
@@ -244,7 +244,7 @@ def test_weights_of_another_size_are_refused(way):
 
 
 def test_a_run_that_is_over_refuses(way):
-    """A worker that comes after the end is sent away."""
+    """A worker that joins after the end of the run is refused."""
     store = store_of("asynchronous", workers=1, size=1)
     (exchange,) = gang(way, store)
     store.close()
@@ -266,7 +266,7 @@ def test_what_a_worker_sent_stays_its_own(way):
 
 
 def test_asking_again_names_the_update_and_carries_none_of_it():
-    """Its header is the same but for the word that says so."""
+    """A repeated request for a reply has the update's header with the flag AWAIT, and no rows or body."""
     sent = Update(
         Kind.DELTA,
         worker=1,
@@ -299,7 +299,7 @@ def test_asking_again_names_the_update_and_carries_none_of_it():
 
 @pytest.fixture
 def streaming():
-    """A store and an HttpExchange whose stream has begun."""
+    """A coordinator and an HttpExchange with an open stream."""
     with ExitStack() as stack:
         store = store_of("asynchronous", workers=1, size=1)
         (exchange,) = gang(lambda store: Http(store, stack), store)
@@ -308,7 +308,7 @@ def streaming():
 
 
 def test_a_stream_that_broke_off_is_begun_anew(streaming):
-    """The next update goes out on another connection."""
+    """After a stream broke, the next update opens another connection."""
     store, exchange = streaming
     exchange._connection._http.sock.shutdown(socket.SHUT_RDWR)
 
@@ -317,7 +317,7 @@ def test_a_stream_that_broke_off_is_begun_anew(streaming):
 
 
 def test_where_every_answer_ends_its_connection_each_update_takes_another(monkeypatch):
-    """As a proxy may have it; an update is not sent on one connection and its reply expected on another."""
+    """If every answer closes its connection, as a proxy may do, each update takes a new one."""
     monkeypatch.setattr(http_server._Server, "can_add_keepalive_connection", False)
     with ExitStack() as stack:
         store = store_of("asynchronous", workers=1, size=1)
@@ -329,7 +329,7 @@ def test_where_every_answer_ends_its_connection_each_update_takes_another(monkey
 
 
 def test_an_update_whose_sending_stalled_is_sent_again(monkeypatch):
-    """The endpoint has given up waiting for the rest of it, and says so."""
+    """An update that stalled is sent again after the endpoint has given up on it."""
 
     def stalling(sock, parts):
         once.undo()
@@ -348,7 +348,7 @@ def test_an_update_whose_sending_stalled_is_sent_again(monkeypatch):
 
 
 def test_a_reply_that_was_lost_is_asked_for_again(streaming):
-    """The update was merged, and counts once."""
+    """A lost reply is requested again, and its update counts once."""
     store, exchange = streaming
     ticket = exchange.begin(update(1.0, sequence=1, base_version=1))
     with store.merging.changed:
@@ -362,7 +362,7 @@ def test_a_reply_that_was_lost_is_asked_for_again(streaming):
 
 
 def test_an_endpoint_does_not_show_its_token():
-    """It may be logged."""
+    """The repr of an endpoint, which may be logged, does not show the token."""
     assert "Endpoint(host='h', port=1)" == repr(Endpoint("h", 1, "secret", RUN))
 
 
@@ -370,7 +370,7 @@ ANSWER = b'HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 15\r\nServer: spark
 
 
 def test_an_answer_that_breaks_off_anywhere_is_none():
-    """In its head too, which without a length would be that of an answer without a body."""
+    """An answer that is truncated anywhere, also in its head, is rejected."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():

@@ -1,4 +1,4 @@
-"""Whatever comes, the house refuses it in its own words: no 5xx, no changed byte of state, little memory."""
+"""Fuzzed inputs are refused properly: no 5xx, no changed byte of state, little memory."""
 
 import random
 import tracemalloc
@@ -11,7 +11,7 @@ TARGETS = {"wire": (Wire, 300_000, 30_000), "http": (Http, 30_000, 3_000)}
 
 @pytest.fixture(params=TARGETS)
 def fuzzed(request):
-    """A target, and how many inputs it is given, without a look at memory and with one."""
+    """A target, and the numbers of its inputs without and with a check of memory."""
     target, *numbers = TARGETS[request.param]
     target = target()
     yield target, *numbers
@@ -19,7 +19,7 @@ def fuzzed(request):
 
 
 def test_each_input_of_the_corpus_is_an_outcome_of_its_own(fuzzed):
-    """They are what earlier searches have found, and the promises hold for them."""
+    """Each input of the corpus has its own outcome, and the invariants hold for it."""
     target, *_ = fuzzed
     inputs = kept(target)
 
@@ -27,13 +27,13 @@ def test_each_input_of_the_corpus_is_an_outcome_of_its_own(fuzzed):
 
 
 def test_inputs_that_are_almost_right_are_answered_or_refused(fuzzed):
-    """With a status below 500, or the error of the wire; what is refused has changed nothing."""
+    """An almost valid input gets a status below 500 or WireError, and a refused one changes nothing."""
     target, number, _ = fuzzed
     search(target, number, random.Random(1))
 
 
 def test_no_input_takes_much_memory(fuzzed):
-    """Whatever length it claims to have."""
+    """No input takes much memory, whatever length it claims to have."""
     target, _, number = fuzzed
     tracemalloc.start()
     try:

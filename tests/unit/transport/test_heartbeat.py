@@ -1,4 +1,4 @@
-"""What a heartbeat brings of a worker's log to the driver, also where one does not get through."""
+"""Heartbeats carry a worker's log to the driver, also if some get lost."""
 
 import logging
 from contextlib import closing
@@ -29,7 +29,7 @@ def log():
 
 @pytest.fixture
 def heartbeat(store, log):
-    """The heartbeat of worker 0, whose endpoint is served; its thread is not started."""
+    """The heartbeat of worker 0 with a served endpoint; its thread is not started."""
     with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
         exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
         heartbeat = Heartbeat(exchange, log)
@@ -47,7 +47,7 @@ def arrived(store):
 
 
 def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
-    """No heartbeat is longer than the endpoint reads, and records keep their order."""
+    """A long log is split into heartbeats that the endpoint reads, and keeps its order."""
     note(log, *LONG)
     beats = 0
     while log.records:
@@ -59,7 +59,7 @@ def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
 
 
 def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
-    """A worker that ends has logged something until then."""
+    """The last heartbeats of a worker carry all remaining log records."""
     with heartbeat:
         note(log, *LONG)
 
@@ -67,7 +67,7 @@ def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
 
 
 def failing(heartbeat, *, sent):
-    """Return a call of a heartbeat's connection whose first answer is lost, or whose first request."""
+    """Return a call of a heartbeat's connection that loses the first answer, or the first request."""
     call, failures = heartbeat._connection.call, [TransportError("no answer")]
 
     def once(path, **fields):
@@ -82,7 +82,7 @@ def failing(heartbeat, *, sent):
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_records_of_a_heartbeat_without_an_answer_are_sent_again(store, log, heartbeat, monkeypatch, sent):
-    """They arrive at least once: twice where the request arrived, and only its answer was lost."""
+    """Unanswered log records are sent again: they arrive twice if only the answer was lost."""
     monkeypatch.setattr(heartbeat._connection, "call", failing(heartbeat, sent=sent))
     note(log, "first", "second")
     assert heartbeat._beat()
@@ -93,7 +93,7 @@ def test_records_of_a_heartbeat_without_an_answer_are_sent_again(store, log, hea
 
 
 def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heartbeat, monkeypatch):
-    """No other one would follow."""
+    """The last heartbeat is sent again if its connection broke."""
     request, failures = heartbeat._connection._http.request, [ConnectionResetError()]
 
     def broken_once(*arguments):
@@ -109,7 +109,7 @@ def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heart
 
 
 def test_records_that_find_no_room_again_are_the_oldest(log):
-    """Newer ones were logged while a heartbeat waited for its answer."""
+    """If returned records exceed the buffer, the oldest are dropped."""
     note(log, *map(str, range(200)))
     taken = log.take()
     note(log, *map(str, range(200, 250)))
@@ -120,7 +120,7 @@ def test_records_that_find_no_room_again_are_the_oldest(log):
 
 @pytest.mark.parametrize("status", [400, 401, 409, 410, 413, 500])
 def test_only_the_end_of_an_attempt_or_a_run_ends_its_heartbeats(status, heartbeat, monkeypatch):
-    """A healthy worker that sends none would be taken for lost."""
+    """Only the end of an attempt or run stops heartbeats: without them a healthy worker counts as lost."""
     refusing = mock.Mock(side_effect=RefusedError(status, "no"))
     monkeypatch.setattr(heartbeat._connection, "call", refusing)
 

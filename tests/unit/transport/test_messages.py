@@ -1,4 +1,4 @@
-"""The bytes of one message: encoding undone, everything else refused."""
+"""The encoding of messages: decoding undoes it, and all other bytes are refused."""
 
 from dataclasses import fields
 from math import nan
@@ -14,7 +14,7 @@ from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(lambda v: np.array(v, np.float32))
 words, longs = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-flags = st.sampled_from(Flag)  # and what they make together
+flags = st.sampled_from(Flag)  # and their combinations
 numbers = st.floats(allow_nan=False)
 ids = st.binary(min_size=16, max_size=16)
 sections = {
@@ -66,18 +66,18 @@ def through(message, encode, decode):
 
 @given(updates)
 def test_an_update_comes_back_as_it_was_sent(update):
-    """Decoding undoes encoding, every field of the header and every section."""
+    """Decoding an update restores every field of its header and every section."""
     assert fields_of(update) == fields_of(through(update, messages.encode_update, messages.decode_update))
 
 
 @given(replies)
 def test_a_reply_comes_back_as_it_was_sent(reply):
-    """Decoding undoes encoding, every field of the header and every section."""
+    """Decoding a reply restores every field of its header and every section."""
     assert fields_of(reply) == fields_of(through(reply, messages.encode_reply, messages.decode_reply))
 
 
 def test_who_keeps_statistics_does_not_keep_the_body():
-    """Parameters are read where they came in; all else is small, and the store keeps it for long."""
+    """Parameters are views of the body; the other sections are copies, which may be kept for long."""
     sent = Update(Kind.REPORT, parameters=np.ones(3, np.float32), statistics=np.ones(2, np.float32))
     body = b"".join(messages.sections(sent))
     came = messages.fill(*messages.decode_update(messages.encode_update(sent)), body)
@@ -88,7 +88,7 @@ def test_who_keeps_statistics_does_not_keep_the_body():
 
 
 def test_what_is_not_a_number_travels_too():
-    """A loss that exploded, or a learning rate that stays, is nan on the other side."""
+    """NaN values, of a loss that exploded or an unchanged learning rate, arrive as NaN."""
     assert np.isnan(
         through(Update(Kind.DELTA, loss=nan), messages.encode_update, messages.decode_update).loss
     )
@@ -97,21 +97,21 @@ def test_what_is_not_a_number_travels_too():
 
 @pytest.mark.parametrize("length", range(messages.UPDATE.size))
 def test_a_truncated_update_is_refused(length):
-    """However few bytes came, the error has a name and is not one of struct's."""
+    """A truncated update raises WireError, never struct.error."""
     with pytest.raises(WireError, match=f"has {messages.UPDATE.size} bytes; got {length}."):
         messages.decode_update(messages.encode_update(Update(Kind.DELTA))[:length])
 
 
 @pytest.mark.parametrize("length", range(messages.REPLY.size))
 def test_a_truncated_reply_is_refused(length):
-    """However few bytes came, the error has a name and is not one of struct's."""
+    """A truncated reply raises WireError, never struct.error."""
     with pytest.raises(WireError, match=f"has {messages.REPLY.size} bytes; got {length}."):
         messages.decode_reply(messages.encode_reply(Reply())[:length])
 
 
 @given(updates, st.integers(0, 200))
 def test_sections_of_another_length_are_refused(update, length):
-    """A body is taken whole or not at all."""
+    """A body is read completely or refused."""
     header, body = messages.encode_update(update), b"".join(messages.sections(update))
     other = (body + bytes(200))[:length]
     if len(other) == len(body):
@@ -122,7 +122,7 @@ def test_sections_of_another_length_are_refused(update, length):
 
 @given(st.binary(min_size=messages.UPDATE.size, max_size=messages.UPDATE.size))
 def test_noise_is_refused(noise):
-    """Bytes that are no header raise WireError and nothing else."""
+    """Random bytes raise WireError and nothing else."""
     with pytest.raises(WireError):
         messages.decode_update(noise)
     with pytest.raises(WireError):
@@ -131,7 +131,7 @@ def test_noise_is_refused(noise):
 
 @pytest.mark.parametrize(("place", "value"), [(4, 0), (4, 99), (7, 1), (7, 128)])
 def test_an_unknown_kind_or_flag_is_refused(place, value):
-    """What a later version may say is not taken for something else by this one."""
+    """A kind or flag of a later version is refused."""
     header = bytearray(messages.encode_update(Update(Kind.DELTA)))
     header[place] = value
     with pytest.raises(WireError, match="of a known kind was expected"):
@@ -139,7 +139,7 @@ def test_an_unknown_kind_or_flag_is_refused(place, value):
 
 
 def test_the_bytes_of_an_update_are_these():
-    """The format does not change unnoticed."""
+    """The bytes of an update are fixed, so that the format does not change unnoticed."""
     update = Update(
         Kind.REPORT,
         worker=2,
@@ -173,7 +173,7 @@ def test_the_bytes_of_an_update_are_these():
 
 
 def test_the_bytes_of_a_reply_are_these():
-    """The format does not change unnoticed."""
+    """The bytes of a reply are fixed, so that the format does not change unnoticed."""
     reply = Reply(Answer.MEAN, Flag.STOP, version=3, round=7, progress=1.5, learning_rate=0.5)
     expected = (
         "53444c52 0100 0200 ffffffffffffffff 0300000000000000 0700000000000000 000000000000f83f"

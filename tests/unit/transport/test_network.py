@@ -1,8 +1,8 @@
-"""Workers on other hosts than the driver's, and what networks do: training goes on, and counts once.
+"""Workers on other hosts than the driver's survive network faults, and updates count once.
 
-Hosts are network namespaces, workers processes on them. A link is taken down and up again, at the driver's
-end (the worker's packets vanish) or at the worker's (its kernel knows no way); links are slow, or lose
-packets; and a relay delays and resets what goes through it.
+Hosts are network namespaces with worker processes. A link is taken down and up again, at the driver's end
+(the worker's packets vanish) or at the worker's (its kernel has no route). Links are slow, or lose packets; a
+relay delays and resets the connections through it.
 """
 
 import json
@@ -41,15 +41,15 @@ def network():
 
 
 class Run:
-    """A run whose workers are processes on hosts of their own.
+    """A run whose workers are processes on separate hosts.
 
     Args:
-        setting: how it merges.
+        setting: the name of its aggregation settings.
         network: the hosts.
-        stack: what closes it.
-        updates: of each worker.
-        size: of an update.
-        relay: what its requests go through, as the arguments of a Relay.
+        stack: the stack that closes it.
+        updates: the number of updates of each worker.
+        size: the number of parameters of an update.
+        relay: the arguments of a Relay for its requests.
     """
 
     def __init__(self, setting, network, stack, *, updates=UPDATES, size=SIZE, **relay):
@@ -68,17 +68,17 @@ class Run:
         ]
 
     def drive(self, until):
-        """Be the driver until a condition holds, or the run has failed; return whether it holds."""
+        """Drive the run until a condition holds or the run has failed; return the condition."""
         while not (reached := until()) and self.store.failure is None:
             self.store.wait_epoch(0, 0.02)
         return reached
 
     def counted(self, worker):
-        """Return how many updates of a worker are merged."""
+        """Return the number of merged updates of a worker."""
         return self.store.merging.next_sequence(worker)
 
     def end(self):
-        """Let the workers end, each update of theirs counted once."""
+        """Wait for the workers to finish; assert that each update counted once."""
         self.drive(lambda: all(process.poll() is not None for process in self.processes))
         assert self.store.failure is None
         outputs = [process.communicate(timeout=30) for process in self.processes]
@@ -92,7 +92,7 @@ class Run:
 
 @pytest.fixture
 def begin(network):
-    """A function that begins a run."""
+    """A function that starts a run."""
     with ExitStack() as stack:
         yield lambda setting, **options: Run(setting, network, stack, **options)
 
@@ -102,7 +102,7 @@ def begin(network):
 @pytest.mark.parametrize("end", ["driver", "worker"])
 @pytest.mark.parametrize("seconds", CUTS)
 def test_a_worker_that_is_cut_off_goes_on(begin, network, setting, end, seconds):
-    """Nobody takes it for lost, and what was under way counts once."""
+    """A worker that is cut off for a while is not lost, and its pending update counts once."""
     run = begin(setting)
     host = network.driver if end == "driver" else network.workers[0]
     assert run.drive(lambda: run.counted(0) > UPDATES // 4)
@@ -114,13 +114,13 @@ def test_a_worker_that_is_cut_off_goes_on(begin, network, setting, end, seconds)
 
 
 def after(seconds):
-    """Return a condition that holds when so much time has passed."""
+    """Return a condition that holds after ``seconds``."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() > end
 
 
 def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeypatch):
-    """However often it is told at once that there is none."""
+    """A worker without a route to the driver keeps trying until there is one."""
     monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 100)  # pauses between tries
     store = store_of("asynchronous", workers=1, size=SIZE, merge="sum")
     store.release(0, NEVER)
@@ -151,7 +151,7 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_slow_link_is_only_slow(begin, network, setting):
-    """Of a few dozen exchanges a second."""
+    """A run over a slow link succeeds."""
     for worker in range(WORKERS):
         network.slow(worker, "100kbit")
     begin(setting).end()
@@ -160,7 +160,7 @@ def test_a_slow_link_is_only_slow(begin, network, setting):
 @pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_where_packets_are_lost_every_update_counts_once(begin, network, setting):
-    """One in twenty, each way: requests, answers and what opens connections."""
+    """With one packet in twenty lost each way, every update counts once."""
     try:
         for worker in range(WORKERS):
             network.lose(worker, 0.05)
@@ -173,7 +173,7 @@ def test_where_packets_are_lost_every_update_counts_once(begin, network, setting
 @pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, network, monkeypatch, setting):
-    """Its bytes come all the time."""
+    """An update may take longer than the idle timeout while its bytes keep arriving."""
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     for worker in range(WORKERS):
         network.slow(worker, "500kbit")
@@ -183,7 +183,7 @@ def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, networ
 @pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, monkeypatch, setting):
-    """The endpoint has given up waiting for the rest of it when the link is back."""
+    """An update that is cut off halfway is sent again when the link is back."""
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     for worker in range(WORKERS):
         network.slow(worker, "500kbit")
@@ -198,7 +198,7 @@ def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, m
 @pytest.mark.third
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_comes_late_or_on_a_connection_that_was_reset_counts_once(begin, setting):
-    """A relay before the endpoint delays all that it hands on, and ends connections in the middle."""
+    """Updates through a relay that delays requests and resets connections count once."""
     run = begin(setting, share=0.02, delay=0.02)
     run.end()
     assert run.relay.done["requests"] > 0

@@ -1,4 +1,4 @@
-"""TLS between workers and endpoint: who is not the run's endpoint, or cannot read it, learns nothing."""
+"""TLS between workers and endpoint: no other party can impersonate the endpoint or read the traffic."""
 
 import importlib.util
 import os
@@ -46,10 +46,10 @@ def port(store, identity):
 
 @contextmanager
 def pair(context, certificate):
-    """Yield both ends of a connection, greeted."""
+    """Yield both ends of a connection after the handshake."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here, there = socket.create_connection(listener.getsockname(), timeout=20), listener.accept()[0]
-    there.settimeout(None)  # as the endpoint has it: a time-out of Python's waits in any case
+    there.settimeout(None)  # as at the endpoint: with a timeout, Python waits in any case
     with (
         tls.Socket(here, tls.client_context(certificate), server=False) as worker,
         tls.Socket(there, context, server=True) as endpoint,
@@ -66,18 +66,18 @@ def ping(port, certificate):
 
 
 def test_who_has_the_certificate_is_answered(port, identity):
-    """Whatever the name of the host is, and whatever its clock says."""
+    """A client with the certificate is answered, whatever the host's name and clock."""
     assert 204 == ping(port, identity[1])
 
 
 def test_another_certificate_is_refused(port):
-    """One that was made for another run, too: nothing is sent, the token least of all."""
+    """A certificate of another run is refused before anything is sent, above all the token."""
     with pytest.raises(ConnectionResetError, match="certificate verify failed"):
         ping(port, tls.server_context()[1])
 
 
 def test_who_answers_in_its_place_is_refused(identity):
-    """Somebody with a key of their own, in the middle or at the end; they get no byte of a request."""
+    """A server with another key is refused and gets no byte of a request."""
     context, _ = tls.server_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -95,7 +95,7 @@ def test_who_answers_in_its_place_is_refused(identity):
 
 
 def test_an_older_version_is_refused(port, identity):
-    """TLS 1.3 has no weak ciphers to choose."""
+    """Versions before TLS 1.3 are refused."""
     context = tls.client_context(identity[1])
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with (
@@ -107,7 +107,7 @@ def test_an_older_version_is_refused(port, identity):
 
 
 def test_the_librarys_own_client_is_understood(port, identity):
-    """What goes over the wire is TLS, and a token is asked for there too."""
+    """The client of Python's ssl module is understood, and needs a token too."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
         tls.client_context(identity[1]).wrap_socket(sock) as wrapped,
@@ -117,7 +117,7 @@ def test_the_librarys_own_client_is_understood(port, identity):
 
 
 def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch):
-    """Neither does a worker without TLS from an endpoint with it, nor the other way about; both are named."""
+    """A worker and an endpoint of which only one uses TLS get no answer, and the error says so."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     before = state_of(store)
     plain = Connection(Endpoint("127.0.0.1", port, "secret", RUN), retries=0)
@@ -133,7 +133,7 @@ def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch)
 
 
 def test_a_relay_sees_neither_token_nor_weights(identity, store):
-    """Somebody who reads the traffic gets noise."""
+    """A relay that reads the traffic sees neither the token nor HTTP."""
     seen = bytearray()
     with (
         serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port,
@@ -163,7 +163,7 @@ def test_a_relay_sees_neither_token_nor_weights(identity, store):
 
 
 def test_the_key_is_on_no_disk_when_the_endpoint_has_it(tmp_path, monkeypatch):
-    """While OpenSSL reads it, it is encrypted, in a file and a folder that are nobody else's."""
+    """The key is on disk only while OpenSSL reads it: encrypted, in a private file and folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = []
     load = ssl.SSLContext.load_cert_chain
@@ -182,13 +182,13 @@ def test_the_key_is_on_no_disk_when_the_endpoint_has_it(tmp_path, monkeypatch):
 
 
 def test_each_run_has_a_key_of_its_own():
-    """What one fit knew is worth nothing in the next."""
+    """Each run has a new key."""
     assert tls.server_context()[1] != tls.server_context()[1]
 
 
 @given(st.lists(st.integers(0, 3 * tls.BLOCK), min_size=1, max_size=4), st.booleans(), st.data())
 def test_bytes_come_as_they_were_sent(identity, lengths, whole, data):
-    """In pieces of any size, read at once or as they come, after a look at them or without."""
+    """Bytes arrive as sent, in pieces of any size, read whole or in parts, after a peek or not."""
     parts = [np.random.default_rng(number).bytes(length) for number, length in enumerate(lengths)]
     sent = b"".join(parts)
     ahead = data.draw(st.integers(0, min(len(sent), tls.RECORD)))
@@ -220,7 +220,7 @@ def test_bytes_come_as_they_were_sent(identity, lengths, whole, data):
 
 
 def test_nothing_there_is_not_waited_for(identity):
-    """The endpoint looks at many connections in one thread."""
+    """Reading without data does not block: the endpoint watches many connections in one thread."""
     with pair(*identity) as (worker, endpoint):
         flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
         with pytest.raises(BlockingIOError):
@@ -233,7 +233,7 @@ def test_nothing_there_is_not_waited_for(identity):
 
 
 def test_an_end_in_the_middle_is_one(identity):
-    """Somebody cut the connection: what came is there, and no more."""
+    """A connection that is cut returns the received bytes and then ends."""
     with pair(*identity) as (worker, endpoint):
         worker.sendall(b"half of it")
         worker.close()
@@ -242,7 +242,7 @@ def test_an_end_in_the_middle_is_one(identity):
 
 
 def test_a_changed_byte_ends_the_connection(identity):
-    """Nobody else can write into it."""
+    """A changed byte ends the connection."""
     with pair(*identity) as (worker, endpoint):
         socket.socket.send(worker, b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(ConnectionResetError, match="TLS: "):
@@ -250,7 +250,7 @@ def test_a_changed_byte_ends_the_connection(identity):
 
 
 class Settings:
-    """Those of an application."""
+    """The settings of an application."""
 
     def __init__(self, **settings):
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
@@ -275,12 +275,12 @@ class Settings:
     ],
 )
 def test_tls_is_what_was_asked_for_or_what_spark_does(asked, settings, expected):
-    """An argument, else the setting of the application, else whether Spark's own traffic is encrypted."""
+    """TLS follows the argument, else the application's setting, else Spark's own encryption."""
     assert expected == tls.is_wanted(asked, Settings(**settings))
 
 
 def test_what_is_no_answer_is_refused():
-    """By name, on the driver."""
+    """An invalid value of tls is refused by name, on the driver."""
     with pytest.raises(ConfigError, match='spark.sparkdl.tls should be "true" or "false"; got \'maybe\''):
         tls.is_wanted(None, Settings(spark_sparkdl_tls="maybe"))
     with pytest.raises(ConfigError, match="tls should be True or False; got 'yes'"):
@@ -288,7 +288,7 @@ def test_what_is_no_answer_is_refused():
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    """With what to install."""
+    """The error names the package to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "sparkdl-keras\[tls\]"'):
         tls.server_context()

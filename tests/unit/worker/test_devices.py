@@ -1,4 +1,4 @@
-"""Which GPUs a task gets, and what of its environment is taken back afterwards."""
+"""Assignment of GPUs to tasks, and restoring of the environment afterwards."""
 
 import os
 import sys
@@ -9,13 +9,13 @@ from sparkdl.errors import ConfigError, StaleWorkerError
 from sparkdl.worker import devices
 
 GIVEN = [
-    (None, ["0", "3"], 0, ("0", "3")),  # as Spark says
-    ("4,5,6", ["0", "2"], 1, ("4", "6")),  # counted within those that are visible
+    (None, ["0", "3"], 0, ("0", "3")),  # assigned by Spark
+    ("4,5,6", ["0", "2"], 1, ("4", "6")),  # counted within the visible ones
     ("GPU-a,GPU-b", ["1"], 0, ("GPU-b",)),
     ("GPU-a,GPU-b", ["GPU-b"], 0, ("GPU-b",)),  # or named
     ("4,5", [], 0, ("4",)),  # local mode: tasks take turns
     ("4,5", [], 3, ("5",)),
-    ("4,5", [], None, ()),  # a cluster whose Spark gives no GPUs
+    ("4,5", [], None, ()),  # a cluster whose Spark assigns no GPUs
     ("-1", [], 0, ()),
     ("", [], 1, ()),
 ]
@@ -23,7 +23,7 @@ GIVEN = [
 
 @pytest.fixture
 def visible(monkeypatch, tmp_path):
-    """A function that sets which GPUs are visible, on a machine without any."""
+    """A function that sets the visible GPUs on a machine without any."""
     monkeypatch.setattr(devices, "NVIDIA", tmp_path / "none")
     monkeypatch.setattr(devices, "_bound", None)
 
@@ -38,14 +38,14 @@ def visible(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("listed", "addresses", "place", "expected"), GIVEN)
 def test_a_task_gets_the_gpus_that_are_its_own(visible, listed, addresses, place, expected):
-    """Spark's addresses, within what was visible already; else turns in local mode."""
+    """A task gets Spark's GPUs within the visible ones; in local mode tasks take turns."""
     visible(listed)
 
     assert expected == devices.choose_gpus(addresses, place)
 
 
 def test_a_gpu_that_is_not_visible_is_an_error(visible):
-    """A discovery script that does not heed CUDA_VISIBLE_DEVICES gives addresses that it does not have."""
+    """GPU addresses of a discovery script that ignores CUDA_VISIBLE_DEVICES are refused."""
     visible("4,5")
 
     with pytest.raises(ConfigError, match=r"gave the task GPU 2, and CUDA_VISIBLE_DEVICES shows 2 \(4,5\)"):
@@ -53,7 +53,7 @@ def test_a_gpu_that_is_not_visible_is_an_error(visible):
 
 
 def test_gpus_are_counted_where_none_are_named(visible, monkeypatch, tmp_path):
-    """The driver's folder has an entry for each GPU of the machine."""
+    """Without CUDA_VISIBLE_DEVICES, GPUs are counted in the driver's folder."""
     visible(None)
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_gpus_are_counted_where_none_are_named(visible, monkeypatch, tmp_path):
 
 
 def test_the_environment_is_as_it_was_afterwards(visible):
-    """What a task sets it takes back, and the GPUs are no longer held."""
+    """After a task its environment variables are restored and its GPUs are free."""
     visible("4,5")
     before = dict(os.environ)
     with devices.hold("no_such_backend", 3, ["1"]) as gpus:
@@ -78,7 +78,7 @@ def test_the_environment_is_as_it_was_afterwards(visible):
 
 
 def test_a_variable_that_the_task_has_removed_stays_away(visible):
-    """Code of the user's may do so, and a task that succeeded does not fail for it."""
+    """Restoring the environment accepts that user code has removed a variable."""
     visible(None)
     before = dict(os.environ)
     with devices.hold("no_such_backend", 3, []):
@@ -88,7 +88,7 @@ def test_a_variable_that_the_task_has_removed_stays_away(visible):
 
 
 def test_a_process_is_bound_to_the_gpus_that_its_backend_saw(visible, monkeypatch):
-    """The same GPUs again are fine; others need a fresh process."""
+    """A process accepts the GPUs that its backend has seen; others need a fresh process."""
     visible("4,5")
     with devices.hold("some_backend", 1, ["0"]):
         monkeypatch.setitem(sys.modules, "some_backend", sys)
@@ -103,7 +103,7 @@ def test_a_process_is_bound_to_the_gpus_that_its_backend_saw(visible, monkeypatc
 
 
 def test_a_process_may_stay_with_its_gpu_where_tasks_need_not_be_apart(visible, monkeypatch):
-    """A prediction's tasks are many, and each that is refused costs a process what it has compiled."""
+    """A prediction may stay on its process's GPU: a fresh process would lose compiled models."""
     visible("4,5")
     with devices.hold("some_backend", 1, [], 0):
         monkeypatch.setitem(sys.modules, "some_backend", sys)

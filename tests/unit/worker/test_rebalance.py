@@ -1,4 +1,4 @@
-"""Equal shares of the training rows: which rows move, and how they travel."""
+"""Equal shares of the training rows: selection of the rows to move, and their transfer."""
 
 from unittest import mock
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 def block_of(keys):
-    """Return rows of every kind of column; their values tell their keys."""
+    """Return rows of every kind of column; the values follow from the keys."""
     keys = np.asarray(keys, np.uint64)
     sparse = [(np.arange(key % 4), np.full(key % 4, key)) for key in keys.tolist()]
     columns = (
@@ -56,7 +56,7 @@ def spool_of(keys, folder, size=3):
 
 
 def labels_of(spool):
-    """Return the labels of a spool's rows, each of whose other values has to belong to it."""
+    """Return the labels of a spill's rows, after checking the other values against them."""
     rows = spool.rows(TRAINING)
     if not rows.count:
         return []
@@ -72,7 +72,7 @@ def labels_of(spool):
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9))
 def test_moves_make_counts_differ_by_one_at_most(counts):
-    """No row moves twice, and none without need."""
+    """Moves make counts differ by one at most; no row moves twice or needlessly."""
     after, planned = list(counts), moves(counts)
     for move in planned:
         after[move.giver] -= move.rows
@@ -88,7 +88,7 @@ def test_moves_make_counts_differ_by_one_at_most(counts):
 
 @given(st.lists(st.integers(0, 60), max_size=9, unique=True))
 def test_rows_of_every_kind_travel_as_they_are(keys):
-    """Arrays, numbers without zeros, and strings arrive with their keys."""
+    """Arrays, sparse numbers and strings arrive unchanged with their keys."""
     block = block_of(keys)
     arrived = unpacked(packed(block.keys, block.columns), SCHEMA)
 
@@ -99,7 +99,7 @@ def test_rows_of_every_kind_travel_as_they_are(keys):
 
 
 def rebalanced(store, shares, folder, attempts):
-    """Return the labels that each worker has after its rows were passed on, and the spools."""
+    """Return each worker's labels after the exchange of rows, and the spills."""
 
     def work(worker):
         spool = spool_of(shares[worker], folder)
@@ -116,7 +116,7 @@ def rebalanced(store, shares, folder, attempts):
     st.integers(0, 2),
 )
 def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
-    """A worker that starts again ends with the rows that it had, in whatever order they come."""
+    """Shares differ by one row at most; a restarted worker gets the same rows in any order of arrival."""
     shares = [[key for key, owner in enumerate(owners) if owner == worker] for worker in range(3)]
     store = store_of("asynchronous", workers=3)
     found = rebalanced(store, shares, folder, dict.fromkeys(range(3), 1))
@@ -131,7 +131,7 @@ def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
 
 
 def test_rows_of_many_bytes_stay_where_they_are(folder):
-    """Beyond a limit the endpoint would hold too much."""
+    """Rows stay where they are if moving them would exceed the endpoint's memory limit."""
     store = store_of("asynchronous", workers=2)
     with mock.patch.object(module, "MOST_BYTES", 10):
         found = rebalanced(store, [[1, 2, 3], []], folder, {0: 1, 1: 1})
@@ -152,7 +152,7 @@ def told(store, worker, kind, **fields):
 
 
 def test_a_worker_asks_again_until_all_have_reported():
-    """The reply tells the number of rows of every worker."""
+    """A worker asks again until all have reported, and gets every worker's number of rows."""
     store = joined()
 
     most = 2**64 - 1  # of the header's field
@@ -163,7 +163,7 @@ def test_a_worker_asks_again_until_all_have_reported():
 
 
 def test_rows_are_taken_once_they_were_given():
-    """They are kept for a worker that starts again."""
+    """Rows are kept after they were taken, for a worker that restarts."""
     store = joined()
 
     assert told(store, 1, Kind.TAKE, sequence=0).flags & Flag.AGAIN
@@ -172,7 +172,7 @@ def test_rows_are_taken_once_they_were_given():
 
 
 def test_another_number_of_rows_is_refused_once_others_count_on_it():
-    """Rows would be lost or trained twice."""
+    """Another number of rows is refused once others rely on it: rows would be lost or repeated."""
     store = joined()
     told(store, 0, Kind.SHARE, rows=5)
     told(store, 0, Kind.SHARE, rows=6)
@@ -184,7 +184,7 @@ def test_another_number_of_rows_is_refused_once_others_count_on_it():
 
 
 def test_workers_that_start_together_again_report_anew():
-    """Spark may have dealt other rows to them."""
+    """Workers of a new generation report anew: Spark may have dealt other rows to them."""
     store = joined()
     for worker in range(2):
         told(store, worker, Kind.SHARE, rows=5)
@@ -205,7 +205,7 @@ def test_workers_that_start_together_again_report_anew():
     ],
 )
 def test_rows_for_an_unknown_worker_and_sections_out_of_place_are_refused(kind, fields, status):
-    """Nothing of them is kept."""
+    """Rows for an unknown worker and misplaced sections are refused and not stored."""
     store = joined()
 
     assert status_of(lambda: told(store, 0, kind, **fields)) == status
