@@ -175,18 +175,22 @@ def state_of(store):
 UNSEEN = {"counters", "heard", "looked", "clock", "here", "deadline"}
 
 
-def all_of(value):
-    """Return all state of a coordinator, or of a part of it, in a comparable form."""
+def all_of(value, seen=None):
+    """Return the state of a coordinator, or of a part of it, in a comparable form, each object once."""
+    seen = {} if seen is None else seen  # the parts refer to each other
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, mmap.mmap):
         return bytes(value)
     if isinstance(value, dict):
-        return [(key, all_of(part)) for key, part in value.items() if key not in UNSEEN]
+        return [(key, all_of(part, seen)) for key, part in value.items() if key not in UNSEEN]
     if isinstance(value, list | tuple | set | deque):
-        return [all_of(part) for part in value]
+        return [all_of(part, seen) for part in value]
     if isinstance(value, Exception):
         return repr(value)
     if type(value).__module__.startswith("sparkdl."):
-        return all_of(vars(value) if hasattr(value, "__dict__") else asdict(value))
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        return all_of(vars(value) if hasattr(value, "__dict__") else asdict(value), seen)
     return value
