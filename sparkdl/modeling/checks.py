@@ -15,25 +15,25 @@ from sparkdl.modeling.keras_variables import dtype_of
 
 
 def is_model(thing: Any) -> bool:
-    """Return whether this is a Keras model."""
+    """Return True if this is a Keras model."""
     return isinstance(thing, keras.Model)
 
 
 def require_model(model: Any) -> None:
-    """Check that this is a Keras model.
+    """Raise an error unless this is a Keras model.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it is something else.
     """
     if not isinstance(model, keras.Model):
         raise ModelError(f"model should be a keras.Model; got {type(model).__name__}.")
 
 
 def require_compiled(model: Any) -> None:
-    """Check that this is a compiled Keras model.
+    """Raise an error unless this is a compiled Keras model.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it is something else, or not compiled.
     """
     if not isinstance(model, keras.Model):
         raise ModelError(
@@ -47,14 +47,14 @@ def require_compiled(model: Any) -> None:
 
 
 def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = ()) -> None:
-    """Check that the backend computes with strings, if the model or the rows have strings.
+    """Raise an error if the model or the rows have strings and the backend does not support them.
 
     Args:
-        model: the model, whose inputs tell, if it has them.
-        columns: what rows are, if that is known.
+        model: the model. Its inputs are checked if it declares them.
+        columns: the columns of the rows, if known.
 
     Raises:
-        ModelError: the backend is not TensorFlow; names the input.
+        ModelError: the backend is not TensorFlow. The message names the input.
     """
     texts = [tensor.name for tensor in getattr(model, "inputs", None) or () if dtype_of(tensor) == TEXT]
     texts += [column.name for column in columns if column.texts]
@@ -68,10 +68,10 @@ def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = (
 
 
 def require_honoured(model: keras.Model) -> None:
-    """Check that workers can follow the compile arguments of a model.
+    """Raise an error if workers cannot follow the compile arguments of a model.
 
     Raises:
-        ModelError: they cannot; names the argument.
+        ModelError: an argument is not supported. The message names it.
     """
     require_backend_of_strings(model)
     if keras.backend.backend() == "torch" and model.jit_compile:
@@ -79,7 +79,7 @@ def require_honoured(model: keras.Model) -> None:
             f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
             "Leave it out."
         )
-    several = getattr(keras.optimizers, "MultiOptimizer", None)  # which Keras has had since 3.14
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # new in Keras 3.14
     if several is not None and isinstance(optimizers.inner(model), several):
         raise ModelError(
             f'The model "{model.name}" was compiled with a MultiOptimizer, whose optimizers workers do not '
@@ -88,11 +88,11 @@ def require_honoured(model: keras.Model) -> None:
 
 
 def require_divisible(model: keras.Model, num_workers: int) -> None:
-    """Check that the rows of a batch can be divided among workers.
+    """Raise an error if the rows of a batch cannot be divided among workers.
 
     Raises:
-        ModelError: a trainable layer asks for statistics of the whole batch, of which each of several
-            workers has a part.
+        ModelError: a trainable layer needs statistics of the whole batch, but each of several workers has
+            only a part of it.
     """
     whole = [
         layer.name
@@ -109,7 +109,7 @@ def require_divisible(model: keras.Model, num_workers: int) -> None:
 
 
 def require_numbers(model: keras.Model, predicted: Any) -> None:
-    """Check that predictions are numbers, as columns of predictions are.
+    """Raise an error unless predictions are numbers, as in a column of predictions.
 
     Raises:
         ModelError: an output gives strings.

@@ -1,4 +1,4 @@
-"""What a classifier's outputs say: probabilities, raw predictions and classes, as Spark's classifiers do."""
+"""Classes, probabilities and raw predictions from a classifier's outputs, as in Spark's classifiers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from sparkdl.core.vectors import Array
 
-LEAST = 1e-38  # below which float32 has no probability whose logarithm is a number
+LEAST = 1e-38  # lower bound of a probability before its logarithm, near the smallest normal float32
 
 
 class OutputKind(NamedTuple):
-    """What an output is.
+    """The kind of a model's output.
 
     Attributes:
-        classifies: whether it tells classes apart; else it is taken as it is.
-        logits: whether it is logits, which softmax or a sigmoid makes probabilities of.
-        thresholds: a number for each class, by which its probability is divided before the class is chosen.
+        classifies: whether the output predicts classes; otherwise it is returned unchanged.
+        logits: whether the output is logits, from which softmax or a sigmoid makes probabilities.
+        thresholds: a number for each class; the class's probability is divided by it before the choice.
     """
 
     classifies: bool = False
@@ -29,12 +29,12 @@ AS_IT_IS = OutputKind()
 
 
 class Classes(NamedTuple):
-    """What a classifier says of some rows, all of it float64.
+    """The results of a classifier for some rows, all float64.
 
     Attributes:
-        prediction: the index of the likeliest class, by the thresholds if there are any, shape (rows,).
-        probability: shape (rows, classes).
-        raw: logits, up to a number per row, shape (rows, classes).
+        prediction: the index of the likeliest class, after any thresholds; shape (rows,).
+        probability: the probabilities; shape (rows, classes).
+        raw: logits, up to a constant per row; shape (rows, classes).
     """
 
     prediction: Array
@@ -43,13 +43,13 @@ class Classes(NamedTuple):
 
 
 def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | None = None) -> Classes:
-    """Return what a classifier's outputs say.
+    """Return classes, probabilities and raw predictions from a classifier's outputs.
 
     Args:
-        outputs: shape (rows, classes), or (rows, 1) or (rows,) for the second of two classes alone.
-        logits: whether these are logits, not probabilities.
+        outputs: shape (rows, classes); or (rows, 1) or (rows,), for the second of two classes only.
+        logits: whether the outputs are logits instead of probabilities.
         thresholds: as in Spark's classifiers, the class with the largest p / t is predicted, where p is its
-            probability and t its threshold; with a threshold of 0, it is predicted unless p is 0.
+            probability and t its threshold. A class with a threshold of 0 is predicted unless its p is 0.
     """
     values = np.asarray(outputs, np.float64)
     values = values.reshape(len(values), 1) if values.ndim == 1 else values
@@ -68,7 +68,7 @@ def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | No
 
 
 def _scaled(probability: Array, thresholds: tuple[float, ...]) -> Array:
-    """Return probabilities divided by thresholds; 0 / 0, and what is not a number, is never the largest."""
+    """Return probabilities divided by thresholds; 0 / 0 and NaN become -Inf, never the largest."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = probability / np.asarray(thresholds, np.float64)
     return np.where(np.isnan(scaled), -np.inf, scaled)

@@ -1,6 +1,6 @@
 """A Keras model as its serialized configuration, and the custom objects that the configuration names.
 
-Custom objects are code. They go only from the driver to executors, inside Spark's own closure.
+Custom objects are code. They are sent only from the driver to executors, inside Spark's closure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
     """Return the configuration of a live model as JSON, and the custom objects that it names.
 
     Raises:
-        ModelError: Keras cannot serialize it, or two of its objects have one name.
+        ModelError: Keras cannot serialize the model, or two of its objects have the same name.
     """
     found = list(_custom_objects(model))
     lambdas = [(name, thing) for name, thing in found if name.startswith(LAMBDA)]
     try:
         for name, function in lambdas:
-            function.__name__ = name  # Keras would ship its bytecode, without what it refers to
+            function.__name__ = name  # else Keras ships its bytecode, without referenced objects
         with keras.saving.custom_object_scope(dict(found)), standing_in() as values:
             config = json.dumps(with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -56,7 +56,7 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
 
 
 def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions outside of Keras that a live model is made of, and their names."""
+    """Yield the name and object of each class and function of a live model that is not part of Keras."""
     compiled = getattr(model, "_compile_config", None)
     for index, thing in enumerate(_made_of([model, getattr(compiled, "config", None)], set())):
         if thing.__module__.split(".")[0] in ("keras", "builtins"):
@@ -66,7 +66,7 @@ def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 
 def _made_of(things: Iterable[Any], seen: set[int]) -> Iterator[Any]:
-    """Yield each function, and the class of each Keras object, that these hold at any depth."""
+    """Yield each function, and the class of each Keras object, held by these objects at any depth."""
     for thing in things:
         if id(thing) in seen:
             continue
@@ -83,10 +83,10 @@ def _made_of(things: Iterable[Any], seen: set[int]) -> Iterator[Any]:
 
 
 def deserialize(config: str, objects: Objects) -> keras.Model:
-    """Return the model of a configuration.
+    """Return the model made from a configuration.
 
     Raises:
-        ModelError: Keras cannot make it, for example because a custom object is missing.
+        ModelError: Keras cannot make the model, for example because a custom object is missing.
     """
     try:
         with keras.saving.custom_object_scope({**objects, **stand_in(objects)}), unwarned():
@@ -102,7 +102,7 @@ def deserialize(config: str, objects: Objects) -> keras.Model:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Silence Keras's warnings of layers that it cannot build; weights are compared later."""
+    """Silence Keras's warnings about layers that it cannot build. The weights are compared later."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
         warnings.filterwarnings("ignore", "Model .* had a build config, but the model cannot be built")

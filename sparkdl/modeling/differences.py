@@ -24,8 +24,8 @@ from sparkdl.modeling.object_pickling import OF_VARIABLES, settings_of
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 VOCABULARY = "vocabulary"
-COMPILED = ("loss", "metrics")  # what a model has of compile, as _compile_loss and _compile_metrics
-# What layers and models have that is settled by being built, called, compiled or trained.
+COMPILED = ("loss", "metrics")  # kept by compile as _compile_loss and _compile_metrics
+# Attributes of layers and models that are set when these are built, called, compiled or trained.
 OF_LAYERS = {
     "_compile_metrics",
     "_eval_epoch_iterator",
@@ -55,12 +55,12 @@ KEPT = {
 
 
 class Difference(NamedTuple):
-    """An attribute in which a live model and the one of its configuration differ.
+    """An attribute that differs between a live model and the model made from its configuration.
 
     Attributes:
-        path: where it is: the name of a root (see ``roots``), then attributes and places; or VOCABULARY and
-            the place of a layer.
-        value: what the live one has.
+        path: the name of a root (see ``roots``), then the attributes, keys and indices that lead to it; or
+            VOCABULARY and the index of a layer.
+        value: the value in the live model.
     """
 
     path: tuple[Any, ...]
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
 
 
 def roots(model: keras.Model) -> dict[str, Any]:
-    """Return the parts of a model from which the paths of differences begin."""
+    """Return the parts of a model at which the paths of differences begin."""
     found: dict[str, Any] = {
         "layer": model._flatten_layers(),
         "weight": model.weights,
@@ -80,7 +80,7 @@ def roots(model: keras.Model) -> dict[str, Any]:
 
 
 def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
-    """Return the differences between a live model and its restored copy, values of variables apart."""
+    """Return the differences between a live model and its restored copy, except values of variables."""
     found: list[Difference] = []
     theirs = roots(again)
     for name, ours in roots(live).items():
@@ -100,15 +100,15 @@ def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
 
 
 def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | None:
-    """Return the vocabulary of a layer and the weights of its words; None if it has none of its own.
+    """Return the vocabulary of a layer and the weights of its words; None if it has no vocabulary itself.
 
-    The configuration of a layer has a vocabulary that was given, and leaves out one that ``adapt`` found.
+    The configuration of a layer contains a vocabulary that was passed to it, but not one from ``adapt``.
 
     Raises:
-        ModelError: a word is not text.
+        ModelError: a word is not text in the layer's encoding.
     """
     if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
-        return None  # such as TextVectorization, which has a StringLookup
+        return None  # including TextVectorization, which holds a StringLookup
     try:
         words = list(layer.get_vocabulary())
     except UnicodeDecodeError as error:
@@ -122,12 +122,12 @@ def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | Non
     return words, keras.ops.convert_to_numpy(weights)[: len(words)].tolist()
 
 
-# Pairs that are being compared, by their ids, which nothing else can have while they are kept here.
+# Pairs that are being compared, by their ids. Keeping the pairs here prevents the reuse of their ids.
 Seen = dict[tuple[int, int], Any]
 
 
 def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterator[Difference]:
-    """Yield the differences of two values."""
+    """Yield the differences between two values."""
     pair = id(ours), id(theirs)
     if ours is theirs or pair in seen or _is_settled_elsewhere(ours):
         return
@@ -144,7 +144,7 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
         yield from _attributes_apart(ours, theirs, path, seen)
     else:
         same = _equal(ours, theirs, seen)
-        del seen[pair]  # what is replaced as a whole is replaced at each place that has it
+        del seen[pair]  # a value replaced as a whole is replaced wherever it occurs
         if not same:
             yield Difference(path, _plain(ours))
 
@@ -153,12 +153,12 @@ def _attributes_apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen)
     own = type(ours).__module__.split(".")[0] != "keras"
     for name, value in _attributes(ours).items():
         other = getattr(theirs, name) if isinstance(ours, Variable) else vars(theirs).get(name, MISSING)
-        if other is not MISSING or own:  # what a user hangs on an object of Keras's own, that never reads
+        if other is not MISSING or own:  # Keras never reads an attribute that a user adds
             yield from _apart(value, other, (*path, ("attr", name)), seen)
 
 
 def _parts(ours: Any, theirs: Any) -> Iterable[tuple[Any, Any, Any]] | None:
-    """Return the pairs at the same places of two containers; None if these are none, or the places differ."""
+    """Return the paired items of two containers; None for other values, or if keys or lengths differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         return (
             [(("item", key), ours[key], theirs[key]) for key in ours]
@@ -175,7 +175,7 @@ MISSING = object()
 
 
 def _is_settled_elsewhere(value: Any) -> bool:
-    """Return whether a value is compared or made again by other means, as layers and variables are."""
+    """Return True if a value is compared or restored by other means, as layers and variables are."""
     if isinstance(value, list | tuple | set):
         return bool(value) and all(map(_is_settled_elsewhere, value))
     kinds = keras.Layer, Variable, keras.KerasTensor, keras.initializers.Initializer, ModuleType
@@ -183,7 +183,7 @@ def _is_settled_elsewhere(value: Any) -> bool:
 
 
 def _same_kind(ours: type[Any], theirs: type[Any]) -> bool:
-    """Return whether two classes are one, or made by the same lines of a function that ran twice."""
+    """Return True if two classes are the same, or made by the same lines of a function that ran twice."""
     return ours is theirs or (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
 
 
@@ -204,10 +204,10 @@ def _has_attributes(value: Any) -> bool:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """Return the attributes of an object that say what it computes."""
+    """Return the attributes of an object that affect its results."""
     if isinstance(thing, Variable):
         return {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
-    if isinstance(thing, CompileLoss | CompileMetrics):  # the rest is made when they are built
+    if isinstance(thing, CompileLoss | CompileMetrics):  # building makes the rest
         return {name: value for name, value in vars(thing).items() if name.startswith("_user")}
     if isinstance(thing, keras.optimizers.Optimizer):
         found = settings_of(thing)
@@ -222,7 +222,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 @functools.cache
 def _of_layers() -> frozenset[str]:
-    """Return the attributes that Keras keeps of any layer or model, but for settings."""
+    """Return the attributes that Keras gives every layer or model, except settings."""
     inputs = keras.Input((1,))
     made = [keras.Sequential(), keras.Model(inputs, keras.layers.Identity()(inputs)), keras.Layer()]
     made[0].compile("sgd", "mse")
@@ -231,17 +231,17 @@ def _of_layers() -> frozenset[str]:
 
 
 def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
-    """Return whether two values without parts are equal."""
+    """Return True if two values without parts are equal."""
     if isinstance(ours, FunctionType | MethodType | functools.partial):
         return type(ours) is type(theirs) and _equal_functions(ours, theirs, seen)
     if isinstance(ours, np.ndarray) or keras.ops.is_tensor(ours):
         return _equal_arrays(ours, theirs)
-    if isinstance(ours, keras.DTypePolicy):  # a process shares it, so that it is never changed but replaced
+    if isinstance(ours, keras.DTypePolicy):  # shared in the process: it is replaced, never changed
         return type(ours) is type(theirs) and bool(ours.get_config() == theirs.get_config())
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours:
         return theirs != theirs
     if type(ours) is type(theirs) and vars(object)["__eq__"] is type(ours).__eq__:
-        return True  # such as a lock: nothing tells them apart
+        return True  # for example locks, which cannot be told apart
     try:
         return bool(ours == theirs)
     except Exception:  # noqa: BLE001 - an object of the user's that cannot be compared
@@ -264,7 +264,7 @@ def _equal_functions(ours: Any, theirs: Any, seen: Seen) -> bool:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was put in
+    except ValueError:  # the cell is empty
         return None
 
 
@@ -279,7 +279,7 @@ def _equal_arrays(ours: Any, theirs: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a container as Python's own, for Keras has containers that know the layer that they are in."""
+    """Return a container as Python's own type. Keras's containers refer to the layer that holds them."""
     for kind in (list, dict, set):
         if isinstance(value, kind):
             return kind(value)
@@ -316,11 +316,11 @@ def _put(parent: Any, step: tuple[str, Any], value: Any) -> None:
     elif isinstance(parent, Variable):
         setattr(parent, key, value)
     else:
-        vars(parent)[key] = value  # past Keras, which locks layers that are built
+        vars(parent)[key] = value  # bypasses Keras, which locks built layers
 
 
 def describe(model: keras.Model, difference: Difference) -> str:
-    """Return how an error calls an attribute of a live model."""
+    """Return the name of an attribute of a live model for an error message."""
     root, *steps = difference.path
     if root == VOCABULARY:
         return f'the vocabulary of the layer "{model._flatten_layers()[steps[0]].name}"'

@@ -23,14 +23,14 @@ from sparkdl.process.reasons import reason_of, text_of
 def compute(model: keras.Model, x: Any) -> Any:
     """Return the predictions of a model for some rows.
 
-    A model that is not built is built for any number of rows.
+    A model that is not built yet is built for any number of rows.
 
     Args:
         model: the model.
-        x: the rows, as the model takes them.
+        x: the rows, in the form that the model takes.
     """
     if not model.built:
-        with suppress(Exception):  # a model that cannot be computed on symbols is built by the rows
+        with suppress(Exception):  # a model that fails on symbolic inputs is built by the rows
             compute_output_spec(model, keras.tree.map_structure(_any_number_of, x), training=False)
     return model(x, training=False)
 
@@ -41,10 +41,10 @@ def _any_number_of(part: Any) -> keras.KerasTensor:
 
 
 def probe(model: keras.Model, schema: Schema) -> Any:
-    """Return the predictions for a row of zeros, or for as many as the inputs say.
+    """Return the predictions for one row of zeros, or for the batch size that the inputs declare.
 
     Raises:
-        DataError: it cannot be computed on such rows.
+        DataError: the model cannot be computed on such rows.
     """
     rows = named_batch_size(model) or 1
     zeros = [column.zeros(rows) for column in schema.columns]
@@ -56,11 +56,11 @@ def probe(model: keras.Model, schema: Schema) -> Any:
 
 
 def of_no_rows(model: keras.Model, sample: Sample) -> Any:
-    """Return the predictions for no rows at all: arrays of length 0.
+    """Return the predictions for no rows: arrays of length 0.
 
     Args:
         model: the model.
-        sample: a row such as there are none of; of an empty list nobody knows what its rows would be.
+        sample: an example of a row. For an empty list its values have the shape (), as rows are unknown.
     """
     known = known_features(model, sample) if all(value.shape == () for value in sample.values) else None
     predicted = probe(model, known or fit_features(model, sample.schema(keras.config.floatx())))
@@ -70,7 +70,7 @@ def of_no_rows(model: keras.Model, sample: Sample) -> Any:
 def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
     """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays.
 
-    Where the inputs say how many rows a batch has, the last row is repeated until the last batch has as many.
+    If the inputs declare this batch size, the last row is repeated to fill the last batch.
     """
     rows = len(next(leaves(x)))
     missing = -rows % batch_size if named_batch_size(model) == batch_size else 0
@@ -86,7 +86,7 @@ def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Return structures of arrays of rows as one, the rows in order."""
+    """Join structures of arrays along their rows."""
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
@@ -97,7 +97,7 @@ def rows_of(predictions: Any) -> Iterator[Any]:
 
 
 def as_tensors(rows: Any) -> Any:
-    """Return rows as Keras passes them to a model's methods: arrays as tensors, None as it is."""
+    """Return rows in the form that Keras passes to a model's methods: arrays as tensors, None unchanged."""
 
     def convert(part: Any) -> Any:
         known = isinstance(part, np.ndarray) and part.dtype.kind in "biufcO"
@@ -107,21 +107,21 @@ def as_tensors(rows: Any) -> Any:
 
 
 def take_step(model: keras.Model, step: str, data: Any) -> Any:
-    """Return the result of "train_step" or "test_step" of a model for some rows, as the step takes them.
+    """Return the result of a model's "train_step" or "test_step" for rows in the form that the step takes.
 
-    On JAX the values of variables stay as they were.
+    On JAX the variables keep their values.
     """
     return _step(model, step, data)[0]
 
 
 def train_once(model: keras.Model, data: Any) -> None:
-    """Train a model on some rows, by one eager "train_step"; its optimizer is built."""
+    """Train a model on some rows with one eager "train_step". Its optimizer has to be built."""
     for variable, value in _step(model, "train_step", data)[1]:
         variable.assign(value)
 
 
 def _step(model: keras.Model, step: str, data: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Return the result of a step, and on JAX its variables with the values that they are to have."""
+    """Return the result of a step; on JAX also its variables with their new values."""
     data = as_tensors(data)
     if keras.backend.backend() != "jax":
         return getattr(model, step)(data), []

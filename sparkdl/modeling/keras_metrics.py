@@ -1,6 +1,6 @@
-"""The metrics of a compiled model: building their states, and how their results are logged.
+"""The metrics of a compiled model: their states, and the names under which steps report them.
 
-Workers measure parts of the rows, so it matters whether the states of a metric may be added.
+Each worker measures its part of the rows. A metric can be merged only if its states may be added.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sparkdl.modeling.keras_variables import read, undisturbed
 from sparkdl.modeling.signature import computes_loss, needs_labels
 from sparkdl.process import interrupts
 
-MARK = 2.0**20  # from here on results stand for the places of metrics
-Samples = Sequence[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other
+MARK = 2.0**20  # results from this value on encode the indices of metrics
+Samples = Sequence[tuple[Any, Any]]  # labels and predictions of some rows, by output
 
 
 def from_keras(thing: Any) -> bool:
-    """Return whether an object is of a class of Keras's own."""
+    """Return True if the class of an object is part of Keras."""
     return type(thing).__module__.split(".")[0] == "keras"
 
 
 def metrics_of(model: keras.Model) -> list[Any]:
-    """Return the metrics of a model, those of ``compile`` one by one."""
+    """Return the metrics of a model, with the metrics of ``compile`` one by one."""
     return [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
 
 
@@ -43,10 +43,10 @@ def build_metrics(
         x: some rows.
         y: their labels, or None.
         sample_weight: their weights, or None.
-        step: which step of the model's is to come, "train_step" or "test_step".
+        step: the step that follows, "train_step" or "test_step".
 
     Returns:
-        What the model predicts for those rows.
+        The model's predictions for those rows.
     """
     x, y, sample_weight = as_tensors((x, y, sample_weight))
     with undisturbed(model):
@@ -56,15 +56,15 @@ def build_metrics(
             return predicted
         if computes_loss(model):
             model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
-        with warnings.catch_warnings(action="ignore"):  # a metric may say that these rows are too few
+        with warnings.catch_warnings(action="ignore"):  # a metric may warn of too few rows
             model.compute_metrics(x, y, predicted, sample_weight)
     return predicted
 
 
 def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str) -> None:
-    """Let the metrics of ``compile`` make their states where only the model's own step knows its labels.
+    """Build the states of ``compile``'s metrics if only the model's own step knows its labels.
 
-    The predictions stand in for these: they have the shape of whatever they are compared with.
+    The predictions take the place of the labels, because they have the right shape.
     """
     if getattr(type(model), step) is getattr(keras.Model, step):
         model.compute_loss(x=x, y=None, y_pred=predicted, sample_weight=None)
@@ -73,10 +73,10 @@ def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str)
 
 
 def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
-    """Let a metric make its states by some rows of an output that it can measure.
+    """Build the states of a metric from some rows of the first output that it can measure.
 
     Returns:
-        Labels and predictions of these rows; None if it measures no output.
+        Labels and predictions of these rows; None if it can measure no output.
     """
     for y, predicted in samples:
         try:
@@ -88,12 +88,12 @@ def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
 
 
 def adds_up(metric: Any, samples: Samples) -> bool:
-    """Return whether states of a metric may be added, by an experiment: two halves apart, and together."""
+    """Return True if states of a metric may be added, by measuring two halves apart and together."""
     sample = build_metric(metric, samples)
     if sample is None:
         return False
     y, predicted = sample
-    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # still a probability, where it was one
+    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # a probability remains one
 
     def states(*halves: Any) -> list[Array]:
         metric.reset_state()
@@ -112,18 +112,18 @@ def adds_up(metric: Any, samples: Samples) -> bool:
 
 
 def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | None] | None:
-    """Return which metric's result a step of a model's own returns under each name, by an experiment.
+    """Return the metric behind each name in the logs of a model's own step, found by an experiment.
 
-    Keras reports what the step returns where its names are not those of the model's metrics.
+    Keras reports the logs of the step if their names differ from those of the model's metrics.
 
     Args:
         model: a compiled model with built metrics, whose weights may change.
         step: "train_step" or "test_step".
-        data: some rows, as the step takes them.
+        data: some rows, in the form that the step takes.
 
     Returns:
-        Places in ``metrics_of(model)`` by name, None for what is no metric's result; or None if the names are
-        those of the metrics.
+        Indices in ``metrics_of(model)`` by name, None for a value that is no metric's result. None instead of
+        the dict if the names are those of the metrics.
     """
     for place, metric in enumerate(metrics_of(model)):
         metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)

@@ -1,4 +1,4 @@
-"""Settings that Keras keeps for the whole process, and the lock for fits that change them."""
+"""Process-wide settings of Keras, and the lock for fits that change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkdl.process import interrupts
 
 
 def backend() -> str:
-    """Return the backend that Keras runs on."""
+    """Return the name of Keras's backend."""
     return str(keras.backend.backend())
 
 
@@ -24,14 +24,15 @@ def float_type() -> str:
     return str(keras.config.floatx())
 
 
-_alone = threading.RLock()  # for fits of several threads: Keras's float type and policy are the process's
+_alone = threading.RLock()  # for fits in several threads: Keras's float type and policy are process-wide
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one thread at a time serialize or restore a model.
 
-    Python's and NumPy's global generators are left as they are: initializers without a seed draw one.
+    Python's and NumPy's global random generators keep their states, although initializers without a seed
+    draw one from them.
     """
     with _alone:
         states = random.getstate(), np.random.get_state()

@@ -1,9 +1,15 @@
 """The variables of a Keras model, and their values as arrays.
 
-They fall into four lists: *trainable* variables, which a rule merges; *statistics*, the floating-point
-variables that trainable layers move themselves (BatchNormalization's mean and variance), which are averaged;
-*optimizer* variables and *generators*, the states of random numbers and other counters, which stay with
-their worker and are saved in snapshots. Weights of frozen layers are constants and never travel again.
+There are four lists:
+
+* *trainable*: variables that a rule merges.
+* *statistics*: floating-point variables that trainable layers update themselves, such as BatchNormalization's
+  mean and variance. They are averaged.
+* *optimizer*: the variables of the optimizer.
+* *generators*: the states of random generators, and other counters.
+
+Optimizer variables and generators stay with their worker and are saved in snapshots. Weights of frozen layers
+are constants and are never sent again.
 """
 
 from __future__ import annotations
@@ -23,14 +29,14 @@ from sparkdl.core.vectors import Array, Layout, Vector
 from sparkdl.modeling import optimizers
 from sparkdl.process import interrupts
 
-# The backend's own class: in Keras 3.5 keras.Variable is one of its own, which weights of layers are not of.
+# The backend's class. In Keras 3.5 the weights of layers are not instances of keras.Variable itself.
 Variable: type[Any] = keras.Variable.__mro__[1]
-SEED = "seed_generator_state"  # Keras's name of the state of a generator that draws in order: (seed, draws)
+SEED = "seed_generator_state"  # Keras's name for the state (seed, draws) of a generator that draws in order
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of a model's four lists of variables, and of its metrics once they are built."""
+    """The layouts of a model's four lists of variables."""
 
     trainable: Layout
     statistics: Layout
@@ -44,7 +50,7 @@ class Layouts:
 
 
 class Variables(NamedTuple):
-    """A model's four lists of variables, as they are when a fit begins."""
+    """A model's four lists of variables at the start of a fit."""
 
     trainable: list[Any]
     statistics: list[Any]
@@ -58,24 +64,24 @@ class Variables(NamedTuple):
 
 
 def trainable(model: keras.Model) -> list[Any]:
-    """Return the variables that a gradient moves."""
+    """Return the variables that gradients update."""
     return list(model.trainable_variables)
 
 
 def constrain(variables: Sequence[Any]) -> None:
-    """Hold variables to their constraints, which a rule may leave: a merge is no step of an optimizer."""
+    """Apply the constraints of variables. A merge may violate them, since it is not an optimizer step."""
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
 
 
 def statistics(model: keras.Model) -> list[Any]:
-    """Return the floating-point variables that trainable layers move by themselves."""
+    """Return the floating-point variables that trainable layers update themselves."""
     return [variable for variable in _moved(model) if _is_float(variable)]
 
 
 def _moved(model: keras.Model) -> list[Any]:
-    """Return the weights that are not trained and not constant."""
+    """Return the weights that are neither trained nor constant."""
     fixed = [layer for layer in model._flatten_layers() if not layer.trainable] + adapted(model)
     frozen = {id(variable) for layer in fixed for variable in layer.weights}
     return [variable for variable in model.non_trainable_weights if id(variable) not in frozen]
@@ -91,13 +97,13 @@ def dtype_of(tensor: Any) -> str:
 
 
 def adapted(model: keras.Model) -> list[Any]:
-    """Return the layers that compute with constants made of their variables, such as Normalization."""
+    """Return the layers that compute with constants derived from their variables, such as Normalization."""
     return [layer for layer in model._flatten_layers() if layer.weights and hasattr(layer, "finalize_state")]
 
 
 def decays(model: keras.Model) -> Vector:
-    """Return the share of each moving statistic that one training step keeps, as a vector; nan: not known."""
-    again = _called_again(model)  # such a layer moves more than once in a step
+    """Return the share of each moving statistic that one training step keeps, as a vector; NaN if unknown."""
+    again = _called_again(model)  # such a layer updates its statistics more than once in a step
     known = {
         id(variable): layer.momentum
         for layer in model._flatten_layers()
@@ -110,7 +116,7 @@ def decays(model: keras.Model) -> Vector:
 
 
 def _called_again(model: keras.Model) -> set[int]:
-    """Return the ids of layers that a model's graphs call more than once, and of the layers in those."""
+    """Return the ids of layers that a model's graphs call more than once, and of their nested layers."""
     layers = model._flatten_layers()
     graphs = (getattr(layer, "_functional", None) or layer for layer in layers)
     depths = (depth for graph in graphs for depth in getattr(graph, "_nodes_by_depth", {}).values())
@@ -119,7 +125,7 @@ def _called_again(model: keras.Model) -> set[int]:
 
 
 def generators(model: keras.Model) -> list[Any]:
-    """Return the states of the random generators of layers such as Dropout, and layers' own counters."""
+    """Return the states of random generators of layers such as Dropout, and the counters of layers."""
     known = {id(variable) for variable in model.weights}
     known |= {id(variable) for metric in model.metrics for variable in metric.variables}
     random = [variable for variable in model.non_trainable_variables if id(variable) not in known]
@@ -127,7 +133,7 @@ def generators(model: keras.Model) -> list[Any]:
 
 
 def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> None:
-    """Set generators so that every worker draws random numbers of its own, worker 0 the model's."""
+    """Set generators so that every worker draws different random numbers, and worker 0 draws the model's."""
     counters = {id(variable) for variable in model.weights}
     for variable, array in zip(generators(model), arrays, strict=True):
         apart = 0 if id(variable) in counters else worker
@@ -135,7 +141,7 @@ def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> 
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """Return the states of all metrics, the loss's among them; complete once the metrics are built."""
+    """Return the states of all metrics, including the loss; complete once the metrics are built."""
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
@@ -155,7 +161,7 @@ def layout_of(variables: Sequence[Any]) -> Layout:
 
 
 def places_of(model: keras.Model, variables: Iterable[Any]) -> tuple[int, ...]:
-    """Return where variables are among the weights of a model."""
+    """Return the indices of variables among a model's weights; -1 for a variable that is not a weight."""
     places = {id(weight): place for place, weight in enumerate(model.weights)}
     return tuple(places.get(id(variable), -1) for variable in variables)
 
@@ -166,21 +172,21 @@ def read(variables: Sequence[Any]) -> list[Array]:
 
 
 def reading(variables: Sequence[Any]) -> Iterator[Array]:
-    """Yield copies of the values of Keras variables, one after the other."""
+    """Yield copies of the values of Keras variables, one at a time."""
     for variable in variables:
         array = keras.ops.convert_to_numpy(variable.value)
-        ours = array.flags.owndata and array.flags.writeable  # no view of the backend's memory
+        ours = array.flags.owndata and array.flags.writeable  # not a view of the backend's memory
         yield array if ours else array.copy()
 
 
 def digests(variables: Sequence[Any]) -> list[bytes]:
-    """Return digests that tell the values of Keras variables from others."""
+    """Return a digest of the value of each Keras variable."""
     contiguous = (np.ascontiguousarray(array) for array in reading(variables))
     return [hashlib.blake2b(array.view(np.uint8).data).digest() for array in contiguous]
 
 
 def fingerprint(model: keras.Model) -> bytes:
-    """Return sixteen bytes that change when the weights or the optimizer's variables do."""
+    """Return sixteen bytes that change if the weights or the optimizer's variables change."""
     digest = hashlib.blake2b(digest_size=16)
     for array in read([*model.weights, *optimizers.variables(model)]):
         digest.update(array.tobytes())
@@ -188,17 +194,17 @@ def fingerprint(model: keras.Model) -> bytes:
 
 
 def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
-    """Set Keras variables; the arrays are copied."""
+    """Set Keras variables to copies of arrays."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(np.array(array))
 
 
 @contextmanager
 def undisturbed(model: keras.Model) -> Iterator[None]:
-    """Leave a model as a fit finds it, whatever is computed with it in a ``with`` block.
+    """Undo the changes that computations in a ``with`` block make to a model's state.
 
-    Random generators, counters, moving statistics and states of recurrent layers keep their values, and
-    metrics are reset.
+    Random generators, counters, moving statistics and states of recurrent layers keep their values. Metrics
+    are reset.
     """
     kept = [*generators(model), *statistics(model), *recurrent_states(model)]
     values = read(kept)
@@ -209,7 +215,7 @@ def undisturbed(model: keras.Model) -> Iterator[None]:
         with interrupts.held():
             write(kept, values)
             for variable in generators(model):
-                if id(variable) not in known and variable.name == SEED:  # of a model that was not built
+                if id(variable) not in known and variable.name == SEED:  # the model was not built before
                     seed, _ = keras.ops.convert_to_numpy(variable.value)
                     variable.assign(np.array([seed, 0]))
             model.reset_metrics()

@@ -1,8 +1,8 @@
-"""What a model's losses are divided by, and whether gradients of parts of a batch make that of the whole.
+"""The denominators of a model's losses, and checks that gradients of parts of a batch can be averaged.
 
-A worker's gradient weighs, in the mean of all, by the denominator of its loss: rows, or where a mask or
-weights decide it, what they add up to. So the reduction of losses is watched while a step is traced, or
-runs. What no weighing can mend is said on the driver, by name.
+In the mean of all workers, the weight of a worker's gradient is the denominator of its loss: the number of
+rows or, if a mask or weights decide it, their sum. So the reduction of losses is watched while a step is
+traced or runs. The driver reports losses that no weights can correct, by name.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MEANS = ("sum_over_batch_size", "mean")
 
 
 class Reduction(NamedTuple):
-    """How one loss was reduced.
+    """The reduction of one loss.
 
     Attributes:
         name: the name of the loss.
-        kind: "rows" (a mean over rows), "weights" (over something that differs between workers: the valid
-            entries of a mask, or the sum of weights), "sum", or "none".
-        denominator: what it was divided by, where that is not the number of rows.
+        kind: "rows" (a mean over rows), "weights" (a mean over something that differs between workers: the
+            valid entries of a mask, or the sum of weights), "sum", or "none".
+        denominator: the divisor, if it is not the number of rows.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Reduction(NamedTuple):
 class ReductionWatch:
     """The reductions of the losses that were computed in this thread while it was watched.
 
-    What a mean takes in as one number for a batch, such as the loss of an output or a tracker's value, counts
-    as the share's part of the batch: the shares together count as one batch, and their values as its mean.
+    Some metrics take one number per batch, such as the loss of an output or the value of a tracker. Its
+    weight is the share's part of the batch, so the shares together count as one batch with the mean of their
+    values.
 
     Args:
-        scale: rows of the whole batch per row of this share; None if the batch is not shared. Losses that
-            are summed are multiplied by it, so that a mean over shares, weighed by rows, is the sum over all
-            rows.
+        scale: rows of the whole batch per row of this share; None if the batch is not shared. Summed losses
+            are multiplied by it, so that a mean over shares, weighted by rows, is the sum over all rows.
     """
 
     def __init__(self, scale: Any = None) -> None:
@@ -70,14 +70,14 @@ class ReductionWatch:
         self.reductions: list[Reduction] = []
 
     def denominator(self) -> Any:
-        """Return what this worker's gradient weighs by; None for its rows."""
+        """Return the weight of this worker's gradient; None for its number of rows."""
         means = [each for each in self.reductions if each.kind != "sum"]
         if len(means) != 1 or means[0].kind != "weights":
             return None
-        return means[0].denominator + 1e-6  # 0 would say that there is none
+        return means[0].denominator + 1e-6  # 0 would mean that there is none
 
     def note(self, loss: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
-        """Note a reduction; return the loss, scaled if it is a sum."""
+        """Record a reduction; return the loss, scaled if it is a sum."""
         kind, denominator = "rows", None
         if reduction == "sum":
             kind = "sum"
@@ -94,13 +94,13 @@ class ReductionWatch:
 
 _reduce, _call = reductions.reduce_weighted_values, reductions.Loss.__call__
 _update = keras.metrics.Mean.update_state
-_watches: dict[int, ReductionWatch] = {}  # by thread
+_watches: dict[int, ReductionWatch] = {}  # by thread id
 _installing = threading.Lock()
 
 
 @contextmanager
 def watched(scale: Any = None) -> Iterator[ReductionWatch]:
-    """Watch how losses are reduced in a ``with`` block; ``scale`` is that of Watch."""
+    """Watch the reductions of losses in a ``with`` block; see ReductionWatch for ``scale``."""
     thread = threading.get_ident()
     with _installing:
         _watches[thread] = watch = ReductionWatch(scale)
@@ -117,7 +117,7 @@ def watched(scale: Any = None) -> Iterator[ReductionWatch]:
 
 
 def scale_in_force() -> Any:
-    """Return the scale of the watch in force in this thread, None if there is none."""
+    """Return the scale of this thread's watch; None if there is no watch."""
     watch = _watches.get(threading.get_ident())
     return None if watch is None else watch.scale
 
@@ -140,7 +140,7 @@ def _watched_reduce(
     values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = MEANS[0], dtype: Any = None
 ) -> Any:
     weights = None
-    if reduction == "mean_with_sample_weight":  # on torch Keras multiplies the weights where they are
+    if reduction == "mean_with_sample_weight":  # on torch Keras multiplies the weights in place
         copy = None if sample_weight is None else keras.ops.copy(sample_weight)
         weights = reductions.apply_mask(copy, mask, dtype="float32", reduction=reduction)
     loss = _reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
@@ -149,17 +149,17 @@ def _watched_reduce(
 
 
 def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any) -> bool:
-    """Warn of losses whose gradients over parts of a batch do not make that over the whole batch.
+    """Warn of losses whose gradients over parts of a batch do not average to that of the whole batch.
 
     Args:
         model: a compiled model.
         x: some rows.
         y: their labels.
         sample_weight: their weights, or None.
-        predicted: what the model predicts for them.
+        predicted: the model's predictions for them.
 
     Returns:
-        Whether a batch's loss is divided by what its masks or weights add up to, and not by its rows.
+        True if a batch's loss is divided by the sum of its masks or weights instead of its number of rows.
 
     Raises:
         ModelError: a loss is not reduced at all.
@@ -209,9 +209,9 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
 
 
 def _adds_by_rows(model: keras.Model, x: Any) -> bool:
-    """Return whether what layers add to the loss is no mean over rows, by an experiment.
+    """Return True if layers add a term to the loss that is not a mean over rows, found by an experiment.
 
-    What they add at random says nothing.
+    Random terms are ignored.
     """
 
     def added(rows: Any) -> list[float]:
@@ -220,7 +220,7 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
             return [float(keras.ops.sum(loss)) for loss in model.losses]
 
     def same(one: list[float], other: list[float]) -> bool:
-        return np.allclose(one, other, rtol=1e-3, equal_nan=True)  # a regularizer of one row may give NaN
+        return np.allclose(one, other, rtol=1e-3, equal_nan=True)  # a regularizer may give NaN for one row
 
     if not model.losses or not same(once := added(x), added(x)):
         return False
@@ -229,20 +229,20 @@ def _adds_by_rows(model: keras.Model, x: Any) -> bool:
 
 
 def is_own(model: keras.Model, name: str) -> bool:
-    """Return whether a method of a model is the user's and not Keras's."""
+    """Return True if a method of a model is the user's instead of Keras's."""
     return not getattr(type(model), name).__module__.startswith("keras.")
 
 
 def logged(
     model: keras.Model, steps: Iterable[str], first: Sequence[Any], builder: Any = None, objects: Any = None
 ) -> dict[str, dict[str, int]]:
-    """Return the places of the metrics whose results steps of a model's own report under names of their own.
+    """Return, by step, the indices of metrics by the names under which the model's own step reports them.
 
     Args:
         model: a compiled and built model.
-        steps: which steps are to come.
+        steps: the steps that follow. A step that reports the metrics' own names is left out.
         first: x, y and weights of some rows.
-        builder: the function that built the model, if one did.
+        builder: the function that built the model, if any.
         objects: custom objects that the model needs.
     """
     found = {}
@@ -254,7 +254,7 @@ def logged(
                 copy = serialization.copy_of(model, objects) if builder is None else builder()
                 keras_metrics.build_metrics(copy, *first, step=step)
                 places = keras_metrics.logged_metrics(copy, step, Batch(*first).to_data())
-        except Exception:  # whatever a step of the user's own does on a single row
+        except Exception:  # the user's step may raise anything on a few rows
             logger.debug("%s could not be tried out.", step, exc_info=True)
             continue
         if places is None:
@@ -271,11 +271,11 @@ def logged(
     return found
 
 
-Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, of one output after the other
+Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, by output
 
 
 def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, Any, Samples]]:
-    """Yield each loss of ``compile``: its name, what computes it, and the outputs that it may be of."""
+    """Yield each loss of ``compile``: its name, its function, and the outputs to which it may belong."""
     given, names = model.loss, getattr(model, "output_names", None)
     if not isinstance(predicted, dict) and names:
         given, y = (
@@ -284,7 +284,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
     losses = signature.flat_losses(given)
     samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
     for place, loss in enumerate(losses):
-        if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras makes one of these
+        if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras chooses the loss
             computed = keras.losses.get(loss)
             if not isinstance(computed, keras.losses.Loss):
                 computed = LossFunctionWrapper(computed, name=getattr(computed, "__name__", str(loss)))
@@ -292,12 +292,12 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
 
 
 def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, Classes]:
-    """Return the classes that sparse categorical cross-entropies know, by the places of their labels.
+    """Return the classes that sparse categorical cross-entropies know, by the index of the label column.
 
     Args:
         model: a compiled model.
-        template: the places of the columns of labels.
-        predicted: what the model predicts for some rows.
+        template: the indices of the label columns.
+        predicted: the model's predictions for some rows.
     """
     known: dict[int, Classes] = {}
     if is_own(model, "train_step") or is_own(model, "compute_loss"):
@@ -324,22 +324,22 @@ CROSSENTROPIES = {
 def head_of(
     model: keras.Model, task: str, shape: Any, thresholds: Sequence[float] | None = None
 ) -> OutputKind:
-    """Return what a model's output is.
+    """Return the kind of a model's output.
 
     Args:
         model: the model.
-        task: "classification", "regression", or "auto": classification where a model of one output was
-            compiled with a cross-entropy, of which a binary one has one unit.
-        shape: the shape of one row's prediction, or a dict of them by output.
-        thresholds: the threshold of each class, if there are any.
+        task: "classification", "regression", or "auto": classification if a model with one output was
+            compiled with a cross-entropy. With a binary cross-entropy, the output must have one unit.
+        shape: the shape of one row's prediction, or a dict of shapes by output.
+        thresholds: the threshold of each class, if any.
 
     Raises:
-        ConfigError: "classification" was asked for, and the output is not a vector of classes; or there are
-            thresholds, and the model does not classify, or has another number of classes.
+        ConfigError: "classification" was requested, but the output is not a vector of classes. Or there are
+            thresholds, but the model does not classify or has another number of classes.
     """
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
-    if name in ("crossentropy", "ce"):  # Keras takes the one that suits the output
+    if name in ("crossentropy", "ce"):  # Keras chooses the one that suits the output
         name = "binary_crossentropy" if shape == (1,) else "categorical_crossentropy"
     if task == "classification" and not vector:
         raise ConfigError(
@@ -368,7 +368,7 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
 
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
-    """Return the name of the only loss of a model, and whether it takes logits; nothing of several."""
+    """Return the name of the only loss of a model, and whether it takes logits; ("", False) for several."""
     given = signature.flat_losses(getattr(model, "loss", None))
     if len(given) != 1 or given[0] is None:
         return "", False
@@ -381,9 +381,9 @@ def _only_loss(model: keras.Model) -> tuple[str, bool]:
 
 
 def _couples_rows(loss: Any, samples: Samples) -> bool:
-    """Return whether a loss of rows together is not the mean, or the sum, of theirs, by an experiment.
+    """Return True if the loss of rows together is not the mean or sum of their losses, by an experiment.
 
-    Means weigh by what they are divided by, such as the entries that a mask, or a class to ignore, leaves.
+    The weight in a mean is the denominator, such as the number of entries left by a mask or ignored class.
     """
     near = 1e-3 if keras.config.floatx() in ("float32", "float64") else 0.05
     for labels, first in samples:
@@ -402,7 +402,7 @@ def _couples_rows(loss: Any, samples: Samples) -> bool:
 
 
 def _reduced(loss: Any, pair: tuple[Any, Any]) -> tuple[float, float | None]:
-    """Return a loss, and what it weighs in a mean over rows; None where parts of it weigh differently."""
+    """Return a loss and its weight in a mean over rows; the weight is None if it differs between parts."""
     with watched() as watch:
         value = float(keras.ops.mean(loss(*pair)))
     weights = [float(each.denominator) for each in watch.reductions if each.kind == "weights"]
@@ -412,9 +412,9 @@ def _reduced(loss: Any, pair: tuple[Any, Any]) -> tuple[float, float | None]:
 
 
 def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
-    """Return labels and predictions of some rows, of others like them, and of both together, each twice.
+    """Yield labels and predictions of some rows, of other such rows, and of both together, each twice.
 
-    A loss that compares rows may ask for two of the same class and for one of another.
+    A loss that compares rows may need two rows of the same class and one of another.
     """
     kind = keras.config.floatx()
     labels, others = keras.ops.cast(labels, kind), keras.ops.cast(_other_labels(labels), kind)
@@ -426,7 +426,7 @@ def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _other_labels(labels: Any) -> Any:
-    """Return labels of the same kind: other classes, or other places in a vector."""
+    """Return labels of the same kind: other classes, or other positions in a vector."""
     if len(labels.shape) > 1 and labels.shape[-1] > 1:
         return keras.ops.roll(labels, 1, axis=-1)
     if "float" in keras.backend.standardize_dtype(labels.dtype):

@@ -1,7 +1,7 @@
-"""Keras objects pickled as they are, attribute by attribute.
+"""Pickling of Keras objects attribute by attribute.
 
-Keras pickles an object as its configuration. That loses what the configuration leaves out, and fails for a
-class without one.
+Keras pickles an object as its configuration. That loses attributes that the configuration leaves out, and
+fails for a class without a configuration.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import keras
 from sparkdl.core import pickling
 from sparkdl.modeling.keras_variables import Variable
 
-# Settings of a variable, which are set after its constructor has run.
+# Settings of a variable that are set after its constructor has run.
 OF_VARIABLES = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
-# What optimizers keep that is made again on workers, by ``build`` or by Keras's own constructor.
+# Attributes of optimizers that ``build`` or Keras's own constructor creates again on workers.
 OF_OPTIMIZERS = {
     "built",
     "_tracker",
@@ -35,11 +35,11 @@ OF_OPTIMIZERS = {
 
 
 class ByValue:
-    """An object that travels pickled, and is made anew each time that it is asked for.
+    """An object that is sent pickled, and copied for each ``get``.
 
     Args:
-        live: the object.
-        load: what makes objects of bytes, where ``live`` is bytes already.
+        live: the object, or its bytes.
+        load: makes an object from bytes, if ``live`` is bytes.
     """
 
     def __init__(self, live: Any, load: Callable[[bytes], Any] | None = None) -> None:
@@ -51,11 +51,11 @@ class ByValue:
 
 
 def copied(live: Any) -> Any:
-    """Return a copy of an object, of the same classes and functions.
+    """Return a copy of an object that shares its classes and functions.
 
-    To unpickle a class that was pickled by value would replace the methods of the live one.
+    Unpickling a class that was pickled by value would replace the methods of the live class.
     """
-    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+    import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
 
     shared: list[Any] = []
 
@@ -72,7 +72,7 @@ def copied(live: Any) -> Any:
         data = file.getvalue()
     _copying.parts = shared
     try:
-        return cloudpickle.loads(data)  # bytes of this call, never of a socket
+        return cloudpickle.loads(data)  # bytes from this call, never from a socket
     finally:
         del _copying.parts
 
@@ -85,13 +85,13 @@ def _shared_part(index: int) -> Any:
 
 
 def reduced(thing: Any, pickler: Any) -> Any:
-    """Return the reduction of a Keras object as it is, or NotImplemented.
+    """Return the reduction of a Keras object to its attributes; NotImplemented for other objects.
 
     Keras would pickle its configuration.
 
     Args:
         thing: the object.
-        pickler: cloudpickle, or the copy of it that PySpark has.
+        pickler: cloudpickle, or PySpark's copy of it.
     """
     if isinstance(thing, ByValue) and thing.load is None:
         return ByValue, (pickling.pickled(thing.live, pickler), pickler.loads)
@@ -129,18 +129,19 @@ def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
 
 
 def _variable(value: Any, dtype: str, name: str, trainable: bool) -> Any:
-    return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)  # on torch integers are not
+    # Integer variables cannot be trainable on torch, so the constructor has to know.
+    return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)
 
 
 def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:
-    """Return an optimizer that is not built, without calling a constructor of the user's."""
+    """Return an unbuilt optimizer, without a call of the user's constructor."""
     made = object.__new__(kind)
     keras.optimizers.Optimizer.__init__(made, learning_rate=rate, name=name)
     return made
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return the attributes of an optimizer that are neither variables nor made with them."""
+    """Return the attributes of an optimizer that are neither variables nor created with them."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -160,7 +161,7 @@ def _metric(kind: type[Any]) -> Any:
 
 
 def _set_metric(metric: Any, state: dict[str, Any]) -> None:
-    for store in ("variables", "metrics"):  # the lists that its tracker fills
+    for store in ("variables", "metrics"):  # lists that its tracker fills
         for part in state.pop(f"_{store}", ()):
             metric._tracker.add_to_store(store, part)
     vars(metric).update(state)

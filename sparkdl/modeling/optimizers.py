@@ -1,6 +1,6 @@
 """A compiled model's optimizer: its variables, its learning rate, and a schedule that follows the run.
 
-One that scales losses (``LossScaleOptimizer``) has the optimizer that takes the steps within.
+An optimizer that scales losses (``LossScaleOptimizer``) wraps the optimizer that takes the steps.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ def variables(model: keras.Model) -> list[Any]:
     """Return the variables of a model's optimizer, if it has one: iterations, learning rate, slots."""
     if getattr(model, "optimizer", None) is None:
         return []
-    if not model.optimizer.built:  # to build it again gives a LossScaleOptimizer its variables twice
+    if not model.optimizer.built:  # else a LossScaleOptimizer would get its variables twice
         model.optimizer.build(model.trainable_variables)
     return list(model.optimizer.variables)
 
 
 def moves(model: keras.Model) -> list[Any]:
-    """Return the variables that a model's optimizer was built for, or else those that are trainable."""
+    """Return the variables that a model's optimizer was built for; if it is unbuilt, the trainable ones."""
     if getattr(model, "optimizer", None) is None:
         return []
     built = model.optimizer.built
@@ -31,14 +31,14 @@ def moves(model: keras.Model) -> list[Any]:
 
 
 def decays_weights(model: keras.Model) -> list[bool]:
-    """Return to which weights of a model a weight decay of its optimizer applies."""
+    """Return a flag for each weight of a model: True if the optimizer's weight decay applies to it."""
     if getattr(model, "optimizer", None) is None:
         return []
     return [bool(inner(model)._use_weight_decay(weight)) for weight in model.weights]
 
 
 def set_decays_weights(model: keras.Model, decays: list[bool]) -> None:
-    """Have the optimizer's weight decay apply to some weights of the model, though it is built already."""
+    """Apply the optimizer's weight decay to some weights of the model, even if it is already built."""
     optimizer = inner(model)
     pairs = zip(model.weights, decays, strict=True)
     optimizer._exclude_from_weight_decay = {optimizer._var_key(weight) for weight, one in pairs if not one}
@@ -47,10 +47,10 @@ def set_decays_weights(model: keras.Model, decays: list[bool]) -> None:
 
 
 def require_nesterov(model: keras.Model, merge: str) -> None:
-    """Check that the model's optimizer is SGD with Nesterov's momentum, which a rule asks for.
+    """Raise an error unless the model's optimizer is SGD with Nesterov momentum, which the rule requires.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is another optimizer.
     """
     optimizer = inner(model)
     if not (isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum and optimizer.nesterov):
@@ -62,40 +62,40 @@ def require_nesterov(model: keras.Model, merge: str) -> None:
 
 
 def finalize(model: keras.Model, moved: list[Any]) -> None:
-    """End training as Keras does: an optimizer that averages weights over time puts the averages in."""
+    """End training as Keras does: an optimizer that averages weights over time sets them to the averages."""
     model.optimizer.finalize_variable_values(moved)
 
 
 def set_learning_rate(model: keras.Model, value: float) -> None:
-    """Set the learning rate, where it is a number and not a schedule."""
+    """Set the learning rate, unless a schedule gives it."""
     if not scheduled(model) and float(model.optimizer.learning_rate) != value:
         model.optimizer.learning_rate = value
 
 
 def learning_rate(model: keras.Model) -> float:
-    """Return the optimizer's learning rate of this moment; nan where a schedule gives it."""
+    """Return the optimizer's current learning rate; NaN if a schedule gives it."""
     return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)
 
 
 def inner(model: keras.Model) -> Any:
-    """Return the optimizer that takes the steps, which one that scales losses has within."""
+    """Return the optimizer that takes the steps: of one that scales losses, the optimizer inside it."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
 def scales_loss(model: keras.Model) -> bool:
-    """Return whether the optimizer scales the loss, so that a gradient may be Inf and a step be skipped."""
+    """Return True if the optimizer scales the loss; a gradient may then be Inf and a step be skipped."""
     return inner(model) is not model.optimizer
 
 
 def refuses_slices(model: keras.Model) -> bool:
-    """Return whether Keras's optimizer would fail on a gradient with slices: it cannot unscale them."""
+    """Return True if Keras's optimizer fails on a gradient with slices, because it cannot unscale them."""
     return any(optimizer.loss_scale_factor is not None for optimizer in (model.optimizer, inner(model)))
 
 
 def adds_slices(model: keras.Model) -> bool:
-    """Return whether an optimizer's step is the same for slices and for their sum by row.
+    """Return True if an optimizer's step is the same for slices and for their sum by row.
 
-    Most square a gradient, or clip it, slice by slice. Gradients that are accumulated are dense before that.
+    Most optimizers square or clip a gradient slice by slice. Accumulated gradients are dense before that.
     """
     optimizer = inner(model)
     clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
@@ -104,7 +104,7 @@ def adds_slices(model: keras.Model) -> bool:
 
 
 def reset_spoilt(model: keras.Model) -> None:
-    """Begin anew each variable of the optimizer that has NaN or Inf in it."""
+    """Set to zero each variable of the optimizer that contains NaN or Inf."""
     for variable in variables(model):
         value = keras.ops.convert_to_numpy(variable)
         if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float32)).all():
@@ -114,24 +114,24 @@ def reset_spoilt(model: keras.Model) -> None:
 def batches_seen(model: keras.Model) -> Any:
     """Return the variable in which an optimizer counts batches.
 
-    Its ``iterations`` are fewer where it accumulates gradients, and no variable then.
+    If it accumulates gradients, its ``iterations`` are fewer, and not a variable.
     """
     return inner(model)._iterations
 
 
 def scalable(model: keras.Model) -> bool:
-    """Return whether the learning rate can be multiplied: a function that gives it cannot be."""
+    """Return True if the learning rate can be multiplied: a number or a schedule, but not a function."""
     rate = getattr(inner(model), "_learning_rate", None)
     return scheduled(model) or not callable(rate)
 
 
 def adaptive(model: keras.Model) -> bool:
-    """Return whether the optimizer is not SGD, with or without momentum."""
+    """Return True unless the optimizer is SGD, with or without momentum."""
     return not isinstance(inner(model), keras.optimizers.SGD)
 
 
 def scheduled(model: keras.Model) -> bool:
-    """Return whether a schedule gives the learning rate."""
+    """Return True if a schedule gives the learning rate."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
     return isinstance(getattr(inner(model), "_learning_rate", None), schedule)
 
@@ -139,14 +139,14 @@ def scheduled(model: keras.Model) -> bool:
 class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """A schedule that is evaluated at the run's progress instead of a worker's own iterations.
 
-    Adam's bias correction needs the worker's own count, a schedule that of the whole run, so the two part
-    here: progress = what the endpoint last said + own steps since then x the speed of the whole gang.
+    Adam's bias correction needs the worker's own count, but a schedule needs the count of the whole run. So
+    progress = the endpoint's last value + own steps since then x the speed of the whole worker group.
 
-    The ``scale`` is by what it is multiplied where workers step on their own.
+    ``scale`` multiplies the learning rate if workers step independently.
 
     Args:
         schedule: the user's schedule.
-        seen: the batches that the optimizer has seen until this moment.
+        seen: number of batches that the optimizer has seen so far.
     """
 
     def __init__(self, schedule: Any, seen: int) -> None:
@@ -158,7 +158,7 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
     @property
     def variables(self) -> list[Any]:
-        """What changes during a run."""
+        """The variables that change during a run."""
         return [self.progress, self.anchor, self.speed, self.scale]
 
     def __call__(self, step: Any) -> Any:
@@ -173,13 +173,13 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 
 def followed_variables(model: keras.Model) -> list[Any]:
-    """Return the variables by which a schedule follows the run, if it does."""
+    """Return the variables of a schedule that follows the run; an empty list without one."""
     schedule = getattr(inner(model), "_learning_rate", None)
     return schedule.variables if isinstance(schedule, Followed) else []
 
 
 def follow(model: keras.Model) -> Followed | None:
-    """Make a scheduled optimizer follow the run's progress; None where there is no schedule."""
+    """Make a scheduled optimizer follow the run's progress; return None if there is no schedule."""
     optimizer = inner(model)
     if not scheduled(model):
         return None

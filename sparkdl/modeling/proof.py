@@ -1,9 +1,9 @@
-"""Whether a model that was made again computes what the live one computes, tried out on the first rows.
+"""A trial of a restored model: it must compute the same as the live one on the first rows.
 
-Workers train a model that is made again from its configuration and the differences that ``differences``
-found. That is a comparison of attributes, which cannot see into everything: a constructor may hide what it
-was given in the graph of a functional model, in a closure or in an object of another library. So both
-models compute the first rows, on the driver, before anything is trained.
+Workers train a model that is restored from its configuration and from the differences that ``differences``
+found. That comparison of attributes has gaps: a constructor may keep an argument in the graph of a functional
+model, in a closure or in an object of another library. So both models compute the first rows on the driver
+before training begins.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from sparkdl.process import interrupts, memory
 from sparkdl.process.reasons import reason_of
 
 logger = logging.getLogger(__name__)
-Results = Iterator[tuple[str, Sequence[Array]]]  # what each is called, and its arrays
-# The variables that an optimizer's steps are tried out on. They have the same names each time, because
-# TensorFlow 2.21 never frees some 35 kB for each name that a variable has had.
+Results = Iterator[tuple[str, Sequence[Array]]]  # the description of each result, and its arrays
+# The variables for trial steps of an optimizer. They have the same names each time, because TensorFlow 2.21
+# never frees some 35 kB for each name of a variable.
 SHAPES = {"matrix": (3, 2), "vector": (2,)}
 STEPS = 2
-STEP_BYTES = 256 << 20  # of weights: a step of a larger model would take too much of the driver's memory
+# Limit on the weights for a trial step. A larger model would take too much of the driver's memory.
+STEP_BYTES = 256 << 20
 
 
 def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -> None:
-    """Check that two models compute the same predictions, losses, metrics, constraints and training step.
+    """Raise an error unless two models compute the same results.
 
-    Only Keras's own training step is computed: a step of the model's own may do anything. What is random in
-    the live model, and what it cannot compute here, says nothing.
+    The results are predictions, losses, metrics, constraints, an optimizer update and a training step. Only
+    Keras's own training step is tried, because a custom one may do anything. Results that are random in the
+    live model, or that it cannot compute here, are ignored.
 
     Args:
-        model: the live model, compiled and built. It is left as it was, with its metrics reset.
-        again: the model that was made again, with the same values of variables. They may change.
+        model: the live model, compiled and built. It stays unchanged, except that its metrics are reset.
+        again: the restored model, with the same values of variables. They may change.
         first: x, y and weights of some rows; y and weights may be None.
 
     Raises:
-        ModelError: they do not; it names what differs.
+        ModelError: a result differs. The message names the result.
     """
     ours = dict(_results(model, first))
     theirs = dict(_results(again, first, made_again=True))
@@ -64,13 +66,13 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
 
 
 def _results(model: keras.Model, first: Sequence[Any], *, made_again: bool = False) -> Results:
-    """Yield what a model computes. For one that was made again, memory that runs out is an error."""
+    """Yield the results of a model. In a restored model, running out of memory is an error."""
     for compute in (_of_rows, _of_constraints, _of_optimizer, _of_step):
         try:
-            with warnings.catch_warnings(action="ignore"):  # training gives the same ones
+            with warnings.catch_warnings(action="ignore"):  # training gives the same warnings
                 found = list(compute(model, first))
             yield from found
-        except Exception as error:  # whatever the user's own code does on a single row
+        except Exception as error:  # the user's code may raise anything on a few rows
             reason = reason_of(error)
             if made_again and reason.startswith(memory.SHORT):
                 raise
@@ -108,7 +110,7 @@ def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
 
 
 def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
-    """Yield how far Keras's own training step moves each weight."""
+    """Yield the change of each weight in Keras's own training step."""
     before = keras_variables.read(model.weights)
     own = type(model).train_step is not keras.Model.train_step
     if own or sum(array.nbytes for array in before) > STEP_BYTES:
@@ -117,7 +119,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     try:
         with keras_variables.undisturbed(model):
             model.optimizer = copied(optimizer)
-            optimizers.set_decays_weights(model, decays)  # which it knows by the ids of variables
+            optimizers.set_decays_weights(model, decays)  # the copy lacks them: they are kept by variable ids
             model.optimizer.build(model.trainable_variables)
             execution.train_once(model, Batch(*first).to_data())
             after = keras_variables.read(model.weights)
@@ -130,7 +132,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
 
 
 def _equal(ours: Sequence[Array], theirs: Sequence[Array] | None) -> bool:
-    """Return whether results are equal, but for what the order of sums makes of them."""
+    """Return True if results are equal, apart from rounding by the order of sums."""
     if theirs is None or [each.shape for each in ours] != [each.shape for each in theirs]:
         return False
     return all(map(_close, ours, theirs))

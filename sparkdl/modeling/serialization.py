@@ -1,8 +1,8 @@
-"""A Keras model as values that travel, and the model that is made of them again.
+"""A Keras model as values that can be sent, and the model restored from them.
 
-A model is shipped as its serialized configuration (architecture, compile arguments, shapes), raw arrays,
-and custom objects. Workers must compute what the live model computes, so each model is made again on the
-driver first, and compared.
+A model is sent as its serialized configuration (architecture, compile arguments, shapes), raw arrays and
+custom objects. Workers must compute the same as the live model. So the driver first restores each model, and
+compares it with the live one.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from sparkdl.process import interrupts
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A compiled model as values: nothing in it is code.
+    """A compiled model as values, without code.
 
     Attributes:
         config: the serialized model as JSON; None for a model that a function builds.
-        built: the shapes that the model was built with, as Keras says them.
+        built: the shapes that the model was built with, from Keras's ``get_build_config``.
         weights: the values of ``model.weights``.
         optimizer: the values of the optimizer's variables.
         generators: the states of random generators, and counters.
-        backend: the Keras backend that it was made on.
+        backend: the Keras backend of the driver.
         floatx: Keras's default float type on the driver.
-        policy: the name of Keras's default dtype policy there, by which compile scales the loss.
-        epsilon: the small number of Keras's there, which losses and metrics look up when they compute.
-        data_format: whether images have their channels last there, by default.
-        moved: the places among the model's weights of those that its optimizer was built for.
-        key: what two specs share only if one model, with other values set, can serve for both.
-        trains: whether it is to be trained; else it may not be compiled, and the optimizer's values are left.
+        policy: the name of Keras's default dtype policy on the driver; compile scales the loss by it.
+        epsilon: Keras's epsilon on the driver, which losses and metrics read when they compute.
+        data_format: Keras's default image format on the driver: channels first or last.
+        moved: the indices among the model's weights of those that its optimizer was built for.
+        key: a digest. Two specs share it only if one model, with other values set, can serve both.
+        trains: whether the model will be trained. If not, it may be uncompiled, and ``optimizer`` is empty.
     """
 
     config: str | None
@@ -91,13 +91,13 @@ def freeze(
 
     Args:
         model: the model.
-        builder: the function that built it; then the configuration is not needed.
-        custom_objects: what the user named; objects of the live model's configuration are found.
-        trains: whether it is to be trained, for which it has to be compiled.
-        check: what to do with the model that is made again here, as on executors.
+        builder: the function that built it, if any; the configuration is then not needed.
+        custom_objects: objects named by the user. Objects in the live model's configuration are found.
+        trains: whether the model will be trained, for which it has to be compiled.
+        check: called with the model that is restored here in the way of executors.
 
     Raises:
-        ModelError: the model cannot be restored from what would be shipped; the message names why.
+        ModelError: the model cannot be restored from the values; the message says why.
     """
     if trains:
         require_known(model)
@@ -129,16 +129,16 @@ def freeze(
     spec = replace(spec, key=_key(spec, objects, builder, model))
     freed = sum(array.nbytes for array in spec.weights)
     if freed > LARGE:
-        gc.collect()  # a model knows itself, so that the restored one would stay
+        gc.collect()  # a model refers to itself, so the restored one would stay
         trim(freed)
     return spec, objects
 
 
 def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Objects:
-    """Return the objects that make a model that was made again the live one, and check that they do.
+    """Return the objects that make a restored model equal to the live one, and check the result.
 
     Raises:
-        ModelError: something of it cannot travel, or the model still is another one.
+        ModelError: a part of the model cannot be sent, or the restored model still differs.
     """
     names = [[layer.name for layer in one._flatten_layers()] for one in (model, again)]
     if len(names[0]) != len(names[1]):
@@ -167,7 +167,7 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
 
 
 def _require_picklable(model: keras.Model, difference: Difference) -> None:
-    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+    import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
 
     try:
         pickled(difference.value, cloudpickle)
@@ -182,11 +182,12 @@ def _require_picklable(model: keras.Model, difference: Difference) -> None:
 
 def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) -> str:
     """Return a digest of a model's architecture, compile arguments, code and constants."""
-    import cloudpickle  # the driver has it; an executor that sparkdl was sent to may not
+    import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
 
     config = spec.config
     for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
-        config = config and config.replace(json.dumps(optimizer.name), "null")  # Keras numbers those it names
+        # Keras numbers its default names.
+        config = config and config.replace(json.dumps(optimizer.name), "null")
     code = pickled((sorted(objects.items()), builder), cloudpickle)
     layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
@@ -204,10 +205,10 @@ def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) 
 
 @alone()
 def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """Return the compiled model of a spec with its values set.
+    """Return the compiled model of a spec, with its values set.
 
     Raises:
-        ModelError: the model cannot be restored, for one because a custom object is missing.
+        ModelError: the model cannot be restored, for example because a custom object is missing.
     """
     model = _made(spec, objects, builder)
     if PATCH in objects:
@@ -217,7 +218,7 @@ def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] |
 
 
 def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None) -> keras.Model:
-    """Return the built model that a configuration, or a function, makes."""
+    """Return the built model that a configuration or a function makes."""
     kept = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
     try:
         set_defaults(spec.floatx, spec.policy, spec.data_format)
@@ -236,18 +237,18 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
     _build(model, spec)
     _check_weights(model, spec)
     if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
-        model.optimizer = copied(model.optimizer)  # Keras built it for what is trainable
+        model.optimizer = copied(model.optimizer)  # an unbuilt copy: Keras built it for the trainable ones
     return model
 
 
 def _build(model: keras.Model, spec: ModelSpec) -> None:
-    """Build a model that is not built yet, for inputs of the shapes that its spec names."""
+    """Build a model that is not built yet, for the input shapes in its spec."""
     if not model.built and spec.built:
         with unwarned():
             model.build_from_config(spec.built)
     shape = (spec.built or {}).get("input_shape")
     if spec.weights and not model.weights and isinstance(shape, list | tuple):
-        with suppress(Exception):  # Keras traced call with numbers; the check of the weights tells
+        with suppress(Exception):  # Keras traced call with numbers; _check_weights reports a failure
             model(keras.Input(batch_shape=tuple(shape), dtype=TEXT))
 
 
@@ -270,7 +271,7 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
 
 
 def restore(model: keras.Model, spec: ModelSpec) -> None:
-    """Set weights, optimizer and generators of a model to the values of its spec, and clear its metrics."""
+    """Set a model's weights, optimizer and generators to the values of its spec, and reset its metrics."""
     keras.config.set_epsilon(spec.epsilon)
     model.set_weights(spec.weights)
     for layer in adapted(model):
@@ -283,10 +284,10 @@ def restore(model: keras.Model, spec: ModelSpec) -> None:
 
 @alone()
 def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.Model:
-    """Return a compiled model like this one, of its own: with its weights and its optimizer's state.
+    """Return an independent copy of a compiled model, with its weights and its optimizer's state.
 
     Raises:
-        ModelError: it cannot be restored from its configuration.
+        ModelError: the model cannot be restored from its configuration.
     """
     if model.built:
         return thaw(*freeze(model, custom_objects=custom_objects))
@@ -297,25 +298,25 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
 
 
 def save(model: keras.Model, path: Path) -> None:
-    """Write a model as a file of Keras's own format."""
+    """Write a model as a file in Keras's own format."""
     if model.built:
-        optimizers.variables(model)  # makes them, without which Keras warns when it loads
+        optimizers.variables(model)  # creates them; without them Keras warns at loading
     model.save(path)
 
 
 def load(
     path: Path, shown: str, custom_objects: Objects | None = None, *, safe_mode: bool | None = None
 ) -> keras.Model:
-    """Return the model that a file of Keras's own format holds.
+    """Return the model in a file of Keras's own format.
 
     Args:
-        path: where it is.
-        shown: how an error calls it.
+        path: the path of the file.
+        shown: the name of the file in errors.
         custom_objects: classes and functions that the model needs, by name.
-        safe_mode: whether to refuse models that carry code; None is Keras's setting of this process.
+        safe_mode: whether to refuse models that carry code; None for Keras's setting in this process.
 
     Raises:
-        ModelError: it cannot be restored.
+        ModelError: the model cannot be restored.
     """
     try:
         return keras.saving.load_model(path, custom_objects, safe_mode=safe_mode)

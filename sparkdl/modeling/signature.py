@@ -1,6 +1,6 @@
-"""The rows that a model takes and the predictions that it gives, as far as the model tells.
+"""The inputs and outputs of a model, as far as the model declares them.
 
-The driver checks rows against this before a Spark job starts.
+The driver checks rows against them before a Spark job starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparkdl.modeling.keras_variables import dtype_of, undisturbed
 
 
 def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
-    """Return how many arrays a model takes for x and for y; None if only calling it can tell."""
+    """Return the number of arrays in x and in y of a model; None if only a call of the model can tell."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     alone = 1 if isinstance(model, keras.Sequential) else None
     return len(inputs) if inputs else alone, len(outputs) if outputs else None
@@ -35,13 +35,13 @@ def takes(model: keras.Model, step: str = "train_step") -> Takes:
 
 
 def takes_strings(model: keras.Model) -> bool:
-    """Return whether an input of a model takes strings, or may take them because the model does not say."""
+    """Return True if an input of a model takes strings, or if the model does not declare its inputs."""
     inputs = getattr(model, "inputs", None)
     return not inputs or any(dtype_of(tensor) == TEXT for tensor in inputs)
 
 
 def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
-    """Return whether a step of the model's compares labels with predictions; its own one may do without.
+    """Return True if a step compares labels with predictions; False for a custom step, which may need none.
 
     Args:
         model: a compiled model.
@@ -53,20 +53,21 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
     loses = kind.compute_loss is keras.Model.compute_loss and any(
         loss is not None for loss in flat_losses(model.loss)
     )
-    # Set by compile where there are metrics (Keras 3.5 to 3.15); model.metrics has nothing before a batch.
+    # compile sets it if there are metrics (Keras 3.5 to 3.15); model.metrics is empty before a batch.
     measures = getattr(model, "_compile_metrics", None) is not None
     return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
 
 
 def computes_loss(model: keras.Model) -> bool:
-    """Return whether ``compute_loss`` is what trains the model; its own ``train_step`` may do without."""
+    """Return True if ``compute_loss`` trains the model; a custom ``train_step`` may do without it."""
     return model.loss is not None or type(model).train_step is keras.Model.train_step
 
 
 def flat_losses(given: Any) -> list[Any]:
-    """Return the losses of a structure that ``compile`` took, dicts by name.
+    """Return the losses in a structure passed to ``compile`` as a list, dicts in the order of their names.
 
-    On TensorFlow a model wraps what it holds, and an older Keras (3.5) does not look into its own wraps.
+    On TensorFlow a model wraps the containers that it holds, and an older Keras (3.5) does not look into its
+    own wrappers.
     """
     if isinstance(given, Mapping):
         return [loss for name in sorted(given) for loss in flat_losses(given[name])]
@@ -76,26 +77,26 @@ def flat_losses(given: Any) -> list[Any]:
 
 
 def is_stateful(model: keras.Model) -> bool:
-    """Return whether a layer of the model goes on in a batch from what it kept of the last one."""
+    """Return True if a layer of the model carries its state from one batch to the next."""
     return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
 
 
 def named_batch_size(model: keras.Model) -> int | None:
-    """Return how many rows the inputs of a model say that a batch has; None: any number."""
+    """Return the batch size that the inputs of a model declare; None for any size."""
     sizes = {tensor.shape[0] for tensor in getattr(model, "inputs", None) or ()}
     return next((int(size) for size in sizes if size is not None), None)
 
 
 def fixed_batch_size(model: keras.Model) -> int | None:
-    """Return how many rows every batch of a model has to have; None: any number.
+    """Return the batch size that a model requires; None for any size.
 
-    That the inputs say a number does not mean that a layer needs it: another number is tried out.
+    The inputs may declare a size that no layer needs, so another size is tried.
     """
     size = named_batch_size(model)
     if size is None or is_stateful(model):
         return size
     rows = 2 if size == 1 else 1
-    inputs = getattr(model, "_inputs_struct", None)  # Keras's own, to 3.15
+    inputs = getattr(model, "_inputs_struct", None)  # private, Keras up to 3.15
     inputs = model.inputs[0] if inputs is None else inputs
 
     def zeros(tensor: Any) -> Array:
@@ -111,26 +112,26 @@ def fixed_batch_size(model: keras.Model) -> int | None:
 
 
 def input_names(model: keras.Model) -> tuple[str, ...]:
-    """Return how a model calls its inputs, in their order, if it tells: a dict's keys, or their names."""
+    """Return the names of a model's inputs in order, if known: the keys of a dict, or the inputs' names."""
     wanted, inputs = getattr(model, "_inputs_struct", None), getattr(model, "inputs", None) or ()
     keys = {id(tensor): key for key, tensor in wanted.items()} if isinstance(wanted, dict) else {}
     return tuple(keys.get(id(tensor), tensor.name) for tensor in inputs)
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
-    """Return how a model calls its outputs, in their order, if it tells: a dict's keys, or their names."""
+    """Return the names of a model's outputs in order, if known: the keys of a dict, or the outputs' names."""
     made = getattr(model, "_outputs_struct", None)
     return tuple(made) if isinstance(made, dict) else tuple(getattr(model, "output_names", None) or ())
 
 
 def known_output(model: keras.Model) -> Any:
-    """Return the shape of one row's prediction as ``output_shapes`` does, None if only a row can tell."""
+    """Return the shape of one row's prediction, as ``output_shapes`` does; None if it is not declared."""
     outputs = getattr(model, "outputs", None)
     return output_shapes(model, outputs[0] if len(outputs) == 1 else outputs) if outputs else None
 
 
 def output_shapes(model: keras.Model, predicted: Any) -> Any:
-    """Return the shape of one row's prediction; by the names of the outputs, if there are several."""
+    """Return the shape of one row's prediction; a dict by output name if there are several outputs."""
     if isinstance(predicted, dict):
         return {str(name): tuple(part.shape[1:]) for name, part in predicted.items()}
     if not isinstance(predicted, list | tuple):
@@ -142,14 +143,14 @@ def output_shapes(model: keras.Model, predicted: Any) -> Any:
 
 
 def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
-    """Return the schema of rows of x that the model takes, None if only a row can tell.
+    """Return the schema of rows of x that the model takes; None if only a row can tell.
 
     Args:
         model: the model.
-        sample: how columns make x, and what errors call them; one column by default.
+        sample: the structure of x and the names of its columns in errors; one column by default.
 
     Raises:
-        DataError: the model takes other inputs.
+        DataError: the structure does not match the inputs of the model.
     """
     require_backend_of_strings(model)
     inputs = getattr(model, "inputs", None)
@@ -173,12 +174,12 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
 
     Args:
         model: the model.
-        schema: the schema as the first row has it.
-        reshape: whether flat values may take the model's shape, as vectors of a DataFrame must.
+        schema: the schema of the first row.
+        reshape: whether flat values may be reshaped for the model, as vectors of a DataFrame have to be.
 
     Raises:
-        ConfigError: columns of a list do not make what the model takes.
-        DataError: the model takes other features.
+        ConfigError: a list of columns does not form rows of the shape that the model takes.
+        DataError: the features do not match the inputs of the model.
     """
     require_backend_of_strings(model, schema.columns)
     columns = [_flat(column) for column in schema.columns]
@@ -191,14 +192,14 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
 
 
 def _flat(column: Column) -> Column:
-    """Return a column, of a list of flat columns with all their values in a row."""
+    """Return a column; a list of flat columns becomes one flat column."""
     if column.parts == 1 or len(column.shape) > 2:
         return column
     return replace(column, shape=(prod(column.shape),))
 
 
 def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
-    """Return which output of a model each column of y is for, as far as the model tells."""
+    """Return pairs of a label column's index and its output, as far as the model declares them."""
     outputs = getattr(model, "outputs", None)
     if not outputs or len(schema.template) < 2:
         return []
@@ -214,7 +215,7 @@ def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any
 
 
 def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
-    """Return which input of a functional model each column of x is for."""
+    """Return pairs of a feature column's index and its input of a functional model."""
     template, wanted = schema.template[0], getattr(model, "_inputs_struct", None)
     named = {tensor.name: tensor for tensor in model.inputs}
     if isinstance(template, dict):
@@ -259,10 +260,10 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
 
 
 def _ranked(column: Column, rank: int) -> Column:
-    """Return a column in a shape of so many dimensions, of which the last one may be missing or too many.
+    """Return a column with this many dimensions: a last one of size 1 is added, or a last one dropped.
 
-    Keras traces a model's functions for the ranks that it has seen, and layers of strings do not compute with
-    a rank that is left open.
+    Keras traces a model's functions for the ranks that it has seen, and string layers do not compute with
+    an unknown rank.
     """
     shape = column.shape
     if len(shape) < rank:
@@ -271,16 +272,16 @@ def _ranked(column: Column, rank: int) -> Column:
 
 
 def _shaped(column: Column, expected: tuple[int | None, ...], *, reshape: bool = True) -> Column | None:
-    """Return the column in a shape that the model takes, None if it has none.
+    """Return the column in a shape that the model takes; None if no shape fits.
 
     Args:
         column: the column, in the shape of its first row.
-        expected: what the model says; None where any size will do.
+        expected: the shape that the model declares; None for a dimension of any size.
         reshape: whether flat values may take another shape.
     """
     given = column.shape
     shapes = [given]
-    if column.parts > 1:  # stacked as the first dimension or the last, or joined
+    if column.parts > 1:  # stacked along the first or last dimension, or joined
         shapes = [given, (*given[1:], given[0]), (prod(given),)] if len(given) > 1 else [given]
     for shape in shapes:
         fits = len(expected) == len(shape) and all(

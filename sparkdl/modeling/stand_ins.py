@@ -1,8 +1,8 @@
-"""Stand-ins, in a model's configuration, for objects that their own configuration does not make again.
+"""Stand-ins, in a model's configuration, for objects that their own configuration cannot restore.
 
-``keras.Model.fit`` never asks an object for its configuration. So a program works although a ``get_config``
-leaves an argument out or is missing. Workers make the model from its configuration. Such an object is
-therefore pickled itself, and travels beside the configuration.
+``keras.Model.fit`` never uses the configuration of an object. So a program works even if a ``get_config``
+leaves out an argument or is missing. Workers, however, make the model from its configuration. Such an object
+is therefore pickled itself, and sent beside the configuration.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from keras.src.saving import serialization_lib
 from sparkdl.modeling.object_pickling import ByValue
 from sparkdl.process import interrupts
 
-STAND_IN = "sparkdl_value_"  # the names, among custom objects, of what travels by value
-OF_MODELS = ("build_config", "compile_config")  # what Keras adds to the configuration of a model
+STAND_IN = "sparkdl_value_"  # prefix of the names of custom objects that are sent by value
+OF_MODELS = ("build_config", "compile_config")  # entries that Keras adds for a model
 
 
 class Constructed(NamedTuple):
-    """A call that makes a user's layer or model again where Keras's ``from_config`` cannot.
+    """A call that restores a user's layer or model if Keras's ``from_config`` cannot.
 
     Attributes:
-        kind: its class.
-        arguments: what its constructor was given, which Keras notes where it is numbers, texts and the like.
-        name: its name.
+        kind: the class.
+        arguments: the arguments of the constructor. Keras records numbers, text and the like.
+        name: the name of the layer or model.
     """
 
     kind: type[keras.Layer]
@@ -39,16 +39,16 @@ class Constructed(NamedTuple):
     name: str
 
     def get(self) -> keras.Layer:
-        """Return another one, with initial values."""
+        """Return a new instance, with initial values."""
         made = self.kind(**self.arguments)
         made.name = self.name
         return made
 
 
 def _constructed(layer: Any) -> Constructed | None:
-    """Return the call that makes a layer again, or None if that is not needed or not possible.
+    """Return the call that restores a layer; None if it is not needed or not possible.
 
-    ``__init__(self)`` takes no configuration, for Keras's own has ``trainable`` and ``dtype`` too.
+    An ``__init__(self)`` accepts no configuration, because Keras's also contains ``trainable`` and ``dtype``.
     """
     kind, noted = type(layer), getattr(layer, "_auto_config", None)
     users = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "keras"]
@@ -56,18 +56,18 @@ def _constructed(layer: Any) -> Constructed | None:
         return None
     signature = inspect.signature(kind.__init__)
     if isinstance(layer, keras.Model) and len(signature.parameters) > 1:
-        return None  # Keras does not note what the constructor of a model was given
+        return None  # Keras does not record the constructor's arguments of a model
     try:
         signature.bind(layer, **layer.get_config())
     except TypeError:
         return Constructed(kind, dict(noted.config), layer.name)
-    except NotImplementedError:  # which says what get_config lacks
+    except NotImplementedError:  # its message says what get_config lacks
         pass
     return None
 
 
 def stand_in(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class, by its name, of which Keras makes the custom objects that travel by value."""
+    """Return the class, by name, from which Keras makes the custom objects that are sent by value."""
 
     class StandIn:
         @classmethod
@@ -78,7 +78,7 @@ def stand_in(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _serializing = threading.local()
-_config_of = serialization_lib._get_class_or_fn_config  # as of Keras 3.5 to 3.15, for all but plain values
+_config_of = serialization_lib._get_class_or_fn_config  # private, Keras 3.5 to 3.15; not for plain values
 
 
 def _config_or_stand_in(thing: Any) -> Any:
@@ -100,9 +100,9 @@ def _config_or_stand_in(thing: Any) -> Any:
 
 @contextmanager
 def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
-    """Have Keras, in a ``with`` block, put stand-ins for objects without a working configuration.
+    """Make Keras serialize objects without a working configuration as stand-ins, in a ``with`` block.
 
-    Yields what they stand in for, by name; ``with_stand_ins`` completes the configuration.
+    Yields the replaced objects by name; ``with_stand_ins`` completes the configuration.
     """
     try:
         _serializing.taken = {}
@@ -115,7 +115,7 @@ def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
 
 
 def with_stand_ins(config: Any) -> Any:
-    """Return a configuration in which each stand-in is one that Keras can make an object of."""
+    """Return a configuration in which each stand-in has a form that Keras can deserialize."""
     if isinstance(config, list):
         return [with_stand_ins(part) for part in config]
     if not isinstance(config, dict):
@@ -134,7 +134,7 @@ def with_stand_ins(config: Any) -> Any:
 
 
 def _goes_by_value(thing: Any) -> bool:
-    """Return whether an object that Keras is to serialize has no configuration that makes it again."""
+    """Return True if an object to be serialized has no configuration that restores it."""
     if isinstance(thing, FunctionType | BuiltinFunctionType | type) or thing is None:
         return False
     kind = type(thing)
@@ -147,7 +147,7 @@ def _goes_by_value(thing: Any) -> bool:
         config = thing.get_config()
         if own:
             kind.from_config(config)
-        if _has_arrays(config):  # of which Keras makes dicts that not every class can read, not even its AUC
+        if _has_arrays(config):  # Keras makes dicts of them, which some classes cannot read, even its AUC
             kind.from_config(serialization_lib.serialize_keras_object(config))
     except Exception:  # noqa: BLE001 - whatever a constructor raises without its arguments
         return True
@@ -155,7 +155,7 @@ def _goes_by_value(thing: Any) -> bool:
 
 
 def _has_arrays(config: Any) -> bool:
-    """Return whether a configuration holds arrays or tensors."""
+    """Return True if a configuration contains arrays or tensors."""
     return any(
         isinstance(part, np.ndarray) or keras.ops.is_tensor(part) for part in keras.tree.flatten(config)
     )

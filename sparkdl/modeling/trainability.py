@@ -1,6 +1,6 @@
-"""Which variables of a model are trainable in a fit.
+"""The trainable variables of a model in a fit.
 
-Keras reads the flags at different times on different backends, and a fit on Spark has to do the same.
+Keras reads the ``trainable`` flags at different times on different backends. A fit on Spark does the same.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from sparkdl.process import interrupts
 
 
 class Trainability:
-    """Which layers and variables of a model are trainable, as it was at some time.
+    """The ``trainable`` flags of a model's layers and variables at one point in time.
 
-    Plain Keras looks at this when it traces the first step after ``compile`` (TensorFlow), or at each step
-    (torch). On JAX an optimizer takes no other variables than those that it was built for.
+    Plain Keras reads the flags when it traces the first step after ``compile`` (TensorFlow), or at each step
+    (torch). On JAX an optimizer accepts only the variables that it was built for.
 
     Args:
         model: the model.
 
     Attributes:
-        traced: whether Keras looks at it no more, until the model is compiled again.
+        traced: whether Keras ignores the flags until the model is compiled again.
     """
 
     def __init__(self, model: keras.Model) -> None:
         self.model, self.traced = model, False
-        self.compiled = vars(model).get("_compile_loss")  # another one whenever the model is compiled
+        self.compiled = vars(model).get("_compile_loss")  # a new object each time the model is compiled
         self.layers = [(layer, layer._trainable) for layer in model._flatten_layers()]
         self.weights = [(weight, weight.trainable) for weight in model.weights]
         fitted = vars(model).get("train_function") is not None and model.optimizer.built
@@ -45,13 +45,13 @@ class Trainability:
             ]
 
     def changed(self) -> list[str]:
-        """Return the names of layers or variables whose flag has changed."""
+        """Return the names of the layers, or else the variables, whose flag has changed."""
         layers = [f'layer "{layer.name}"' for layer, was in self.layers if layer._trainable != was]
         return layers or [f'variable "{one.path}"' for one, was in self.weights if one.trainable != was]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the model as it was in a ``with`` block."""
+        """Apply these flags to the model in a ``with`` block."""
         now = [layer._trainable for layer, _ in self.layers], [one.trainable for one, _ in self.weights]
         try:
             self._set([was for _, was in self.layers], [was for _, was in self.weights])
@@ -62,7 +62,7 @@ class Trainability:
 
     def _set(self, layers: Sequence[bool], weights: Sequence[bool]) -> None:
         for (layer, _), value in zip(self.layers, layers, strict=True):
-            layer._trainable = value  # its setter sets those of layers and variables within, too
+            layer._trainable = value  # the setter would also set nested layers and variables
         for (weight, _), value in zip(self.weights, weights, strict=True):
             if weight.trainable != value:
                 weight.trainable = value
@@ -74,14 +74,14 @@ class Trainability:
         return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
 
     def trace(self) -> None:
-        """Let changes count from the next ``compile`` on, if Keras does so on this backend."""
+        """Ignore changes until the next ``compile``, if Keras does so on this backend."""
         self.traced = keras.backend.backend() == "tensorflow"
 
     def require_kept(self) -> None:
-        """Check that callbacks have changed nothing that plain Keras would heed.
+        """Raise an error if a callback made a change that plain Keras would follow.
 
         Raises:
-            ModelError: they have; names the layer.
+            ModelError: a callback compiled the model, or changed a flag; names the layer or variable.
         """
         if vars(self.model).get("_compile_loss") is not self.compiled:
             raise ModelError(
@@ -96,10 +96,10 @@ class Trainability:
 
 
 def require_known(model: keras.Model) -> None:
-    """Check that the optimizer can move all trainable variables, as Keras does at the first step.
+    """Raise an error unless the optimizer has all trainable variables, as Keras does at the first step.
 
     Raises:
-        ModelError: it was built for other variables.
+        ModelError: the optimizer was built for other variables.
     """
     known, wanted = optimizers.moves(model), trainable(model)
     others = [variable.path for variable in wanted if id(variable) not in set(map(id, known))]
@@ -112,10 +112,10 @@ def require_known(model: keras.Model) -> None:
 
 
 def require_trainable(model: keras.Model) -> None:
-    """Check that there is something to train, if that is known yet.
+    """Raise an error if a built model has nothing to train.
 
     Raises:
-        ModelError: the model is built, and all of its variables are frozen.
+        ModelError: all variables of the model are frozen.
     """
     if model.built and not model.trainable_variables:
         raise ModelError(

@@ -1,1 +1,1 @@
-"""Code that runs in Spark tasks: the training loop, its strategies, and prediction."""
+"""The code of Spark tasks: the training loop, its strategies, and prediction."""

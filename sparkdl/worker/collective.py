@@ -1,4 +1,4 @@
-"""What a function of the user's own has in common with those on other workers: ranks, ``all_reduce``."""
+"""Ranks and ``all_reduce`` for a user's function that runs on all workers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sparkdl.worker.session import Task, membership
 
 
 class Operation(StrEnum):
-    """What becomes of the arrays of all workers."""
+    """The reduction of the arrays of all workers."""
 
     MEAN = "mean"
     SUM = "sum"
 
 
 class WorkerContext:
-    """What ``sparkdl.run`` gives its function on each worker.
+    """The argument that ``sparkdl.run`` passes to its function on each worker.
 
     Attributes:
         rank: the worker's number, from 0.
-        size: how many workers there are.
-        device: "gpu:0" where the task was given a GPU, which is then the first that this process sees, else
-            "cpu:0"; as ``keras.device`` and ``tf.device`` take it.
+        size: number of workers.
+        device: the device in the form of ``keras.device`` and ``tf.device``. It is "gpu:0" if the task was
+            given a GPU, which is then the first one that this process sees; else "cpu:0".
     """
 
     def __init__(self, rank: int, size: int, device: str, exchange: Exchange) -> None:
@@ -40,22 +40,22 @@ class WorkerContext:
         self._exchange, self._sequence = exchange, 0
 
     def all_reduce(self, arrays: Any, op: str = "mean") -> Any:
-        """Return the mean, or the sum, of what all workers call this with; all of them have to.
+        """Return the mean or the sum of the arrays of all workers. Every worker has to call it.
 
-        Workers are added in the order of their ranks, so that every worker gets the same bits, and gets them
-        again when the run is repeated.
+        Workers are added in the order of their ranks. So every worker gets the same bits, and gets them again
+        if the run is repeated.
 
         Args:
-            arrays: a NumPy array or what can be made one, a number, or dicts, lists and tuples of such; with
-                the same structure, shapes and dtypes on all workers.
-            op: "mean" or "sum". The sum has the dtypes that were given, the mean of whole numbers is float64.
+            arrays: a NumPy array or a value that converts to one, a number, or dicts, lists and tuples of
+                these. The structure, shapes and dtypes have to be the same on all workers.
+            op: "mean" or "sum". A sum keeps the dtypes; the mean of integers is float64.
 
         Returns:
-            NumPy arrays in the same structure; numbers in the place of numbers.
+            NumPy arrays in the same structure; numbers in place of numbers.
 
         Raises:
-            ConfigError: there is no such ``op``.
-            TypeError: something is no number.
+            ConfigError: ``op`` is unknown.
+            TypeError: a value is not a number.
         """
         mean = choose("op", op, Operation) is Operation.MEAN
         named = [(path, _numbers(path, leaf)) for path, leaf in _leaves(arrays, "arrays")]
@@ -68,7 +68,7 @@ class WorkerContext:
         return _rebuilt(arrays, (part / self.size if mean else part for part in parts))
 
     def barrier(self) -> None:
-        """Wait until every worker has come here."""
+        """Wait until every worker has called this."""
         self.all_reduce(np.zeros(0, np.int8))
 
     def _sum(self, arrays: list[Array], layout: str) -> Iterator[Array]:
@@ -99,7 +99,7 @@ def _numbers(path: str, value: Any) -> Array:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield each part of a structure with how to call it, dicts by name."""
+    """Yield the name and value of each part of a structure; of dicts in the order of their keys."""
     if isinstance(value, Mapping):
         for name in sorted(value, key=str):
             yield from _leaves(value[name], f"{path}[{name!r}]")
@@ -111,7 +111,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rebuilt(value: Any, parts: Iterator[Any]) -> Any:
-    """Return a structure with other parts in the places of its own, in the order of ``_leaves``."""
+    """Return a structure with its parts replaced by others, in the order of ``_leaves``."""
     if isinstance(value, Mapping):
         made = {name: _rebuilt(value[name], parts) for name in sorted(value, key=str)}
         return {name: made[name] for name in value}
@@ -122,7 +122,7 @@ def _rebuilt(value: Any, parts: Iterator[Any]) -> Any:
 
 
 def run_task(function: Callable[[WorkerContext], Any], task: Task, size: int) -> Any:
-    """Return what the function returns on this worker, once the whole gang is there to run it."""
+    """Return the function's result on this worker. It runs once the whole worker group has joined."""
     with membership(task, NO_ID) as (exchange, _):
         exchange.ready(1, 0, {})
         device = "gpu:0" if devices.held() else "cpu:0"

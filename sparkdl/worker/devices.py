@@ -1,8 +1,8 @@
-"""What a task may use of its machine: threads, and which of the machine's GPUs.
+"""The threads and GPUs of its machine that a task may use.
 
-These settings have to be in the environment before the backend is imported, so nothing here imports it.
-They are taken back when the task ends. A Python process is bound to the GPUs that its backend saw first;
-a task that is given others has to run in a fresh process.
+These settings have to be in the environment before the backend is imported, so this module does not import
+it. They are undone when the task ends. A Python process is bound to the GPUs that its backend saw first. A
+task with other GPUs has to run in a new process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
 
 _held: tuple[str, ...] = ()
 _scheduled = False
-_bound: tuple[str, ...] | None = None  # what this process's backend saw when it was imported
+_bound: tuple[str, ...] | None = None  # the GPUs that this process's backend saw at its import
 
 
 @contextmanager
@@ -33,16 +33,18 @@ def hold(
     *,
     apart: bool = True,
 ) -> Iterator[tuple[str, ...]]:
-    """Set up the process of a task for as long as it runs; yields the GPUs that it may use.
+    """Set up the process of a task in a ``with`` block; yields the GPUs that the task may use.
 
-    Two workers that each take every core fight: on two cores they are slower than one.
+    Threads are limited because workers that each use every core compete: on two cores, two of them are slower
+    than one.
 
     Args:
-        backend: the Keras backend; None where that is not known.
-        threads: how many threads it may use.
-        addresses: the GPUs that Spark gave the task, which count within those that are visible.
-        place: the task's number where Spark gives no GPUs, in local mode: tasks take turns.
-        apart: whether they have to; else a process stays with the GPU that it is bound to.
+        backend: the Keras backend; None if it is unknown.
+        threads: number of threads that the task may use.
+        addresses: the GPUs that Spark gave the task, as indices among the visible ones.
+        place: the task's number in local mode, where Spark gives no GPUs. It spreads tasks over the visible
+            GPUs.
+        apart: whether tasks have to be spread; else a process keeps the GPU that it is bound to.
 
     Raises:
         ConfigError: Spark gave the task a GPU that is not visible.
@@ -52,7 +54,7 @@ def hold(
     ids = choose_gpus(addresses, place)
     loaded = not sys.modules.keys().isdisjoint([backend] if backend else BACKENDS)
     if not addresses and loaded and not (apart and _bound):
-        ids = _bound or ()  # without any, somebody else imported the backend, which sees them all
+        ids = _bound or ()  # unbound: imported elsewhere, the backend sees all GPUs
     if ids and loaded and _bound != ids:
         raise StaleWorkerError(f"This process is bound to the GPUs {_bound}, and its task was given {ids}.")
     settings = {"KERAS_BACKEND": backend} if backend else {}
@@ -84,12 +86,12 @@ def held() -> tuple[str, ...]:
 
 
 def scheduled() -> bool:
-    """Return whether Spark gave the task that runs in this process its GPUs."""
+    """Return True if Spark gave GPUs to the task that runs in this process."""
     return _scheduled
 
 
 def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
-    """Return the GPUs of a task, as CUDA_VISIBLE_DEVICES names them; none where there is no choice.
+    """Return the GPUs of a task, as CUDA_VISIBLE_DEVICES names them; empty if none can be assigned.
 
     Raises:
         ConfigError: Spark gave the task a GPU that is not visible.
@@ -104,7 +106,7 @@ def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
 
 
 def _within(visible: list[str], address: str) -> str:
-    """Return what CUDA_VISIBLE_DEVICES calls the GPU of an address, which counts within it or is a name."""
+    """Return the name in CUDA_VISIBLE_DEVICES of a GPU's address, which is an index into it or a name."""
     if not address.isdigit():
         return address
     if int(address) >= len(visible):
@@ -117,7 +119,7 @@ def _within(visible: list[str], address: str) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process sees, by CUDA_VISIBLE_DEVICES if it is set."""
+    """Return the GPUs that this process sees: those of CUDA_VISIBLE_DEVICES if it is set."""
     listed = os.environ.get(VISIBLE)
     if listed is None:
         return [str(index) for index in range(len(list(NVIDIA.iterdir())))] if NVIDIA.exists() else []

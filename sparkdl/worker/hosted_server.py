@@ -1,4 +1,4 @@
-"""The endpoint of a hosted run, in its worker 0, where a ``HostedDriver`` does the driver's part.
+"""The endpoint of a hosted run, in worker 0. There a ``HostedDriver`` does the driver's part.
 
 ``driver.remote_server`` is its client.
 """
@@ -31,17 +31,17 @@ from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker.session import Task
 from sparkdl.worker.train import Code, TrainJob, train_task
 
-ASK_SECONDS = 1.0  # how long a request of the client's waits for the end of an epoch
-LEAVE_SECONDS = 60.0  # how long worker 0 waits for the others to end before it closes the endpoint
-LINGER_SECONDS = 2.0  # how long a run that failed waits for the task that failed to say so itself
+ASK_SECONDS = 1.0  # longest wait of a client's request for the end of an epoch
+LEAVE_SECONDS = 60.0  # longest wait of worker 0 for the others to end, before it closes the endpoint
+LINGER_SECONDS = 2.0  # wait of a failed run for the failed task to report the error itself
 
 
 class HostedDriver:
-    """The driver's half of a run, in worker 0.
+    """The driver's part of a run, in worker 0.
 
     Args:
-        store: the store.
-        traffic: what went through the endpoint.
+        store: the coordinator.
+        traffic: the traffic of the endpoint.
         learning_rate: see HostedRun.
     """
 
@@ -51,7 +51,7 @@ class HostedDriver:
         self._left: set[int] = set()
 
     def conduct(self) -> None:
-        """Keep what each epoch gives, until the last one has ended or the store is closed."""
+        """Keep the result of each epoch until the last one has ended or the coordinator is closed."""
         store = self.store
         for epoch in range(store.shape.plan.first_epoch, store.shape.epochs):
             if self.learning_rate is not None:
@@ -65,7 +65,7 @@ class HostedDriver:
                 time.sleep(0.02)  # the epoch may have to be released first
             store.commit(result.cut)
             with store.changed:
-                if self.learning_rate is not None:  # there is one model at the end, that of the last epoch
+                if self.learning_rate is not None:  # only the last epoch's model is needed
                     self.results = {k: replace(r, cut=result.cut) for k, r in self.results.items()}
                 self.results[epoch] = result
                 store.changed.notify_all()
@@ -73,14 +73,14 @@ class HostedDriver:
             store.stop()
 
     def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
-        """Do what the client wants; return the record once there is something new for it to do.
+        """Apply the commands of the client; return the record once the client has something to do.
 
         Args:
-            epoch: the epoch that the client waits for; it knows those before.
+            epoch: the epoch that the client waits for. The client knows the earlier ones.
             released: the last epoch that may begin.
-            learning_rate: that of the epoch.
-            stop: whether training ends.
-            short: the epoch that ends early, and training with it; -1: none.
+            learning_rate: the learning rate of the released epoch.
+            stop: whether to end training.
+            short: the epoch to end early, which also ends training; -1 for none.
         """
         store = self.store
         store.release(released, learning_rate)
@@ -104,18 +104,18 @@ class HostedDriver:
 
     @property
     def weight_bytes(self) -> int:
-        """How many bytes ``replace`` takes."""
+        """The number of bytes that ``replace`` takes."""
         return self.store.merging.parameters.nbytes + self.store.merging.statistics.nbytes
 
     def replace(self, epoch: int, weights: bytes) -> None:
-        """Take weights that a callback set as the new center.
+        """Set the center to weights that a callback set.
 
         Args:
-            epoch: the last epoch that was released when it set them.
-            weights: parameters and then statistics.
+            epoch: the last epoch that was released when the callback set them.
+            weights: the parameters, then the statistics.
 
         Raises:
-            RefusedError: a later epoch was released since, as where a request comes twice.
+            RefusedError: a later epoch was released since then, for example if a request comes twice.
         """
         with self.store.changed:
             if self.store.released > epoch + 1:
@@ -125,7 +125,7 @@ class HostedDriver:
             self.store.replace(*self._parts(weights))
 
     def evaluate(self, epoch: int, weights: bytes) -> None:
-        """Let workers evaluate an epoch: weights as ``replace`` takes them, or those at its end if empty."""
+        """Let workers evaluate an epoch with these weights, as in ``replace``; if empty, those at its end."""
         self.store.evaluate(epoch, self._parts(weights) if weights else None)
 
     def _parts(self, weights: bytes) -> tuple[Vector, Vector]:
@@ -134,10 +134,10 @@ class HostedDriver:
         return vector[:count].copy(), vector[count:].copy()
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has ended, and asks for nothing any more.
+        """Record the end of a worker, which sends no more requests.
 
         Raises:
-            RefusedError: there is no such worker, besides the one that the endpoint is in.
+            RefusedError: the worker is unknown, or it is worker 0.
         """
         if not 0 < worker < self.store.shape.num_workers:
             raise RefusedError(400, f"Worker {worker} is none that the endpoint waits for.")
@@ -146,17 +146,17 @@ class HostedDriver:
             self.store.changed.notify_all()
 
     def wait_left(self) -> None:
-        """Wait for all other workers to end."""
+        """Wait for all other workers to end, for at most LEAVE_SECONDS."""
         others = self.store.shape.num_workers - 1
         with self.store.changed:
             self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
 
     def record(self, *, stopped: bool = False, unattended: tuple[int, EpochResult] | None = None) -> bytes:
-        """Return what the client may not know yet.
+        """Return the state of the run for the client, with the log since the last record.
 
         Args:
-            stopped: whether where the run has got to is part of it.
-            unattended: the epoch whose evaluation waits for the client, and what workers reported of it.
+            stopped: whether to include the snapshot of a stopped run.
+            unattended: the epoch whose evaluation waits for the client, and the workers' reports about it.
         """
         store = self.store
         with store.changed:
@@ -173,18 +173,18 @@ class HostedDriver:
 
 
 def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the results of epochs as ``core.packing`` takes them."""
+    """Return the results of epochs in the form that ``core.packing`` takes."""
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
 def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) -> Iterator[Any]:
-    """Train a worker of a gang whose endpoint is in worker 0, and yield what the client is to know.
+    """Train a worker of a hosted run, and yield the messages for the client.
 
     Args:
-        job: what the tasks of the run share.
-        task: what Spark says of this one, whose endpoint is not known yet.
+        job: the values that the tasks of the run share.
+        task: this task. Its endpoint is not known yet.
         blocks: the worker's rows.
-        code: what of the run is code.
+        code: the code of the run.
         context: Spark's BarrierTaskContext.
     """
     hosted: HostedRun = job.hosted
@@ -203,7 +203,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
         except RefusedError:
             if steward is not None and steward.store.failure is not None:
                 raise steward.store.failure from None
-            time.sleep(LINGER_SECONDS)  # worker 0 says why the run is over
+            time.sleep(LINGER_SECONDS)  # worker 0 reports why the run is over
             raise
         if steward is None:
             _leave(task)
@@ -215,7 +215,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
 def _host(
     stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
 ) -> tuple[HostedDriver, str]:
-    """Serve a store until the stack is closed; return its steward, and its address as JSON."""
+    """Serve a coordinator until the stack is closed; return its HostedDriver, and its address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
     steward = HostedDriver(store, traffic, hosted.learning_rate)
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
@@ -226,7 +226,7 @@ def _host(
     thread = threading.Thread(target=steward.conduct, name="sparkdl-steward", daemon=True)
     thread.start()
     stack.callback(thread.join)
-    stack.callback(store.close)  # first of all, so that no request waits while the server stops
+    stack.callback(store.close)  # runs first, so that no request waits while the server stops
     return steward, json.dumps([host, port, certificate.hex()])
 
 

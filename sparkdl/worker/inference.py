@@ -1,4 +1,4 @@
-"""Predict and evaluate on executors: one model load per Python worker, predictions beside their rows."""
+"""Prediction and evaluation on executors: one model load per Python worker, predictions beside rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sparkdl.worker.tasks import blocks_of
 
 @dataclass(frozen=True)
 class InferenceJob:
-    """What the tasks of a predict or an evaluate share: values only, so that it can be broadcast.
+    """The values that the tasks of a predict or an evaluate share. They can be broadcast.
 
     Attributes:
         spec: the model.
         batch_size: rows per forward pass.
-        schema: what every row has to be.
+        schema: the schema that every row has to match.
     """
 
     spec: ModelSpec
@@ -46,8 +46,8 @@ class Inputs(NamedTuple):
     Attributes:
         rows: the task's iterator.
         partition: the index of the partition.
-        threads: how many threads the task may use.
-        options: "encoding" of the rows, and what the stage takes besides.
+        threads: number of threads that the task may use.
+        options: "encoding" of the rows, and the other options of the stage.
     """
 
     rows: Iterable[Any]
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
 def predict_stage(
     inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
-    """Yield a prediction per row of an RDD, or those of each batch of Arrow columns."""
+    """Yield the prediction of each row of an RDD, or the predictions of each block or Arrow batch."""
     prepare_backend(inputs.threads)
     model = take_model(job.spec, objects, builder)
     if inputs.options["encoding"] == "arrow":
@@ -90,18 +90,18 @@ def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any
 
 
 def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a value with a last dimension of 1 more or less, where the model's input has that."""
+    """Return a value with a last dimension of 1 added or removed, if the model's input requires that."""
     given = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
     alike = given is not None and ((*given, 1) == shape or given == (*shape, 1))
     return np.reshape(value, shape) if alike else value
 
 
 def features_of(row: Any, parts: int | None) -> Any:
-    """Return x of a row that is x alone, or (x, y), or (x, y, sample_weight), or a LabeledPoint.
+    """Return x of a row, which is x alone, (x, y), (x, y, sample_weight) or a LabeledPoint.
 
     Args:
         row: the row.
-        parts: how many arrays make x.
+        parts: number of arrays in x.
     """
     row = as_pair(row)
     if not isinstance(row, tuple) or not row:
@@ -130,9 +130,9 @@ def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, option
 def _arrays_of(
     columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, arrow.Decode]
 ) -> Iterator[list[AnyRows]]:
-    """Yield the arrays of a batch, of few rows at once where these are large: they may be stored as less."""
+    """Yield the arrays of a batch, a limited number of rows at a time: they may grow when decoded."""
     count, wanted = len(columns[0]), job.schema.columns
-    if len(wanted) == 1 and len(columns) > 1:  # a function of SQL learns of a list from its arguments only
+    if len(wanted) == 1 and len(columns) > 1:  # a SQL function knows a list only from its arguments
         wanted = (replace(wanted[0], parts=len(columns)),)
     size = blocks.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
     for start in range(0, count, size):
@@ -145,7 +145,7 @@ def _arrays_of(
 
 
 def _rows_at_once(job: InferenceJob) -> int:
-    """Return how many rows are little memory with all their zeros, whole batches if it can be."""
+    """Return the number of rows that need little memory when dense: whole batches if possible."""
     row = sum(column.whole_nbytes for column in job.schema.columns)
     rows = max(1, LARGE // max(1, row))
     return rows - rows % job.batch_size if rows > job.batch_size else rows
@@ -163,7 +163,7 @@ def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:
 def evaluate_stage(
     inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
 ) -> Iterator[Any]:
-    """Yield the metric states over a partition's rows, and their number."""
+    """Yield the metric states over a partition's rows, and the number of rows."""
     spooled = spill.SpillFile(job.schema, spill.local_directory())
     spooled.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
     rows = spooled.rows(blocks.TRAINING)

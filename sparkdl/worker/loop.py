@@ -1,7 +1,7 @@
 """The training loop of a worker, for every mode and frequency.
 
-``frequency`` is in the plan (where a window ends), ``mode`` behind the Exchange, and a Strategy trains the
-replica on a window. Nothing here knows Spark or HTTP.
+``frequency`` is in the plan, which sets the end of a window. ``mode`` is behind the Exchange. A Strategy
+trains the replica on a window. This module knows neither Spark nor HTTP.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from sparkdl.worker.strategies import (
 )
 
 logger = logging.getLogger(__name__)
-LONG_SECONDS = 5.0  # how long an epoch's exchanges may take before it is worth a word
-RUNNING_BYTES = 64 << 10  # metric states that are larger are sent at an epoch's end only
+LONG_SECONDS = 5.0  # shortest total of an epoch's exchanges that is worth a warning
+RUNNING_BYTES = 64 << 10  # larger metric states are sent only at the end of an epoch
 
 
 class Loop:
     """The training loop of one worker.
 
     Args:
-        settings: what is to be known of the run.
+        settings: the settings of the run.
         worker: this worker's index.
-        replica: the model, as the driver had it when the run began.
+        replica: the model, as the driver had it at the start of the run.
         rows: this worker's training rows.
         validation: this worker's validation rows.
-        exchange: where updates go.
-        fingerprint: what tells these rows from others.
+        exchange: the connection to the endpoint.
+        fingerprint: the fingerprint of these rows.
 
     Attributes:
         epoch: the epoch that is being trained.
         seen_rows: training rows used in this epoch.
-        speaks: whether this worker says what all replicas have, where they are one: the first one does.
+        speaks: whether this worker reports the state that all replicas share, if they share one. Worker 0
+            does at first.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Loop:
         self.stopped = False
         self.speaks = worker == 0
         self.epoch, self.seen_rows = 0, 0
-        self.held_out = validation.count  # how many of them are evaluated
-        self.asked: bool = False  # whether the next batch's metric states are wanted
+        self.held_out = validation.count  # number of rows to evaluate
+        self.asked: bool = False  # whether the next batch's metric states are requested
         self.states: Running | None = None
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
@@ -91,11 +92,11 @@ class Loop:
         return (GradientStrategy if self.settings.plan.joint else DeltaStrategy)(self.replica, self.settings)
 
     def _center(self, version: int) -> Reply:
-        """Return the center of this moment, or nothing if it is still the one of this version."""
+        """Return the current center; a reply without it if it still has this version."""
         return self.exchange(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
 
     def run(self, notes: dict[str, Any]) -> None:
-        """Train to the last epoch, or until the driver says stop; ``notes`` go to the driver."""
+        """Train to the last epoch, or until the driver stops the run. ``notes`` are sent to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes, self.fingerprint)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
         self.held_out = self._held_out(begin["validation_rows"])
@@ -119,14 +120,14 @@ class Loop:
             self.epoch = epoch
             self._train_epoch(sequence, self._rows_before(sequence) if resumed else 0)
             sequence, resumed = self.plan.sequence(self.epoch + 1), False
-        while not self.stopped:  # an evaluation may still be to come
+        while not self.stopped:  # an evaluation may still follow
             self._settle(self.settings.epochs - 1)
 
     def _held_out(self, counts: Sequence[int]) -> int:
-        """Return how many of this worker's validation rows are among the first of all workers' rows.
+        """Return the number of this worker's validation rows to evaluate.
 
         Args:
-            counts: the validation rows of each worker.
+            counts: the number of validation rows of each worker.
         """
         most = self.settings.validation_rows
         if most is None or len(counts) <= self.worker:
@@ -134,19 +135,19 @@ class Loop:
         return num_before(tuple(counts), self.worker, most)
 
     def position(self) -> tuple[int, int]:
-        """Return the epoch that is being trained and the rows used in it."""
+        """Return the epoch that is being trained, and the number of rows used in it."""
         return self.epoch, self.seen_rows
 
     def running(self) -> Running | None:
-        """Return metric states that were not returned before, if there are; ask for those of the next batch.
+        """Return metric states that were not returned before, if any; request those of the next batch.
 
-        The heartbeat's thread calls it. It reads no variable: only the thread that trains does.
+        The heartbeat's thread calls it. It reads no variable, because only the training thread may.
         """
         states, self.states, self.asked = self.states, None, True
         return states
 
     def _note_running(self) -> None:
-        """Note the metric states over this worker's rows of the epoch so far."""
+        """Store the metric states over this worker's rows of the epoch so far."""
         self.asked = False
         states = b""
         if layout_of(metric_variables(self.replica.model)).nbytes <= RUNNING_BYTES:
@@ -154,11 +155,11 @@ class Loop:
         self.states = Running(self.epoch, self.seen_rows, states)
 
     def stop(self) -> None:
-        """End after the batch under way; where there are rounds, their replies say when to end."""
+        """Stop after the current batch. In rounds, the replies decide when to stop."""
         self.stopped = self.stopped or not self.settings.rounds
 
     def _rows_before(self, sequence: int) -> int:
-        """Return the rows of this worker in the windows of the epoch before an exchange."""
+        """Return the number of this worker's rows in the epoch's windows before an exchange."""
         first = self.plan.sequence(self.epoch)
         windows = (self.plan.spans(self.epoch, index) for index in range(sequence - first))
         return sum(span.stop - span.start for spans in windows for span in spans)
@@ -186,8 +187,8 @@ class Loop:
         self._finish(Flag.NONE)
 
     def _judge_exchanges(self, seconds: float) -> None:
-        """Warn once if most of an epoch went into exchanges; the driver shows the log of worker 0."""
-        first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1  # others may still start
+        """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0."""
+        first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1  # others may be starting
         if self.worker or self.judged or self.plan.windows == 1 or first:
             return
         if self.waited < max(LONG_SECONDS, seconds / 2):
@@ -204,7 +205,7 @@ class Loop:
         self.judged = True
 
     def _window(self, sequence: int) -> tuple[list[Span], list[Batch]]:
-        """Return this worker's shares of the batches before an exchange, and the first of them gathered."""
+        """Return this worker's shares of the batches before an exchange, and the first one's rows."""
         (known, window), self.ahead = self.ahead, (-1, ([], []))
         if known == sequence:
             return window
@@ -241,7 +242,7 @@ class Loop:
         return self._catch_up(sequence, reply)
 
     def _catch_up(self, sequence: int, reply: Reply) -> int:
-        """Take up the mean gradients of rounds that closed without this worker; return the open round."""
+        """Adopt the mean gradients of rounds that closed without this worker; return the open round."""
         while self.plan.joint and reply.round > sequence + 1:
             sequence += 1
             missed = Update(kind=Kind.GRADIENT, sequence=sequence, epoch=self.epoch)
@@ -256,7 +257,7 @@ class Loop:
         report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
         reply = self.exchange(report)
-        if reply.flags & Flag.SPEAK:  # who did was lost before it had said so
+        if reply.flags & Flag.SPEAK:  # the worker that reports shared state was lost first
             self._obey(reply)
             reply = self.exchange(self._standing(Kind.REPORT, flags=flags))
         self._settled(reply)
@@ -279,7 +280,7 @@ class Loop:
         return update
 
     def _settle(self, epoch: int) -> None:
-        """Ask again for the end of an epoch that an earlier attempt of this worker reported."""
+        """Request again the reply to the report of an epoch by an earlier attempt of this worker."""
         self._settled(
             self.exchange(
                 Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version)
@@ -292,7 +293,7 @@ class Loop:
         self._obey(reply)
 
     def _obey(self, reply: Reply) -> None:
-        """Follow the control words of a reply."""
+        """Follow the instructions in a reply."""
         self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
         self.speaks = self.speaks or bool(reply.flags & Flag.SPEAK)
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
@@ -309,9 +310,9 @@ class Loop:
             self.followed.anchor.assign(int(optimizers.batches_seen(self.replica.model)))
 
     def _evaluate(self, epoch: int) -> Update:
-        """Evaluate the center as it was at an epoch's end over this worker's validation rows."""
+        """Evaluate the center of an epoch's end on this worker's validation rows."""
         self.stepper.settle()
-        replica = self.replica  # asked for its model anew after every move: JAX's values lie elsewhere
+        replica = self.replica  # ask for its model after each operation: JAX keeps values elsewhere
         kept = read(metric_variables(replica.model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
@@ -340,7 +341,7 @@ class Loop:
         return layout_of(variables).to_bytes(read(variables))
 
     def _state(self) -> bytes:
-        """Return the optimizer's variables, where they are this worker's to tell, and the generators."""
+        """Return the optimizer's variables if this worker reports them, the generators and own weights."""
         model = self.replica.model
         parts = [generators(model)]
         if self.speaks or not self.plan.joint:
@@ -358,7 +359,7 @@ class Loop:
         model = self.replica.model
         if len(reply.state) >= cut:
             write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
-        if len(reply.state) >= end:  # one that was not there at the cut has said none of its own
+        if len(reply.state) >= end:  # a worker lost at the snapshot reported none
             write(generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
@@ -366,16 +367,16 @@ class Loop:
         return bool(reply.metrics)
 
     def _restore_metrics(self, states: bytes) -> None:
-        """Let the metrics go on from their states over the rows of this epoch so far."""
+        """Set the metrics to their states over the rows of this epoch so far."""
         rows = fixed_batch_size(self.replica.model) or 1
-        self.replica.test(self.rows.batch(np.arange(rows)))  # which makes those that are not made yet
+        self.replica.test(self.rows.batch(np.arange(rows)))  # builds metrics that are not built yet
         variables = metric_variables(self.replica.model)
         write(variables, layout_of(variables).from_bytes(states))
         self.stepper.loss = self.replica.loss()
 
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:
-    """Let the replica's metrics take in the first ``count`` rows, in batches; None is all of them."""
+    """Update the replica's metrics with the first ``count`` rows, in batches; None for all rows."""
     end = rows.count if count is None else count
     if end % batch_size and fixed_batch_size(replica.model) == batch_size:
         raise DataError(

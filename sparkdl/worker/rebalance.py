@@ -1,7 +1,7 @@
-"""Equal shares of the training rows: pass on the few rows by which shares differ.
+"""Equal shares of the training rows: workers pass on the few rows by which their shares differ.
 
-A shuffle deals rows before their number is known. Afterwards shares differ by some rows for each partition,
-or, where rows are dealt by a hash, by some hundreds. Workers report their counts to the endpoint, compute the
+A shuffle deals rows before their number is known. Afterwards shares differ by some rows for each partition
+or, if rows are dealt by a hash, by some hundreds. Workers report their counts to the endpoint, compute the
 same moves from them, and send those rows through the endpoint.
 """
 
@@ -21,7 +21,7 @@ from sparkdl.data.spill import SpillFile
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import Kind, Update
 
-MOST_BYTES = 64 << 20  # of all rows that are moved; with more to move, rows stay where they are
+MOST_BYTES = 64 << 20  # limit on all moved rows; with more to move, no row moves
 
 
 class Move(NamedTuple):
@@ -33,7 +33,7 @@ class Move(NamedTuple):
 
 
 def moves(counts: Sequence[int]) -> list[Move]:
-    """Return the moves after which counts differ by one at most. They move as few rows as possible.
+    """Return the moves of the fewest rows after which the counts differ by at most one.
 
     Args:
         counts: the number of rows of each worker.
@@ -56,14 +56,14 @@ def moves(counts: Sequence[int]) -> list[Move]:
 
 
 def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
-    """Pass on training rows so that all workers have as many, or one more.
+    """Pass on training rows, so that the shares of all workers differ by at most one row.
 
-    The rows with the largest keys are passed on, so that a worker that starts again passes on the same ones.
+    The rows with the largest keys are passed on, so a worker that restarts passes on the same rows.
 
     Args:
-        spooled: the worker's rows, all of them.
+        spooled: all rows of the worker.
         worker: its index.
-        exchange: where rows are passed on.
+        exchange: its connection to the endpoint.
     """
     reply = exchange(Update(kind=Kind.SHARE, rows=spooled.count(TRAINING)))
     planned = moves(np.frombuffer(reply.state, "<u8").tolist())
@@ -104,7 +104,7 @@ def _arrays(columns: Sequence[AnyRows]) -> Iterator[np.ndarray]:
 
 
 def unpacked(data: bytes, schema: Schema) -> Block:
-    """Return the training rows that ``packed`` made these bytes of."""
+    """Return the training rows in the bytes that ``packed`` returned."""
     file = io.BytesIO(data)
 
     def read() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A task as its driver's endpoint knows it: it joins a gang, and tells what it logs and why it failed."""
+"""A task's session at the endpoint: it joins a worker group, and reports its log and its failure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sparkdl.transport.exchange import Endpoint
 
 @dataclass(frozen=True)
 class Task:
-    """What Spark says of a task.
+    """A Spark task of a worker group.
 
     Attributes:
         worker: its partition, which is the worker's index.
         attempt: its taskAttemptId.
-        threads: how many threads it may use.
-        generation: which start of the gang it belongs to.
-        endpoint: where its driver is.
+        threads: number of threads that it may use.
+        generation: the number of the worker group's start to which it belongs.
+        endpoint: the endpoint of its run.
     """
 
     worker: int
@@ -37,10 +37,10 @@ class Task:
 
 @contextmanager
 def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
-    """Be a worker of a gang in a ``with`` block; what it raises is told to the driver before it is raised.
+    """Join a worker group for a ``with`` block, and report the block's exceptions to the driver.
 
     Yields:
-        The worker's exchange, and its heartbeat, which tells the driver what is logged meanwhile.
+        The worker's exchange and its heartbeat, which sends log records to the driver.
     """
     exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, layout)
     package, log = logging.getLogger("sparkdl"), LogBuffer()
@@ -65,7 +65,7 @@ def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartb
 
 
 def tell_failure(task: Task, error: Exception) -> None:
-    """Tell the driver of an exception in this task."""
+    """Report an exception in this task to the driver."""
     data = error if isinstance(error, DataError) else None
     message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
     client.report_failure(

@@ -1,7 +1,8 @@
-"""What a window of batches does to a worker's replica, and what is sent for it: a ``Strategy`` per mode.
+"""Strategies for one window of local training, and for the update that is sent for it.
 
-Where all take one step together, a gradient goes out and the mean of all comes back; where workers step on
-their own, what their weights have moved by, and they go on from the center, or from weights of their own.
+* If all workers take one step together, each sends a gradient and receives the mean of all.
+* If workers step independently, each sends the change of its weights. It continues from the center, or from
+  its own weights.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """What a worker's loop has to know of a run.
+    """The settings of a run for a worker's loop.
 
     Attributes:
-        plan: a plan whose row counts and worker are not known yet.
+        plan: the plan, whose row counts and worker are not known yet.
         epochs: the epoch at which training ends.
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
         validation_batch_size: rows per forward pass over validation rows.
-        validation_rows: how many of all validation rows are evaluated, from the first on; None is all.
-        rule: the rule, whose worker half decides what a worker sends and goes on from.
+        validation_rows: number of the workers' validation rows to evaluate, from the first on; None for all.
+        rule: the rule. Its worker part decides the update that a worker sends and the weights from which it
+            continues.
         power: the learning rate is multiplied by the number of workers with rows to this power.
-        scale: what that makes, once it is known how many have: of a number or of a schedule.
-        slices: how many words a gradient with slices may have; 0: gradients are dense.
+        scale: the resulting factor of a number or a schedule, once the number of workers is known.
+        slices: maximum number of words of a gradient with slices; 0: gradients are dense.
     """
 
     plan: Plan
@@ -50,58 +52,58 @@ class TrainSettings:
     slices: int = 0
 
     def bound(self, working: int) -> TrainSettings:
-        """Return the settings for so many workers with rows."""
+        """Return the settings for this number of workers with rows."""
         rule, scale = Choice(self.rule, self.power).bound(working)
         return replace(self, rule=rule, scale=scale)
 
 
 class Strategy(ABC):
-    """What a window of batches does to a replica.
+    """The training of a replica on a window of batches.
 
     Args:
         replica: the replica.
-        settings: what is to be known of the run.
+        settings: the settings of the run.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
         self.replica, self.settings = replica, settings
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
-        self.first_losses: list[float] = []  # of windows' first batches, where there are others after them
+        self.first_losses: list[float] = []  # of the first batches of windows with several
 
     @abstractmethod
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
-        """Do with this worker's share of a batch what there is to do before the exchange.
+        """Train on this worker's share of a batch.
 
         Args:
             batch: the share, which may be empty.
-            whole: the rows of the batch.
-            last: whether it is the last of its window.
+            whole: number of rows of the whole batch.
+            last: whether it is the last batch of its window.
         """
 
     @abstractmethod
     def update(self) -> Update:
-        """Return what to send at the end of a window."""
+        """Return the update to send at the end of a window."""
 
     @abstractmethod
     def adopt(self, reply: Reply) -> None:
-        """Do with the reply what there is to do after the exchange."""
+        """Process the reply to an update."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Bring the replica up to the last reply."""
+        """Bring the replica up to date with the last reply."""
 
     def recover(self, reply: Reply) -> None:
-        """Go on after an update that had NaN or Inf in it, of which nothing is of use."""
+        """Continue after an update that contained NaN or Inf, and is discarded."""
         self.load(reply)
         optimizers.reset_spoilt(self.replica.model)
 
     def own(self) -> bytes:
-        """Return the weights that are this worker's own, for a cut; most have none."""
+        """Return this worker's own weights for a snapshot; empty for most strategies."""
         return b""
 
     def sent(self, kind: Kind, reading: Reading | None) -> Update:
-        """Return the update of the window that ends, empty where no rows were used; begin the next."""
+        """Return the update of the window that ends, empty if it used no rows; begin the next window."""
         update = Update(kind=kind, base_version=self.version, rows=self.rows, steps=self.steps)
         if reading is not None:
             update.loss, self.loss = self._mean_loss(reading.loss), reading.loss
@@ -112,25 +114,25 @@ class Strategy(ABC):
         return update
 
     def end_epoch(self) -> float:
-        """Return the mean loss of the windows' first batches, nan of none; begin the next epoch."""
+        """Return the mean loss of the windows' first batches, NaN for none; begin the next epoch."""
         first, self.first_losses, self.loss = self.first_losses, [], (0.0, 0.0)
         return fmean(first) if first else nan
 
     def _mean_loss(self, sums: tuple[float, float]) -> float:
-        """Return the mean loss since the window began, by what the loss metric has taken in by now."""
+        """Return the mean loss since the window began, from the current sums of the loss metric."""
         weight = sums[1] - self.loss[1]
         return (sums[0] - self.loss[0]) / weight if weight else 0.0
 
     def load(self, reply: Reply, own: bytes = b"") -> None:
-        """Go on from the center that a reply holds, or from this worker's own weights, if it has any."""
+        """Continue from the center in a reply, or from this worker's own weights if it has any."""
         self.replica.write(Center(reply.parameters, reply.statistics))
         self.version = reply.version
 
 
 class GradientStrategy(Strategy):
-    """All workers make each update together: send a gradient, apply the mean of all.
+    """Joint updates of all workers: send a gradient, apply the mean of all.
 
-    The mean is applied in the same call that takes the next gradient, which saves a call per batch.
+    The mean is applied in the same call that computes the next gradient, which saves a call per batch.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
@@ -139,7 +141,7 @@ class GradientStrategy(Strategy):
         replica.slices = settings.slices
 
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
-        """Take the gradient of this worker's share of the batch."""
+        """Compute the gradient of this worker's share of the batch."""
         if rows := batch.rows:
             scale = whole / rows if self.settings.plan.working > 1 else None
             self.gradient = self.replica.gradient(batch, self.mean, scale)
@@ -147,41 +149,41 @@ class GradientStrategy(Strategy):
             self.rows = rows
 
     def settle(self) -> None:
-        """Apply the mean gradient that is still to be applied."""
+        """Apply the pending mean gradient, if any."""
         if self.mean is not None:
             self.replica.apply(self.mean)
             self.mean = None
 
     def load(self, reply: Reply, own: bytes = b"") -> None:
-        """Go on from the center that a reply holds."""
+        """Continue from the center in a reply."""
         self.mean = None
         super().load(reply)
 
     def update(self) -> Update:
-        """Return the gradient, or nothing from a worker without rows in this batch."""
+        """Return the gradient; an empty update if this worker has no rows in the batch."""
         self.settle()
         return self.sent(Kind.GRADIENT, self.gradient if self.rows else None)
 
     def recover(self, reply: Reply) -> None:
-        """Take up the mean of the others, if there is one, and the common statistics."""
+        """Adopt the mean of the other workers, if there is one, and the common statistics."""
         self.replica.write(Center(self.replica.read().vector, reply.statistics))
         self.adopt(reply)
 
     def adopt(self, reply: Reply) -> None:
-        """Take up the mean gradient."""
+        """Store the mean gradient, to be applied later."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
             self.mean = Mean(reply.parameters, reply.statistics, bool(reply.flags & Flag.SLICES))
         self.version = reply.version
 
 
-Pull = Callable[[int], Reply]  # asks for the center of this moment, if its version is another than this
+Pull = Callable[[int], Reply]  # requests the current center, if its version differs from this one
 
 
 class DeltaStrategy(Strategy):
-    """Each worker trains on its own between exchanges: send the way it went, go on from the center.
+    """Independent training between exchanges: send the delta, continue from the center.
 
-    The center is set in the same call that takes the next step, and the outcome of a window read in the
-    one that takes its last step.
+    The center is set in the same call that takes the next step. The result of a window is read in the call
+    that takes its last step.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
@@ -195,19 +197,19 @@ class DeltaStrategy(Strategy):
         """Take one step with the replica's own optimizer."""
         self.after = self.replica.step(batch, self.center, self.before if last else None)
         self.center = None
-        if self.settings.plan.shuffle and not self.steps and not last:  # else they are always the same rows
+        if self.settings.plan.shuffle and not self.steps and not last:  # else always the same rows
             self.first_losses.append(self._mean_loss(self.replica.loss()))
         self.rows += batch.rows
         self.steps += 1
 
     def settle(self) -> None:
-        """Set the center that is still to be set."""
+        """Set the pending center, if any."""
         if self.center is not None:
             self.replica.write(self.center)
             self.center = None
 
     def update(self) -> Update:
-        """Return weights after minus weights before the window."""
+        """Return the delta: the weights after minus the weights before the window."""
         after, self.after = self.after, None
         if after is None:
             return self.sent(Kind.DELTA, None)
@@ -217,35 +219,36 @@ class DeltaStrategy(Strategy):
         return self.sent(Kind.DELTA, after._replace(statistics=statistics))
 
     def adopt(self, reply: Reply) -> None:
-        """Go on from the center."""
+        """Continue from the center, if the reply has one."""
         if reply.kind is Answer.CENTER:
             self.load(reply)
 
     def load(self, reply: Reply, own: bytes = b"") -> None:
-        """Go on from the center that a reply holds."""
+        """Continue from the center in a reply."""
         self.center = Center(reply.parameters, reply.statistics)
         self.before, self.version = self.center.parameters, reply.version
         if len(reply.statistics):
             self.statistics = reply.statistics
-        if not self.replica.exact:  # a variable of lower precision does not hold quite what it is set to
+        if not self.replica.exact:  # variables of lower precision round the center
             self.settle()
             self.before, self.statistics, *_ = self.replica.read()
 
 
 class ElasticStrategy(DeltaStrategy):
-    """Each worker keeps weights of its own: send how far a spring draws them, and go on from there.
+    """Separate weights of each worker, which a spring draws towards the center.
 
-    The spring is tied to the center of the moment: that of the last round, or one that is asked for.
+    A worker sends the spring's pull on its weights, and continues from the drawn weights. The spring is tied
+    to the current center: that of the last round, or one that is requested.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings, pull: Pull) -> None:
         super().__init__(replica, settings)
         self.pull = pull
         self.anchor = self.local = self.before
-        self.before = np.zeros_like(self.before)  # so that a window's outcome is the weights themselves
+        self.before = np.zeros_like(self.before)  # so that a window's result is the weights themselves
 
     def update(self) -> Update:
-        """Return how far this worker's weights are drawn."""
+        """Return the pull of the spring on this worker's weights."""
         update = super().update()
         if update.rows:
             if not self.settings.rounds:
@@ -258,19 +261,22 @@ class ElasticStrategy(DeltaStrategy):
         return update
 
     def adopt(self, reply: Reply) -> None:
-        """Go on from this worker's own weights, drawn as they were sent, and the common statistics."""
+        """Continue from this worker's drawn weights and the common statistics."""
         if reply.kind is Answer.CENTER:
             self._tie(reply)
             self.center = Center(self.local, reply.statistics)
 
     def load(self, reply: Reply, own: bytes = b"") -> None:
-        """Go on from weights of a cut, or from the center, as one that starts or whose driver set it."""
+        """Continue from this worker's own weights in a snapshot; without any, from the center.
+
+        The center is used at the start, and after the driver has set it.
+        """
         self._tie(reply)
         self.local = np.frombuffer(own, np.float32) if own else reply.parameters
         self.center = Center(self.local, reply.statistics)
 
     def own(self) -> bytes:
-        """Return this worker's weights, float32."""
+        """Return this worker's own weights, float32."""
         return self.local.tobytes()
 
     def _tie(self, reply: Reply) -> None:

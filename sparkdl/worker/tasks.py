@@ -1,7 +1,7 @@
-"""The stages of a job, as they run in a Spark task once its preflight is over.
+"""The stages of a job, which run in a Spark task after its preflight.
 
-Each takes the task's iterator and always drains it: Spark ends a Python worker that leaves rows unread,
-and with it every compiled function.
+Each stage takes the task's iterator and always drains it: Spark ends a Python worker that leaves rows unread,
+and every compiled function is lost with it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from sparkdl.worker.session import Task
 
 
 class Call(NamedTuple):
-    """What a stage is called with.
+    """The arguments of a stage.
 
     Attributes:
         stage: "look", "deal", "train", "run", "predict" or "evaluate".
-        endpoint: the parts of the run's endpoint, where there is one.
-        generation: which start of the gang the task belongs to.
-        shared: what all tasks have in common, as ``value``: a broadcast variable, or a file.
+        endpoint: the fields of the run's endpoint, if there is one.
+        generation: the number of the worker group's start to which the task belongs.
+        shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a file.
         objects: the custom objects of the model.
-        builder: the function that builds the model, where there is one.
-        options: what else the stage takes.
+        builder: the function that builds the model, if there is one.
+        options: the other options of the stage.
     """
 
     stage: str
@@ -60,13 +60,13 @@ class Call(NamedTuple):
 
 
 def import_keras(*, quietly: bool = False) -> None:
-    """Import Keras in a process that has to work soon, which takes half the time that it takes elsewhere.
+    """Import Keras in half the usual time, in a process that has to work soon.
+
+    No garbage is collected during the import, and none among the imported objects later. Optional imports of
+    Keras, for plots, data frames, notebooks and scikit-learn's pipelines, are skipped.
 
     Args:
-        quietly: whether to keep back what the backend's libraries print: they print the same on the driver.
-
-    No garbage is collected meanwhile, and none later among what was imported. What Keras takes where it is
-    there, for plots, data frames, notebooks and scikit-learn's pipelines, is not taken.
+        quietly: whether to hold back the output of the backend's libraries. The driver prints the same.
     """
     if "keras" in sys.modules:
         return
@@ -87,7 +87,7 @@ def import_keras(*, quietly: bool = False) -> None:
 
 @contextmanager
 def _errors_kept() -> Iterator[None]:
-    """Keep back what is written to the process's stderr in a ``with`` block that does not fail."""
+    """Hold back the process's stderr in a ``with`` block, unless the block fails."""
     with tempfile.TemporaryFile() as kept:
         stderr = os.dup(2)
         os.dup2(kept.fileno(), 2)
@@ -103,7 +103,7 @@ def _errors_kept() -> Iterator[None]:
 
 
 def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    """Run a stage over the rows of a task, whose TaskContext is ``context``."""
+    """Run a stage over the rows of a task. ``context`` is its TaskContext."""
     stages = {
         "look": _look,
         "deal": _deal,
@@ -122,14 +122,14 @@ def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
 
 def computed(rows: Iterable[Any], place: str) -> Iterator[Any]:
-    """Yield rows; what the user's own function raises that computes them is an error of the rows.
+    """Yield rows; turn an exception of the user's function that computes them into a DataError.
 
     Args:
         rows: the rows.
-        place: where they are, for the error.
+        place: the place of the rows, for the error.
 
     Raises:
-        DataError: the function raised something.
+        DataError: the function raised an exception.
     """
     try:
         yield from rows
@@ -137,7 +137,7 @@ def computed(rows: Iterable[Any], place: str) -> Iterator[Any]:
         raise
     except Exception as error:
         if not own_lines(text_of(error), others=False):
-            raise  # Spark's own: the job says why
+            raise  # an error of Spark, which the job reports
         reason = f"The rows of {place} could not be computed: {reason_of(error)}"
         raise DataError(reason, traceback=text_of(error)) from error
 
@@ -148,11 +148,11 @@ def blocks_of(
     """Return the blocks of a task's rows.
 
     Args:
-        iterator: tuples of an RDD ("rows"), dealt blocks ("dealt"), Arrow batches ("arrow"), or nothing of
-            interest, where a function of the user's own has the rows ("function").
-        encoding: which of these they are.
+        iterator: tuples of an RDD ("rows"), dealt blocks ("dealt") or Arrow batches ("arrow"). It is ignored
+            if a user's function returns the rows ("function").
+        encoding: the kind of the rows, one of these names.
         partition: the index of the partition.
-        options: "schema", and what the encoding takes besides.
+        options: "schema", and the other options of the encoding.
     """
     if encoding == "dealt":
         return (block for _, block in iterator)
@@ -181,7 +181,7 @@ def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Blo
 
 
 def _made(function: Any, worker: int, options: dict[str, Any], schema: Schema) -> Iterator[Any]:
-    """Yield the parts of what a user's function returns."""
+    """Yield the parts of the rows that a user's function returns."""
 
     def parts() -> Iterator[Any]:
         yield from parts_of(function(worker, options["workers"]), labels=schema.labelled)
@@ -190,7 +190,7 @@ def _made(function: Any, worker: int, options: dict[str, Any], schema: Schema) -
 
 
 def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    """Yield the first row of what a user's function returns; no row, if it has none."""
+    """Yield the first row that a user's function returns; nothing if it returns no rows."""
     options = call.options
 
     def parts() -> Iterator[Any]:
@@ -229,7 +229,7 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
 
 
 def _task(context: Any, call: Call) -> Task:
-    endpoint = Endpoint(*(call.endpoint or ("", 0, "", b"")))  # of worker 0 it will be, or of nobody
+    endpoint = Endpoint(*(call.endpoint or ("", 0, "", b"")))  # none yet: worker 0 may serve it later
     threads = max(1, context.cpus())
     return Task(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
 
@@ -260,14 +260,14 @@ def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
 
 
 def _faults(job: Any, options: dict[str, Any]) -> Faults:
-    """Return what counts faulty rows, and names them by the partitions that they come from."""
+    """Return the counter of faulty rows, which names a row by the partition that it comes from."""
     encoding, plan = options["encoding"], job.settings.plan
-    bits = 33 if encoding == "arrow" else 40  # as Spark's monotonically increasing ids have it, and feed
+    bits = 33 if encoding == "arrow" else 40  # as in Spark's monotonically increasing ids, and in data.blocks
     place = "worker" if encoding == "function" else options.get("place", "partition")
     seed = options["seed"] if encoding == "arrow" else None
     if encoding == "dealt" and plan.shuffle:
         seed = plan.seed
-    shuffled = encoding == "arrow" or options.get("split")  # whether validation rows are too
+    shuffled = encoding == "arrow" or options.get("split")  # whether keys of validation rows are scrambled
 
     def origin(key: int) -> str:
         return f"row {key & (1 << bits) - 1} of {place} {key >> bits}"
@@ -276,7 +276,7 @@ def _faults(job: Any, options: dict[str, Any]) -> Faults:
 
 
 def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -> Iterator[Any]:
-    """Yield, in pieces, what an endpoint answers that only executors reach."""
+    """Yield, in pieces, the answer of an endpoint that only executors can reach."""
     from sparkdl.data import arrow
 
     for _ in iterator:

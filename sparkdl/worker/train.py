@@ -27,16 +27,16 @@ from sparkdl.worker.strategies import TrainSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """The values that the tasks of a run share, which can be broadcast.
+    """The values that the tasks of a run share. They can be broadcast.
 
     Attributes:
         spec: the model.
         settings: the loop's settings.
-        schema: what every row has to be.
+        schema: the schema that every row has to match.
         layout: the digest of the trainable variables' layout.
-        class_weight: the weight of a training row by the class of its label, where rows have no weights.
-        hosted: what worker 0 makes the endpoint of, where that is there.
-        classes: the classes of columns of labels, by their places.
+        class_weight: the weight of a training row by the class of its label, if rows have no weights.
+        hosted: the HostedRun from which worker 0 makes the endpoint, if the run is hosted.
+        classes: the classes of label columns, by the index of the column.
     """
 
     spec: ModelSpec
@@ -49,13 +49,13 @@ class TrainJob:
 
 
 class Code(NamedTuple):
-    """The code of a run, which travels inside Spark's closure.
+    """The code of a run, which is sent inside Spark's closure.
 
     Attributes:
         objects: the custom objects of the model.
-        builder: the function that builds the model, where there is one.
-        distribution: the function that makes the distribution over a worker's devices, where there is one.
-        rule: the rule, which may be a class of the user's own; None: that of the settings.
+        builder: the function that builds the model, if there is one.
+        distribution: the function that makes the distribution over a worker's devices, if there is one.
+        rule: the rule, whose class may be the user's own; None for the rule of the settings.
     """
 
     objects: Objects
@@ -82,7 +82,7 @@ def _train(
     prepare_backend(task.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
-    taken = gpus or visible[: int(on_gpu)]  # a backend that is given none computes on the first
+    taken = gpus or visible[: int(on_gpu)]  # without an assigned GPU, a backend computes on the first
     notes = {
         "one_class": rows.one_class(),
         "threads": task.threads,
@@ -109,4 +109,4 @@ def _train(
         heartbeat.follow(loop)
         loop.run(notes)
         if spread:
-            model_cache.clear()  # its variables lie on the devices of this task
+            model_cache.clear()  # the variables lie on the devices of this task

@@ -1,4 +1,4 @@
-"""What differs between TensorFlow, JAX and torch, behind one interface: ``Replica``."""
+"""TensorFlow, JAX and torch behind one interface: ``Replica``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SUPPORTED = ("tensorflow", "jax", "torch")
 
 
 def require_supported(backend: str) -> None:
-    """Check that workers can train on this Keras backend.
+    """Raise an error if workers cannot train on this Keras backend.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: the backend is not supported.
     """
     if backend not in SUPPORTED:
         raise ConfigError(
@@ -36,10 +36,10 @@ def require_supported(backend: str) -> None:
 
 
 def with_keras_optimizer(merge: Any) -> Any:
-    """Return a rule that steps by a Keras optimizer, if it was given one, and anything else as it is.
+    """Return a FedOpt rule that steps with its Keras optimizer; return anything else unchanged.
 
     Raises:
-        ConfigError: it was given something else.
+        ConfigError: the optimizer of the rule is neither one of Keras nor one of ``sparkdl.rules.outer``.
     """
     if not isinstance(merge, FedOpt) or isinstance(merge.optimizer, Outer):
         return merge
@@ -56,7 +56,7 @@ def with_keras_optimizer(merge: Any) -> Any:
 
 
 def make_replica(model: keras.Model, *, joint: bool) -> Replica:
-    """Return the replica of a compiled model on the backend that Keras runs on."""
+    """Return the replica of a compiled model on Keras's backend."""
     backend = _backend()
     if backend == "jax":
         from sparkdl.modeling.backends.jax import JaxReplica
@@ -80,7 +80,7 @@ def _backend() -> str:
 
 
 def prepare_backend(threads: int) -> None:
-    """Bound the backend's threads; JAX has taken them from the environment when it was imported."""
+    """Limit the backend's threads. JAX has read its limit from the environment at its import."""
     backend = _backend()
     if backend == "torch":
         from sparkdl.modeling.backends import torch
@@ -93,20 +93,20 @@ def prepare_backend(threads: int) -> None:
 
 
 def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
-    """Return the trainable variables as tables where workers exchange gradients with slices, else nothing."""
+    """Return the trainable variables as tables if workers exchange gradients with slices; else ()."""
     return tables_of(layout) if joint and _backend() == "tensorflow" else ()
 
 
 def has_gpu() -> bool:
-    """Return whether the backend computes on a GPU."""
+    """Return True if the backend computes on a GPU."""
     return bool(importlib.import_module(f"sparkdl.modeling.backends.{_backend()}").has_gpu())
 
 
 def require_distribution(backend: str, distribution: object) -> None:
-    """Check that a worker may use several devices on this backend in the way that was asked for.
+    """Raise an error if a worker cannot use several devices by this distribution.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: the backend is not JAX, or the distribution is not callable.
     """
     if distribution is not None and (backend != "jax" or not callable(distribution)):
         raise ConfigError(
@@ -117,11 +117,11 @@ def require_distribution(backend: str, distribution: object) -> None:
 
 @contextmanager
 def distributed(make: Callable[[], Any] | None, num_gpus: int) -> Iterator[bool]:
-    """Spread models that are made in a ``with`` block over the devices of this task; yields whether they are.
+    """Spread models made in a ``with`` block over this task's devices; yields True if they are spread.
 
     Args:
-        make: returns the distribution; None is keras.distribution.DataParallel over several GPUs.
-        num_gpus: how many GPUs the task has.
+        make: returns the distribution. None: on JAX, keras.distribution.DataParallel over several GPUs.
+        num_gpus: number of GPUs that the task has.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""What a worker's loop asks of a model, whatever Keras runs on."""
+"""The interface between a worker's loop and a model, for every backend of Keras."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sparkdl.data.batch import Batch
 
 
 class Reading(NamedTuple):
-    """What is read from a replica at once.
+    """The values read from a replica in one call.
 
     Attributes:
-        vector: the trainable variables, how far they moved, or a gradient of them.
+        vector: the trainable variables, their change, or their gradient.
         statistics: the moving statistics.
-        loss: the sum of losses and of weights that the loss metric has taken in.
-        denominator: what a gradient weighs by in the mean of all workers; 0: the rows it was taken over.
+        loss: the sums of losses and of weights that the loss metric has accumulated.
+        denominator: the weight of a gradient in the mean over all workers; 0 for its number of rows.
         sliced: whether the vector is a gradient with slices, encoded as in ``core.sparse_gradients``.
     """
 
@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What a round makes of its workers' gradients and statistics.
+    """The means of the workers' gradients and statistics in a round.
 
     ``sliced``: whether the gradient has slices, encoded as in ``core.sparse_gradients``.
     """
@@ -38,19 +38,19 @@ class Mean(NamedTuple):
 
 
 class Center(NamedTuple):
-    """What a replica goes on from."""
+    """The values from which a replica continues."""
 
     parameters: Vector
     statistics: Vector
 
 
 class Replica(Protocol):
-    """One worker's model, moved in and out as flat float32 vectors.
+    """One worker's model, read and written as flat float32 vectors.
 
     Attributes:
-        exact: whether every trainable variable holds just what it is set to.
-        slices: how many words a gradient with slices may have; one that has more, or on a backend that keeps
-            none, is dense. 0: all are.
+        exact: whether every trainable variable holds exactly the values that it is set to.
+        slices: maximum number of words of a gradient with slices. A larger gradient is dense, and so is every
+            gradient on a backend that keeps no slices. 0: all gradients are dense.
     """
 
     exact: bool
@@ -58,38 +58,39 @@ class Replica(Protocol):
 
     @property
     def model(self) -> Any:
-        """The Keras model, its variables up to date until the replica's next move."""
+        """The Keras model. Its variables are up to date until the replica's next operation."""
 
     def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss.
 
         Args:
             batch: this worker's share of a batch.
-            last: the mean of the gradients of the batch before.
-            scale: rows of the whole batch per row of this share, which multiplies losses that are sums and
-                divides what metrics count as one batch; None if the share is the whole batch.
+            last: the mean gradient of the previous batch.
+            scale: rows of the whole batch per row of this share; None if the share is the whole batch. It
+                multiplies losses that are sums, and divides the weight of a value that a metric takes once
+                per batch.
         """
 
     def apply(self, mean: Mean) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
 
     def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
-        """Go on from the center, if given, and train on a batch.
+        """Set the center, if given, and train on a batch.
 
         Args:
-            batch: what to train on.
-            center: what to go on from.
-            since: earlier trainable variables, float32; how far they moved is returned where it is given.
+            batch: the batch.
+            center: the values from which to continue.
+            since: earlier trainable variables, float32. If given, the change from them is returned.
         """
 
     def catch_up(self) -> None:
-        """Do what could wait, now that there is time; the next move, or use of the model, does it too."""
+        """Do deferred work now. Otherwise the next operation, or an access to the model, does it."""
 
     def test(self, batch: Batch) -> None:
-        """Let the metrics take in a batch without training on it."""
+        """Update the metrics with a batch, without training on it."""
 
     def loss(self) -> tuple[float, float]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
+        """Return the sums of losses and of weights that the loss metric has accumulated."""
 
     def read(self) -> Reading:
         """Return the trainable variables."""

@@ -1,7 +1,7 @@
-"""What the backends share, above all an optimizer that keeps gradients.
+"""Shared parts of the backends, above all an optimizer that keeps gradients.
 
-The gradient of a batch is taken by the model's own ``train_step``, whoever wrote it: while it is traced,
-or runs, the optimizer is one that keeps the gradients instead of applying them.
+The model's ``train_step``, Keras's or the user's, computes the gradient of a batch. While it is traced or
+runs, the model's optimizer is replaced by one that keeps the gradients instead of applying them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from sparkdl.core.vectors import Vector
 from sparkdl.errors import ModelError
 from sparkdl.modeling.backends.base import Reading
 
-SCALARS = 3  # at the end of what is read: the loss metric's total and count, and a denominator
+SCALARS = 3  # numbers after the statistics: the loss metric's total and count, and a denominator
 
 
 class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An optimizer that keeps the gradients of one step instead of applying them.
 
     Args:
-        model: the model, whose real optimizer scales the loss where it must.
+        model: the model. Its real optimizer still scales the loss, if it does so.
     """
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
-        # Before its first step a worker does not know what has no gradient; one without rows never does.
+        # Before its first step a worker does not know which variables have no gradient; without rows it never
+        # does.
         self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Stand in the place of the model's optimizer for one step.
+        """Replace the model's optimizer for one step.
 
         Raises:
-            ModelError: the step has not applied gradients by it.
+            ModelError: the step did not apply gradients with it.
         """
         self.gradients, self.taken = [None] * len(self.places), False
         self.model.optimizer = self
@@ -55,12 +56,12 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @property
     def variables(self) -> list[Any]:
-        """The real optimizer's variables, among which a loss scale may be."""
+        """The real optimizer's variables, which may include a loss scale."""
         return list(self.real.variables)
 
     @property
     def iterations(self) -> Any:
-        """The real optimizer's count of steps, by which a loss may change."""
+        """The real optimizer's step count, on which a loss may depend."""
         return self.real.iterations
 
     @property
@@ -69,7 +70,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.real.learning_rate
 
     def apply_real(self, gradients: Sequence[Any]) -> None:
-        """Have the real optimizer apply gradients, but to what the step leaves without one, as Keras does."""
+        """Apply gradients with the real optimizer; as in Keras, skip variables without one in the step."""
         present = [None if kept is None else one for kept, one in zip(self.gradients, gradients, strict=True)]
         self.real.apply(present, self.model.trainable_variables)
 
@@ -78,22 +79,22 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.real.scale_loss(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients; None stands for a variable that the loss does not move.
+        """Keep the gradients. None stands for a variable that the loss does not depend on.
 
         Raises:
-            ModelError: the step has applied others before.
+            ModelError: the step already applied gradients.
         """
         self._take()
         self.gradients = list(grads)
-        if trainable_variables is not None:  # some of them, maybe, in an order of their own
+        if trainable_variables is not None:  # possibly some of them, in another order
             moved = dict(zip(map(id, trainable_variables), self.gradients, strict=True))
             self.gradients = [moved.get(place) for place in self.places]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Return the trainable variables, and the gradients in the place of the optimizer's variables.
+        """Return the trainable variables, and the gradients in place of the optimizer's variables.
 
         Raises:
-            ModelError: the step has applied others before.
+            ModelError: the step already applied gradients.
         """
         self._take()
         return trainable_variables, grads
@@ -108,22 +109,22 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 def reading(vector: Vector, rest: Vector) -> Reading:
-    """Return what was read at once: a vector, and statistics and then scalars."""
+    """Return the Reading of a vector and of ``rest``: the statistics followed by the scalars."""
     total, count, denominator = rest[-SCALARS:].tolist()
     return Reading(vector, rest[:-SCALARS], (total, count), denominator)
 
 
 def optional(vector: Vector) -> Vector | None:
-    """Return a vector, or None for an empty one."""
+    """Return a vector, or None if it is empty."""
     return vector if len(vector) else None
 
 
 def loss_metric(model: keras.Model) -> keras.metrics.Mean | None:
-    """Return the metric that takes in the loss, if the model has Keras's."""
+    """Return Keras's own loss metric of a model; None if the model has none."""
     loss = next((metric for metric in model.metrics if metric.name == "loss"), None)
     return loss if isinstance(loss, keras.metrics.Mean) else None
 
 
 def first_rows(part: Any) -> Any:
-    """Return the first row of an array, or of each array of a structure; None as it is."""
+    """Return the first row of an array, or of each array in a structure; None for None."""
     return None if part is None else keras.tree.map_structure(lambda array: array[:1], part)

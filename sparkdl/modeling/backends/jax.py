@@ -1,7 +1,7 @@
 """Keras on JAX: pure functions of all variables, compiled.
 
-The values live in the replica between steps, and in the model's variables as soon as somebody asks for
-the model. Nothing that came from outside is kept: each value is made anew by a compiled function.
+Between steps the replica holds the values. An access to ``model`` moves them into the model's variables.
+Arrays from outside are never kept: a compiled function makes each value anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkdl.modeling.backends.base import Center, Mean, Reading
 from sparkdl.modeling.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.modeling.losses import watched
 
-Pair = tuple[Any, Any]  # a vector of what is trained, and the statistics or None
+Pair = tuple[Any, Any]  # a vector over the trainable variables, and the statistics or None
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # trainable, other, optimizer, metric variables
 
 
@@ -31,7 +31,7 @@ class JaxReplica:
 
     Args:
         model: a compiled and built model.
-        joint: whether gradients are taken and applied apart, or steps taken whole.
+        joint: True to compute and apply gradients in separate calls; False to take whole steps.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
@@ -59,7 +59,7 @@ class JaxReplica:
 
     @property
     def model(self) -> keras.Model:
-        """The model, its variables up to date; what is done to them counts from the next step on."""
+        """The model, with up-to-date variables. Changes to them take effect at the next step."""
         if self._held is not None:
             for variables, values in zip(self._variables(), self._held, strict=True):
                 for variable, value in zip(variables, values, strict=True):
@@ -77,7 +77,7 @@ class JaxReplica:
         )
 
     def _state(self, batch: Batch | None = None) -> State:
-        """Return the values of all variables; the metrics make theirs by the first batch that comes."""
+        """Return the values of all variables. The first batch builds the metrics' variables."""
         if batch is not None and not self._measured:
             whole = signature.fixed_batch_size(self.model) is not None
             keras_metrics.build_metrics(self.model, *(part if whole else first_rows(part) for part in batch))
@@ -91,7 +91,7 @@ class JaxReplica:
 
     @contextmanager
     def _following(self, progress: Sequence[Any]) -> Iterator[None]:
-        """Let a schedule's own variables have these values, which are traced."""
+        """Give a schedule's variables these traced values in a ``with`` block."""
         variables = optimizers.followed_variables(self._model)
         kept = [variable._value for variable in variables]
         for variable, value in zip(variables, progress, strict=True):
@@ -142,7 +142,7 @@ class JaxReplica:
     def _packed(
         self, state: State, vectors: Any = None, denominator: Any = None, since: Any = None
     ) -> tuple[Any, Any]:
-        """Return vectors as one array, less ``since``; statistics and scalars as another."""
+        """Return vectors minus ``since`` as one array, and statistics and scalars as another."""
         trainable, other, _, metrics = state
         flat = _flat(trainable if vectors is None else vectors)
         rest = *(other[index] for index in self._statistics), *self._loss_sums(metrics)
@@ -174,7 +174,7 @@ class JaxReplica:
 
     @staticmethod
     def _cut(flat: Any, like: Sequence[Any]) -> list[Any]:
-        """Return the part of a flat array for each of some arrays, in its shape and dtype."""
+        """Split a flat array into parts with the shapes and dtypes of some other arrays."""
         ends = np.cumsum([int(np.prod(array.shape, dtype=int)) for array in like])
         starts = [0, *ends[:-1]]
         return [
@@ -182,7 +182,7 @@ class JaxReplica:
             for start, end, array in zip(starts, ends, like, strict=True)
         ]
 
-    # What the loop asks for.
+    # The methods that the loop calls.
 
     def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
@@ -199,7 +199,7 @@ class JaxReplica:
         self._held = self._apply(self._state(), self._progress(), parts)
 
     def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
-        """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""
+        """Set the center, if given, and train on a batch; return the change from ``since``, if given."""
         start = None if center is None else (center.parameters, optional(center.statistics))
         other = None if center is not None and since is center.parameters else since
         packed, self._held = self._step(
@@ -213,14 +213,14 @@ class JaxReplica:
         return None if since is None else self._reading(packed)
 
     def catch_up(self) -> None:
-        """Do what could wait: nothing can in a compiled function."""
+        """Do nothing: a compiled function defers no work."""
 
     def test(self, batch: Batch) -> None:
-        """Let the metrics take in a batch without training on it."""
+        """Update the metrics with a batch, without training on it."""
         self._held = self._test(self._state(batch), _placed(batch.to_data()))
 
     def loss(self) -> tuple[float, float]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
+        """Return the sums of losses and of weights that the loss metric has accumulated."""
         total, count = self._loss_sums(self._state()[3])
         return float(total), float(count)
 
@@ -246,19 +246,19 @@ def _values(variables: Sequence[Any]) -> list[Any]:
 
 
 def _placed(data: Any) -> Any:
-    """Return a batch spread over the devices of the distribution in force, if there is one."""
+    """Return a batch spread over the devices of the current distribution, if there is one."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return data
 
     def place(array: Any) -> Any:
         if len(array) % distribution.num_model_replicas:
-            return array  # every device computes all of a batch that cannot be divided
+            return array  # a batch that cannot be divided: each device computes it all
         return jax.device_put(array, distribution.get_data_layout(array.shape).backend_layout)
 
     return keras.tree.map_structure(place, data)
 
 
 def has_gpu() -> bool:
-    """Return whether JAX computes on a GPU."""
+    """Return True if JAX computes on a GPU."""
     return bool(jax.default_backend() == "gpu")

@@ -13,10 +13,10 @@ from sparkdl.rules.outer import Outer
 
 
 class KerasOuter(Outer):
-    """Steps of a Keras optimizer of its own, made like the one that is given, on one flat variable.
+    """Steps of a copy of a Keras optimizer on one flat variable.
 
     Args:
-        optimizer: what it is made like; learning-rate schedules count rounds.
+        optimizer: the optimizer to copy. Learning-rate schedules count rounds.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -27,7 +27,7 @@ class KerasOuter(Outer):
         return self._read(self._made(center)[0])
 
     def step(self, gradient: Vector, state: list[Array], center: Vector) -> tuple[Vector, list[Array]]:
-        """Return what the optimizer adds to the center, and the values of its variables after it."""
+        """Return the optimizer's change of the center, and the values of its variables after the step."""
         optimizer, variable = self._made(center)
         for kept, value in zip(optimizer.variables, state, strict=True):
             kept.assign(value)

@@ -1,4 +1,4 @@
-"""Keras where variables hold their own values: what TensorFlow and torch have in common."""
+"""Replicas on the backends whose variables hold their own values: TensorFlow and torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sparkdl.modeling.losses import watched
 
 
 class StatefulReplica(ABC):
-    """A replica whose every move is one call of a function of arrays, compiled where the backend does that.
+    """A replica that runs each operation as one function of arrays, compiled if the backend compiles.
 
     Args:
         model: a compiled and built model.
-        joint: whether gradients are taken and applied apart, or steps taken whole.
+        joint: True to compute and apply gradients in separate calls; False to take whole steps.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
@@ -45,22 +45,22 @@ class StatefulReplica(ABC):
 
     @property
     def model(self) -> keras.Model:
-        """The model, its variables up to date until the replica's next move."""
+        """The model. Its variables are up to date until the replica's next operation."""
         return self._model
 
-    # What a backend does in its own way.
+    # The methods that differ between backends.
 
     @abstractmethod
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Do what could wait, now that there is time."""
+        """Do deferred work now."""
 
     @abstractmethod
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
-        """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
+        """Return tensors as one flat float32 tensor. None stands for zeros."""
 
     @abstractmethod
     def cut(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
@@ -71,23 +71,23 @@ class StatefulReplica(ABC):
         """Return a flat tensor as an array."""
 
     def loss_sums(self, loss: keras.metrics.Mean) -> list[Any]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
+        """Return the sums of losses and of weights that the loss metric has accumulated."""
         return [loss.total, loss.count]
 
     def given(self, mean: Mean) -> Any:
-        """Return a mean gradient as the compiled functions take it."""
+        """Return a mean gradient in the form that the compiled functions take."""
         return mean.gradient
 
     def gradients(self, given: Any) -> list[Any]:
-        """Return each trainable variable's gradient of what ``given`` returned."""
+        """Return each trainable variable's gradient from the result of ``given``."""
         return self.cut(given, self._trainable)
 
     def difference(self, vectors: Sequence[Any], since: Any) -> Any:
-        """Return vectors as one flat tensor, less another where there is one."""
+        """Return vectors as one flat tensor, minus ``since`` if it is given."""
         flat = self.pack(vectors, self._shapes)
         return flat if since is None else flat - since
 
-    # What is computed, in terms of the backend's tensors.
+    # The computations, on the backend's tensors.
 
     def _take_gradient(self, scale: Any, data: Any) -> Any:
         assert self._capture is not None  # noqa: S101 - joint replicas have one
@@ -96,7 +96,7 @@ class StatefulReplica(ABC):
         return self._packed(self._capture.gradients, watch.denominator())
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> tuple[Any, Any]:
-        """Return vectors as one tensor, less ``since``; statistics and scalars as another."""
+        """Return vectors minus ``since`` as one tensor, and statistics and scalars as another."""
         return self.difference(vectors, since), self._rest(denominator)
 
     def _rest(self, denominator: Any) -> Any:
@@ -131,7 +131,7 @@ class StatefulReplica(ABC):
             for variable, part in zip(variables, self.cut(flat, variables), strict=True):
                 variable.assign(part)
 
-    # What the loop asks for, in terms of arrays.
+    # The methods that the loop calls, on arrays.
 
     def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
@@ -145,18 +145,18 @@ class StatefulReplica(ABC):
         self._apply(self.given(mean), optional(mean.statistics))
 
     def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:
-        """Go on from the center, if given, and train on a batch; return the way from ``since``, if given."""
+        """Set the center, if given, and train on a batch; return the change from ``since``, if given."""
         parameters, statistics = (None, None) if center is None else (center[0], optional(center[1]))
         other = None if since is parameters else since
         outcome = self._step(parameters, statistics, batch.to_data(), other, since is not None)
         return None if since is None else self._reading(outcome)
 
     def test(self, batch: Batch) -> None:
-        """Let the metrics take in a batch without training on it."""
+        """Update the metrics with a batch, without training on it."""
         self._test(batch.to_data())
 
     def loss(self) -> tuple[float, float]:
-        """Return the sum of losses and of weights that the loss metric has taken in."""
+        """Return the sums of losses and of weights that the loss metric has accumulated."""
         metric = loss_metric(self._model)
         if metric is None:
             return 0.0, 0.0
@@ -176,4 +176,4 @@ class StatefulReplica(ABC):
 
 
 def _nothing(logs: Any) -> None:
-    """Drop what a step returns, so that a graph does not compute it."""
+    """Discard the logs of a step, so that a graph does not compute them."""

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: a compiled function per thing that the loop does."""
+"""Keras on TensorFlow: a compiled function for each operation of the loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class Compiled:
-    """A compiled function that knows its traces by the shapes of what it is given.
+    """A compiled function that finds its traces by the shapes of its arguments.
 
     ``tf.function`` takes longer to find a trace and to call it than a small step takes to run.
 
     Args:
-        function: what is compiled; it is given tensors where arrays come, else what comes, and returns
-            float32 tensors or None.
+        function: the function to compile. It receives tensors in place of arrays, and other arguments
+            unchanged. It returns float32 tensors or None.
         jit: whether XLA compiles it.
-        sized: whether it is traced for the number of rows that it is given, which a layer relies on.
+        sized: whether to trace it for the exact number of rows, which a layer relies on.
     """
 
     def __init__(self, function: Callable[..., Any], jit: bool | None, *, sized: bool = False) -> None:
@@ -37,7 +37,7 @@ class Compiled:
         self._jit, self._sized = jit, sized
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns for arrays, structures of arrays, None and bools, as a list."""
+        """Return the function's results for arrays, structures of arrays, None and bools, as a list."""
         tensors: list[Any] = []
         kind = _flatten(arguments, tensors)
         if kind not in self._traces:
@@ -45,19 +45,19 @@ class Compiled:
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
         if self._jit or any(tensor.dtype == tf.string for tensor in tensors):
-            return trace._call_flat(tensors, captured)  # which leaves strings off a GPU
+            return trace._call_flat(tensors, captured)  # keeps strings off a GPU
         return tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
 
 
 def _tensors(arguments: tuple[Any, ...]) -> Any:
-    """Return the arguments with a tensor in the place of each array."""
+    """Return the arguments with a tensor in place of each array."""
     return tf.nest.map_structure(
         lambda part: _tensor(part) if isinstance(part, np.ndarray) else part, arguments
     )
 
 
 def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
-    """Return the arguments with the kind of tensor in the place of each array, for any rows or so many."""
+    """Return the arguments with a TensorSpec in place of each array, of any number of rows unless sized."""
 
     def spec(part: Any) -> Any:
         return tf.TensorSpec([None, *part.shape[1:]] if part.ndim and not sized else part.shape, part.dtype)
@@ -66,7 +66,7 @@ def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
 
 
 def _flatten(value: Any, tensors: list[Any]) -> Any:
-    """Add a value's arrays to a list, as tensors; return what decides which trace the value needs."""
+    """Append a value's arrays to a list as tensors; return the key of the trace that the value needs."""
     if isinstance(value, np.ndarray):
         tensors.append(_tensor(value))
         return value.shape[1:], value.ndim, value.dtype
@@ -78,7 +78,7 @@ def _flatten(value: Any, tensors: list[Any]) -> Any:
 
 
 def _tensor(array: Array) -> Any:
-    """Return an array as a tensor: where it lies, if its address is such as TensorFlow wants."""
+    """Return an array as a tensor, without a copy if its address is aligned for TensorFlow."""
     flags = array.flags
     if (
         flags.c_contiguous
@@ -94,7 +94,7 @@ def _tensor(array: Array) -> Any:
 class TensorFlowReplica(StatefulReplica):
     """A replica on TensorFlow.
 
-    The gradient of what a batch looks up in a variable is IndexedSlices here, as in Keras's own steps.
+    The gradient of a variable in which a batch looks up rows is IndexedSlices, as in Keras's own steps.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
@@ -107,17 +107,17 @@ class TensorFlowReplica(StatefulReplica):
         )
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
         if self.model.run_eagerly:
             return lambda *arguments: function(*_tensors(arguments))
         sized = signature.fixed_batch_size(self.model) is not None
         return Compiled(function, bool(self.model.jit_compile) if what else None, sized=sized)
 
     def catch_up(self) -> None:
-        """Do what could wait: nothing can in a compiled function."""
+        """Do nothing: a compiled function defers no work."""
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> Any:
-        """Return vectors as one tensor, statistics and scalars as another; a third where there are slices."""
+        """Return vectors as one tensor, statistics and scalars as another; a third one marks slices."""
         sliced = any(isinstance(vector, tf.IndexedSlices) for vector in vectors)
         if not sliced or optimizers.refuses_slices(self._model):
             return super()._packed(vectors, denominator, since)
@@ -153,14 +153,14 @@ class TensorFlowReplica(StatefulReplica):
         return reading._replace(vector=densified(decode(reading.vector, self._tables), self._tables).rest)
 
     def given(self, mean: Mean) -> Any:
-        """Return a mean gradient as the compiled functions take it: slices apart from what is dense."""
+        """Return a mean gradient in the form that the compiled functions take, with slices apart."""
         if not mean.sliced:
             return mean.gradient
         slices = decode(mean.gradient, self._tables)
         return slices.rest, tuple([slices.lookups.get(index) for index in range(len(self._tables))])
 
     def gradients(self, given: Any) -> list[Any]:
-        """Return each trainable variable's gradient of what ``given`` returned."""
+        """Return each trainable variable's gradient from the result of ``given``."""
         if not isinstance(given, tuple):
             return super().gradients(given)
         rest, lookups = given
@@ -169,8 +169,8 @@ class TensorFlowReplica(StatefulReplica):
         return [next(dense) if lookup is None else _slices(variable, *lookup) for variable, lookup in pairs]
 
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
-        """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
-        # IndexedSlices, where they are not kept, are added up by convert_to_tensor.
+        """Return tensors as one flat float32 tensor. None stands for zeros."""
+        # convert_to_tensor adds up IndexedSlices that are not kept.
         dense = (
             tf.zeros(shape) if part is None else tf.convert_to_tensor(part)
             for part, shape in zip(parts, shapes, strict=True)
@@ -188,7 +188,7 @@ class TensorFlowReplica(StatefulReplica):
         ]
 
     def array(self, packed: Any) -> Vector:
-        """Return a flat tensor as an array, where it lies; packed.numpy() would be a copy."""
+        """Return a flat tensor as an array without a copy; packed.numpy() would copy it."""
         return np.asarray(packed)
 
 
@@ -199,10 +199,10 @@ def _slices(variable: Any, rows: Any, values: Any) -> tf.IndexedSlices:
 
 
 def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:
-    """Have TensorFlow's own kernel take an Adam's steps: an operation per variable instead of a dozen.
+    """Take Adam's steps with TensorFlow's own kernel: one operation per variable instead of a dozen.
 
-    It computes what Keras does (Kingma and Ba, 2014, with the epsilon of section 2). What Keras does around
-    the step, like clipping and weight decay, stays Keras's, and so do other optimizers.
+    It computes the same as Keras (Kingma and Ba, 2014, with the epsilon of section 2). Keras still does the
+    work around the step, such as clipping and weight decay. Other optimizers stay unchanged.
 
     Args:
         optimizer: the optimizer of a worker's replica.
@@ -238,14 +238,14 @@ def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def set_threads(count: int) -> None:
-    """Bound the threads of TensorFlow's operations, in a process that has not used it yet."""
+    """Limit the threads of TensorFlow's operations, in a process that has not used it yet."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(count)
         tf.config.threading.set_inter_op_parallelism_threads(count)
     except RuntimeError:
-        return  # A reused process keeps the threads that it began with.
+        return  # A reused process keeps its first limits.
 
 
 def has_gpu() -> bool:
-    """Return whether TensorFlow computes on a GPU."""
+    """Return True if TensorFlow computes on a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))

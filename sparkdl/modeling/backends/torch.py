@@ -1,4 +1,4 @@
-"""Keras on torch: each step runs as it is written."""
+"""Keras on torch: steps run eagerly."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from sparkdl.modeling.losses import is_own, scale_in_force, watched
 class TorchReplica(StatefulReplica):
     """A replica on torch.
 
-    Steps are not compiled, so what Keras does to take an array in, to be asked for a variable's value, or to
-    find the gradients to clear, is spared them where it can be, and so are the metrics' results, which a step
-    of Keras's own returns. What the metrics take in of a step waits until its outcome is on its way. The
-    trainable variables of a replica whose steps are taken whole are parts of one tensor, set, read at once.
+    Steps are not compiled, so this class avoids overhead of Keras where it can:
+
+    * It converts arrays, reads variables and clears gradients without Keras.
+    * A step of Keras's own does not compute the results of the metrics.
+    * The metrics are updated with a step only after the step's outcome is on its way.
+    * If steps are whole and the trainable variables are float32, these are parts of one tensor, which is set
+      and read at once.
 
     Args:
         model: a compiled and built model.
-        joint: whether gradients are taken and applied apart, or steps taken whole.
+        joint: True to compute and apply gradients in separate calls; False to take whole steps.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
@@ -36,7 +39,7 @@ class TorchReplica(StatefulReplica):
         self._values = {id(variable): variable.value for variable in asked}
         self._flat = self._joined() if self.exact and self._trainable and not joint else None
         self._waiting: list[Callable[[], Any]] = []
-        self._loss: tuple[Any, Any] | None = None  # the newest that waits, and its weight
+        self._loss: tuple[Any, Any] | None = None  # the newest loss that waits, and its weight
         if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
             self._measure, self._track = model.compute_metrics, model._loss_tracker.update_state
             vars(model).update(compute_metrics=self._measure_later, get_metrics_result=dict)
@@ -45,7 +48,7 @@ class TorchReplica(StatefulReplica):
             vars(model).update(zero_grad=self._clear)
 
     def _joined(self) -> Any:
-        """Make the trainable variables parts of one tensor; return it."""
+        """Make the trainable variables parts of one tensor, and return it."""
         flat = self.pack(self._trainable, self._shapes[: len(self._trainable)])
         for variable, part in zip(self._trainable, self.cut(flat, self._trainable), strict=True):
             self._value(variable).data = part
@@ -53,12 +56,12 @@ class TorchReplica(StatefulReplica):
 
     @property
     def model(self) -> keras.Model:
-        """The model, its variables up to date until the replica's next move."""
+        """The model. Its variables are up to date until the replica's next operation."""
         self.catch_up()
         return self._model
 
     def catch_up(self) -> None:
-        """Let the metrics take in the last step."""
+        """Update the metrics with the last step."""
         waiting, self._waiting, self._loss = self._waiting, [], None
         with torch.no_grad():
             for take_in in waiting:
@@ -69,7 +72,7 @@ class TorchReplica(StatefulReplica):
         return {}
 
     def _measure_share(self, scale: Any, *arguments: Any, **named: Any) -> None:
-        """Let the metrics take in what waited, as the share of a batch that it was."""
+        """Do a deferred update of the metrics, with the scale of its share of the batch."""
         with watched(scale):
             self._measure(*arguments, **named)
 
@@ -78,7 +81,7 @@ class TorchReplica(StatefulReplica):
         self._waiting.append(partial(self._track, *self._loss))
 
     def loss_sums(self, loss: keras.metrics.Mean) -> list[Any]:
-        """Return the sum of losses and of weights that the loss metric has taken in, or is about to."""
+        """Return the loss metric's sums of losses and of weights, including the loss that waits."""
         total, count = (self._value(variable) for variable in (loss.total, loss.count))
         if self._loss is None:
             return [total, count]
@@ -86,23 +89,23 @@ class TorchReplica(StatefulReplica):
         return [total + value * weight, count + weight]
 
     def _clear(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the step before, whatever is asked for: a step adds to none as to zeros."""
+        """Set the last step's gradients to None, even if zeros are requested: the next step is the same."""
         for variable in self._trainable:
             self._value(variable).grad = None
 
     def difference(self, vectors: Sequence[Any], since: Any) -> Any:
-        """Return vectors as one flat tensor, less another where there is one."""
+        """Return vectors as one flat tensor, minus ``since`` if it is given."""
         if vectors is not self._trainable or self._flat is None:
             return super().difference(vectors, since)
         return self._flat.clone() if since is None else self._flat - since
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays; ``what`` says whether a step to "train" or to "test" is in it."""
+        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
         training = what == "train"
 
         def run(*arguments: Any) -> Any:
             self.catch_up()
-            if what and self._model.training is not training:  # layers written in torch want to know
+            if what and self._model.training is not training:  # for layers written in torch
                 self._model.train(training)
             with torch.set_grad_enabled(training):
                 return function(*self._tensors(arguments))
@@ -110,7 +113,7 @@ class TorchReplica(StatefulReplica):
         return run
 
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
-        """Return tensors, of which some may be None for zeros, as one flat float32 tensor."""
+        """Return tensors as one flat float32 tensor. None stands for zeros."""
         with torch.no_grad():
             dense = [
                 torch.zeros(shape, device=self._device) if part is None else self._value(part)
@@ -138,7 +141,7 @@ class TorchReplica(StatefulReplica):
                     self._value(variable).copy_(part)
 
     def _value(self, part: Any) -> Any:
-        """Return the tensor that a variable of Keras holds, or a tensor itself."""
+        """Return the tensor of a Keras variable; return a tensor unchanged."""
         held = self._values.get(id(part))
         return getattr(part, "value", part) if held is None else held
 
@@ -150,16 +153,16 @@ class TorchReplica(StatefulReplica):
         if not isinstance(value, np.ndarray):
             return value
         array = value if value.flags.writeable else value.copy()
-        if array.dtype.kind in "fib":  # torch has these; Keras would copy them first
+        if array.dtype.kind in "fib":  # kinds that torch shares; Keras would copy the array first
             return torch.as_tensor(array, device=self._device)
         return keras.ops.convert_to_tensor(array)
 
 
 def set_threads(count: int) -> None:
-    """Bound the threads of torch's operations."""
+    """Limit the threads of torch's operations."""
     torch.set_num_threads(count)
 
 
 def has_gpu() -> bool:
-    """Return whether torch computes on a GPU."""
+    """Return True if torch computes on a GPU."""
     return bool(torch.cuda.is_available())
