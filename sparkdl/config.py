@@ -235,7 +235,7 @@ class TrainConfig:
         if self.goes_on and self.num_workers == 1:
             raise ConfigError(
                 'on_worker_loss="continue" goes on with the other workers; got num_workers=1. Take more, or '
-                "leave it out: a run whose only worker is lost is taken up again."
+                "leave it out: a run whose only worker is lost is restarted."
             )
 
     def _check_recovery(self) -> None:
@@ -244,7 +244,7 @@ class TrainConfig:
         whole_number("recovery_every", self.recovery_every)
         if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
             raise ConfigError(
-                "recovery_every is for rounds within an epoch, which are taken up again together; got it "
+                "recovery_every is for rounds within an epoch, which are restored together; got it "
                 f'with mode="{self.mode.value}", frequency={self.frequency!r} and placement='
                 f'"{self.placement.value}". Elsewhere nothing that was merged is lost with a worker, or all '
                 "of it is: leave it out."

@@ -541,7 +541,7 @@ def _require_http(mode: str) -> None:
     """
     if mode != "http":
         raise ConfigError(
-            f'parameter_server_mode should be "http", which it always is; got {mode!r}. Leave it out.'
+            f'parameter_server_mode should be "http", the only supported value; got {mode!r}. Leave it out.'
         )
 
 

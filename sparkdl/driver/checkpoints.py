@@ -439,5 +439,5 @@ def _read(path: str, context: Any) -> Saved:
     if bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError("it does not begin like one")
     if hashlib.blake2b(data[begin:], digest_size=DIGEST_BYTES).digest() != data[len(MAGIC) : begin]:
-        raise ValueError("its digest is another")
+        raise ValueError("its digest does not match its content")
     return Saved.of(packing.unpack(data[begin:]))

@@ -133,7 +133,11 @@ def spare_slot(
     if config.placement is Placement.DRIVER:
         return False
     if not cluster.remote or cluster.dynamic:
-        why = "workers do not start together under dynamic allocation" if cluster.remote else "this is none"
+        why = (
+            "workers do not start together under dynamic allocation"
+            if cluster.remote
+            else "this session is not"
+        )
         raise ConfigError(
             f'placement="worker" is for clients of Spark Connect, and {why}. Take placement="driver".'
         )

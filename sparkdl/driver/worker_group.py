@@ -134,7 +134,7 @@ class WorkerGroup:
             self.stale += 1
             self.cancel()
         elif self.barrier and failures.refuses_barrier(error):
-            logger.info("Spark starts no barrier stage on these rows; the gang forms without one.")
+            logger.info("Spark starts no barrier stage on these rows; the worker group starts without one.")
             self.barrier = False
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
@@ -143,7 +143,7 @@ class WorkerGroup:
             self.cancel()
             self.store.restart()
             logger.warning(
-                "A worker was lost; the run is taken up again from %s (%d of %d): %s",
+                "A worker was lost; the run restarts from %s (%d of %d): %s",
                 self.store.cut,
                 self.failures,
                 self.restarts,

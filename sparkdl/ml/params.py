@@ -251,8 +251,8 @@ class FitParams(PredictionParams):
     advertisedHost = _param("the host that executors connect to", TEXT)
     port = _param("the endpoint's port, or a range of ports to try; 0: any", _checked(parse_port))
     tls = _param("whether workers and the endpoint speak TLS; by default where Spark itself encrypts", FLAG)
-    startTimeout = _param("seconds that executors and the gang may take to start", _seconds)
-    maxRestarts = _param("how often in a row a run that lost a worker is taken up again", _natural)
+    startTimeout = _param("seconds that executors and the worker group may take to start", _seconds)
+    maxRestarts = _param("maximum number of consecutive restarts after a worker is lost", _natural)
     stallTimeout = _param("seconds without a word after which a worker is lost", _seconds)
     onWorkerLoss = _param(
         '"fail": all workers start again, or "continue" without the one that is lost', _one_of(WorkerLoss)

@@ -56,7 +56,7 @@ def read(file: Any, name: str) -> Iterator[bytes]:
             raise DataError(f"Record {number} of {name} has a torn or altered head. Is it a TFRecord file?")
         data, tail = file.read(length), file.read(4)
         if len(tail) != 4 or struct.unpack("<I", tail)[0] != _masked(data):
-            raise DataError(f"Record {number} of {name} is torn or altered: its checksum is another.")
+            raise DataError(f"Record {number} of {name} is torn or altered: its checksum does not match.")
         yield data
         number += 1
 

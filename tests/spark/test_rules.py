@@ -259,7 +259,7 @@ def test_settings_that_mean_nothing_are_refused(problem, settings, message):
         ({"quorum": 9}, "from 1 to the 2 workers there are"),
         (
             {"placement": "worker"},
-            'is for clients of Spark Connect, and this is none. Take placement="driver"',
+            'is for clients of Spark Connect, and this session is not. Take placement="driver"',
         ),
     ],
 )
