@@ -1,4 +1,4 @@
-"""Checks of an update's header, before a byte of its sections is read. No function changes anything."""
+"""Checks of an update's header before any of its sections are read. No function changes any state."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ROWS_BYTES = 1 << 30
 
 
 def check_run(update: Update, run: bytes) -> None:
-    """Check that an update is of this run.
+    """Refuse an update of another run.
 
     Raises:
-        RefusedError: it is of another one.
+        RefusedError: the update names another run.
     """
     if update.run != run:
         raise RefusedError(409, "The update is of another run.")
 
 
 def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
-    """Check that an update is of a model with this layout, and of an epoch of the run.
+    """Refuse an update of another model layout, or of an epoch beyond the run's last one.
 
     Raises:
-        RefusedError: it is not.
+        RefusedError: the layout, the offset, a section or the epoch does not match the run.
     """
     if update.layout != shape.layout or update.offset:
         raise RefusedError(422, "The update is of a model with another layout of variables.")
@@ -47,7 +47,7 @@ def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: 
 
 
 def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
-    """Check that an update has no sections but those of its kind, each of its length, or none of it."""
+    """Refuse an update with a section that its kind does not allow or that has a wrong length."""
     if update.kind is Kind.GIVE and lengths.state <= ROWS_BYTES:
         lengths = lengths._replace(state=0)
     sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
@@ -64,10 +64,10 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
 
 
 def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
-    """Check that an update can be merged: once its sequence is counted it is too late.
+    """Refuse an update that cannot be merged, before its sequence is counted.
 
     Raises:
-        RefusedError: it cannot.
+        RefusedError: the update cannot be merged.
     """
     if (update.kind is Kind.GRADIENT) is not shape.plan.joint:
         raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")

@@ -1,8 +1,8 @@
-"""All-reduce: the endpoint of a run of the user's own function, whose workers add arrays.
+"""All-reduce: coordination of a run of the user's own function, whose workers add arrays.
 
-Workers make the same calls in the same order. Each call is a round of ``aggregation``, whose arrays, all of
-one dtype, are added in worker order. In an update, ``metrics`` names the dtype and ``state`` has the
-numbers. A worker that returns sends a report without sections.
+Workers make the same calls in the same order. Each call is a round of ``aggregation``. The arrays of a round
+have one dtype and are added in worker order. In an update, ``metrics`` holds the name of the dtype and
+``state`` the numbers. A worker that returns sends a report without sections.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 
 class AllReduceRounds(SynchronousRounds):
-    """Rounds whose arrays are added, whatever their length and dtype.
+    """All-reduce rounds, for arrays of any length and dtype.
 
     Attributes:
-        alike: the layout and the bytes of the arrays of the open round and of the one before it.
+        alike: layout and size in bytes of the arrays of the open round and of the one before it.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -35,7 +35,7 @@ class AllReduceRounds(SynchronousRounds):
         super().__init__(EMPTY, EMPTY, num_workers)
 
     def body_bytes(self) -> int:
-        """Return how many bytes an update of the open round has."""
+        """Return the size of an update of the open round in bytes."""
         return self.alike.get(self.round, (b"", 0))[1]
 
     def _reduction(self) -> Reduction:
@@ -54,11 +54,11 @@ class AllReduceRounds(SynchronousRounds):
 
 
 class AllReduceCoordinator(GroupCoordinator):
-    """Coordinates a run whose workers add arrays.
+    """Coordinator of a run whose workers add arrays.
 
     Args:
-        run: sixteen random bytes that name the run.
-        num_workers: how many workers the group has.
+        run: sixteen random bytes that identify the run.
+        num_workers: number of workers in the group.
     """
 
     def __init__(self, run: bytes, num_workers: int) -> None:
@@ -77,7 +77,7 @@ class AllReduceCoordinator(GroupCoordinator):
         notes: dict[str, Any],
         fingerprint: Fingerprint = NOTHING,
     ) -> dict[str, Any] | None:
-        """Record that a worker is ready; return an empty dict once all are, None to ask again."""
+        """Record a ready worker; return an empty dict once all are ready, or None to ask again."""
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
             held = RowsHeld(rows, fingerprint)
@@ -98,12 +98,12 @@ class AllReduceCoordinator(GroupCoordinator):
         return self.rounds.all_of(self.membership.ready_workers())
 
     def lose(self, worker: int, reason: str) -> None:
-        """Fail the run, which cannot go on without a worker."""
+        """Fail the run: it cannot continue without a worker."""
         self.state.failure = self.failure or WorkerLostError(reason)
         self.changed.notify_all()
 
     def _restart(self) -> None:
-        """Begin with the first round again."""
+        """Start again with the first round."""
         self.rounds.restore(EMPTY, EMPTY, 0, None)
         self.rounds.begin(0)
 
@@ -137,7 +137,7 @@ class AllReduceCoordinator(GroupCoordinator):
         self._fail_if_left_alone()
 
     def _answer(self, update: Update, read: Read) -> Reply:
-        """Answer arrays with the sum over all workers, and note a worker that has returned."""
+        """Reply to arrays with the sum over all workers, and record a worker that has returned."""
         if update.kind is Kind.ARRAYS:
             return self.rounds.push(update, lambda: _checked(read()), lambda counts: Reply())
         with self.changed:
@@ -147,7 +147,7 @@ class AllReduceCoordinator(GroupCoordinator):
             return Reply()
 
     def _fail_if_left_alone(self) -> None:
-        """Fail the run where a worker waits for one that has returned."""
+        """Fail the run if a worker waits for one that has returned."""
         for gone in sorted(self.returned):
             waiting = [worker for worker, asked in self.asked.items() if asked > self.asked[gone]]
             if waiting:
@@ -159,10 +159,10 @@ class AllReduceCoordinator(GroupCoordinator):
 
 
 def _checked(update: Update) -> Update:
-    """Return an update after a check that its section of numbers can be read.
+    """Return the update if its numbers can be read.
 
     Raises:
-        RefusedError: it cannot.
+        RefusedError: the section holds no array of numbers.
     """
     dtype = update.metrics.decode("ascii", "replace")
     known = dtype in NUMBERS and not len(update.state) % np.dtype(dtype).itemsize

@@ -1,22 +1,20 @@
-"""Coordination of a training run: updates are merged, epochs end, snapshots are made, lost workers return.
+"""Coordination of a training run: merging, epochs, snapshots, and the return of lost workers.
 
-``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``,
-``fail``) from many threads, and those of the driver's one thread (``release``, ``wait_epoch``,
-``replace``, ``restart``, ``close``). It knows no HTTP and no Keras: metric states and optimizer
-variables are bytes to it.
+``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``, ``fail``)
+from many threads, and those of the driver (``release``, ``wait_epoch``, ``replace``, ``restart``, ``close``)
+from one thread. It knows no HTTP and no Keras: metric states and optimizer variables are bytes to it.
 
-Fencing: an update names (run, generation, worker, attempt, sequence). Another run's or an old
-generation's is refused; a newer attempt of a worker takes the place of the older one; a sequence counts
-once. A run that lost a worker is restored under the next generation from the last *snapshot*: the
-center and every worker's state at the end of an epoch, or after some rounds of one. Where updates are
-merged one at a time nothing that was merged is rolled back; a worker that starts anew goes on after its
-last counted sequence.
+Fencing: an update carries (run, generation, worker, attempt, sequence). An update of another run or of an old
+generation is refused. A newer attempt of a worker replaces the older one. A sequence counts once. A run that
+lost a worker is restored under the next generation from the last *snapshot*: the center and every worker's
+state at the end of an epoch, or after some rounds of one. If updates are merged one at a time, no merged
+update is rolled back, and a restarted worker continues after its last counted sequence.
 
-Where the run may go on without a worker that is lost, that one becomes *absent*: nobody waits for it, and
-its attempt is refused. Another attempt comes back with the state it needs: at once where updates are
-merged one at a time, and in rounds at the next snapshot.
+If the run may continue without a lost worker, that worker becomes *absent*: the run does not wait for it, and
+its attempt is refused. Another attempt returns with the state it needs: at once if updates are merged one at
+a time, and at the next snapshot in rounds.
 
-The parts share one lock, and never call the coordinator:
+The parts share one lock and never call the coordinator:
 
 * ``membership``: the attempts that take part;
 * ``rows``: the agreement on the rows of all workers, and ``rebalance``: rows that workers give each other;
@@ -66,23 +64,23 @@ from sparkdl.server.state import (
 from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
-TIDY = 10.0  # seconds after which what many small requests have freed is given back
+TIDY = 10.0  # seconds between returns of memory that many small requests have freed
 
 
 class Coordinator(GroupCoordinator):
-    """Coordinates a training run. It knows no HTTP and no Keras.
+    """Coordinator of a training run. It knows no HTTP and no Keras.
 
     Args:
-        shape: the settings of the run.
-        merging: the center, and how updates reach it.
-        carried: the state that an earlier run leaves to this one.
+        shape: settings of the run.
+        merging: the center and its way of merging updates.
+        carried: state that an earlier run leaves to this one.
     """
 
     shape: RunSpec
 
     def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
         super().__init__(shape, merging)
-        self.tidied = self.state.clock()  # when memory was last given back
+        self.tidied = self.state.clock()  # time of the last return of memory
         self.schedule = Schedule(shape)
         self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
         self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, merging)
@@ -93,11 +91,11 @@ class Coordinator(GroupCoordinator):
         self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
     def resume(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
-        """Go on from a snapshot of an earlier run with the same settings, before any worker has joined.
+        """Continue from a snapshot of an earlier run with the same settings, before any worker has joined.
 
         Args:
             cut: the snapshot.
-            held: the rows of each worker of that run.
+            held: rows of each worker of that run.
         """
         with self.changed:
             self.rows.held = held
@@ -106,7 +104,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def cut(self) -> Snapshot:
-        """The snapshot that the run is restored from."""
+        """The snapshot from which the run is restored."""
         return self.snapshots.committed
 
     @property
@@ -121,12 +119,12 @@ class Coordinator(GroupCoordinator):
 
     @property
     def plans(self) -> list[Plan]:
-        """The plan of each worker, once all have reported how many rows they hold."""
+        """The plan of each worker, once all have reported their number of rows."""
         return self.schedule.plans
 
     @property
     def progress(self) -> float:
-        """The number of steps counted, including those before the run."""
+        """The number of counted steps, including those before the run."""
         return self.schedule.progress
 
     @property
@@ -151,7 +149,7 @@ class Coordinator(GroupCoordinator):
         notes: dict[str, Any],
         fingerprint: Fingerprint = NOTHING,
     ) -> dict[str, Any] | None:
-        """Record what a worker holds; return where it begins once all are ready, None to ask again."""
+        """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
         with self.changed:
             member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
@@ -234,7 +232,7 @@ class Coordinator(GroupCoordinator):
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
     def _count(self, update: Update, counts: bool) -> Reply:
-        """Count an update (the last one of its round, in rounds) if it counts; return the control words."""
+        """Count an update, or its round, if it counts; return the control words."""
         schedule = self.schedule
         with self.changed:
             if not counts:
@@ -244,7 +242,7 @@ class Coordinator(GroupCoordinator):
                 schedule.count_update(update)
                 self.snapshots.end_update(self.epochs.reports)
                 return schedule.reply()
-            schedule.ending = schedule.short >= 0  # all workers are in this round, and learn of it together
+            schedule.ending = schedule.short >= 0  # all workers are in this round and learn of it together
             self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
             schedule.count_round(update)
             return schedule.reply(self.snapshots.end_round())
@@ -261,16 +259,16 @@ class Coordinator(GroupCoordinator):
             return self._wait_at_epoch_end(update)
 
     def _take_state(self, update: Update, read: Read) -> Reply:
-        """Take the state of a worker within an epoch, for a snapshot."""
+        """Take the state of a worker within an epoch for a snapshot."""
         update = read()
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.snapshots.take_state(update, current=self._is_current(update)):
                 self.losses.readmit_waiting()
-            return self.schedule.reply()  # also where it comes again, and the snapshot is made
+            return self.schedule.reply()  # also for a repetition after the snapshot was made
 
     def _is_current(self, update: Update) -> bool:
-        """Return whether a worker has not gone on since it has sent this."""
+        """Return True if a worker has not continued since it sent this update."""
         sequence, epoch = self.merging.next_sequence(update.worker), self.epochs.next_epoch(update.worker)
         return (update.sequence, update.epoch) == (sequence, epoch)
 
@@ -283,7 +281,7 @@ class Coordinator(GroupCoordinator):
             return self._wait_at_epoch_end(update)
 
     def _wait_at_epoch_end(self, update: Update) -> Reply:
-        """Hold a worker at an epoch's end until it may go on, or has something to evaluate."""
+        """Hold a worker at an epoch's end until it may continue or has something to evaluate."""
         opened = self.epochs.wait_at_end(update)
         self.membership.check(update.worker, update.generation, update.attempt)
         reply = self.schedule.reply()
@@ -293,7 +291,7 @@ class Coordinator(GroupCoordinator):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
         reply = replace(reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.merging.version)
         goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
-        if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else it was said before
+        if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else a repetition
             self.losses.enter_training(update.worker)
         if goes_on and self.merging.has_rounds:
             return self.weights.with_center(reply, update)
@@ -317,21 +315,21 @@ class Coordinator(GroupCoordinator):
     # Requests of the driver.
 
     def release(self, epoch: int, learning_rate: float) -> None:
-        """Let the workers train up to and with this epoch, at this learning rate (nan: their own).
+        """Let the workers train up to and including this epoch at this learning rate (nan: their own).
 
-        Nothing happens where a later epoch was released already.
+        This has no effect if a later epoch was released before.
         """
         with self.changed:
             if self.schedule.release(epoch, learning_rate):
                 self.changed.notify_all()
 
     def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
-        """Wait until every worker has reported an epoch, and evaluated it where that is asked.
+        """Wait until every worker has reported an epoch, and evaluated it if required.
 
         Returns:
-            What they reported; None after ``timeout`` seconds, when the run has failed or closed, when its
-            evaluation waits for ``evaluate``, or when all workers are ready for an epoch that is not released
-            yet.
+            The result of the epoch. None after ``timeout`` seconds, if the run has failed or closed, if the
+            epoch's evaluation waits for ``evaluate``, or if all workers are ready for an epoch that is not
+            released yet.
         """
         with self.changed:
             self._note_silence()
@@ -344,29 +342,29 @@ class Coordinator(GroupCoordinator):
             return self.epochs.result(epoch)
 
     def unattended(self, epoch: int) -> EpochResult | None:
-        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        """Return the reports of an epoch if its evaluation waits for the driver, else None."""
         with self.changed:
             return self.epochs.unattended(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
-        """Let workers evaluate an epoch: these parameters and statistics, or its snapshot's if None."""
+        """Let workers evaluate an epoch with these parameters and statistics, or its snapshot's if None."""
         with self.changed:
             self.epochs.attended[epoch] = weights
             self.changed.notify_all()
 
     def _note_silence(self) -> None:
-        """Lose the workers that were silent for too long, and warn of those that get nowhere."""
+        """Lose the workers that were silent for too long, and warn of workers that make no progress."""
         for worker, reason in self.membership.silent_workers():
             if self.failure is None:
                 self.lose(worker, reason)
         self.membership.warn_of_long_steps()
 
     def lose(self, worker: int, reason: str) -> None:
-        """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
+        """Continue without a worker, or fail the run if it may not or if no rows would be left."""
         self.losses.lose(worker, reason)
 
     def commit(self, cut: Snapshot) -> None:
-        """Make a snapshot the one that the run is restored from, and forget the epochs before it."""
+        """Make a snapshot the restore point of the run, and forget the epochs before it."""
         with self.changed:
             self.snapshots.commit(cut)
             self.epochs.forget_before(cut.epoch)
@@ -374,7 +372,7 @@ class Coordinator(GroupCoordinator):
         self._tidy()
 
     def _tidy(self) -> None:
-        """Give freed memory back to the system: the C library keeps that of many threads."""
+        """Return freed memory to the system. The C library keeps the memory of many threads."""
         if self.state.clock() - self.tidied > TIDY:
             self.tidied = self.state.clock()
             trim(inf)
@@ -385,34 +383,34 @@ class Coordinator(GroupCoordinator):
             self.snapshots.replace(parameters, statistics)
 
     def note(self, *, ends: bool = False) -> None:
-        """Make a snapshot, ``noted``, at this moment, or as soon as rounds allow.
+        """Make a snapshot, ``noted``, now or as soon as rounds allow.
 
-        Without rounds each worker is in it as it was when it reported its state last. It is to report it
-        again for the next one, unless an epoch ``ends``, where all have just done that.
+        Without rounds, the snapshot holds each worker's last reported state. Each worker then reports its
+        state again for the next snapshot, unless an epoch ``ends``, when all have just reported it.
         """
         with self.changed:
             self.snapshots.request(self.epochs.reports, ends=ends)
 
     def stop(self) -> None:
-        """Tell every worker, with its next reply, that training ends."""
+        """Tell every worker with its next reply to end training."""
         with self.changed:
             self.schedule.stopping = True
             self.changed.notify_all()
 
     def cut_short(self, epoch: int) -> None:
-        """End an epoch after the exchange under way of each worker, and training with it.
+        """End an epoch, and training, after each worker's exchange under way.
 
-        The epoch is reported and evaluated as one with all of its batches is.
+        The epoch is reported and evaluated like an epoch with all of its batches.
         """
         with self.changed:
             if self.schedule.short == epoch:
                 return
             self.schedule.short = epoch
-            self.schedule.ending = not self.merging.has_rounds  # else with the round that is open
+            self.schedule.ending = not self.merging.has_rounds  # in rounds, with the open round
             self.changed.notify_all()
 
     def _restart(self) -> None:
-        """Restore the newest snapshot in rounds; an epoch that all have reported stays trained."""
+        """Restore the newest snapshot in rounds. An epoch that all workers have reported stays trained."""
         self.rebalance.clear()
         self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
         self.screening.restart()
@@ -420,9 +418,9 @@ class Coordinator(GroupCoordinator):
             self.epochs.roll_back()
 
     def stopped_cut(self) -> Snapshot:
-        """Return the snapshot of a run that ends early: the last complete merge that it knows of.
+        """Return the snapshot of a run that ends early, with its last complete merge.
 
-        That is the last epoch's end where what came after it has thrown the center away.
+        If later updates have made the center useless, that is the end of the last epoch.
         """
         with self.changed:
             if self.screening.useless or self.broken:
@@ -442,7 +440,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def reported(self) -> bool:
-        """True if a run that was stopped has reported its weights, which a replica has to."""
+        """True if a stopped run has reported its weights. Only runs with replicas have to."""
         with self.changed:
             return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
 
@@ -450,7 +448,7 @@ class Coordinator(GroupCoordinator):
         return self.merging.all_of(self.membership.ready_workers())
 
     def _may_begin(self, worker: int) -> bool:
-        """Return whether a worker may begin: all are ready, or it was taken in again, or it is to end."""
+        """Return True if a worker may begin: all are ready, or it was readmitted, or it should end."""
         if worker in self.absent:
             return self.stopping
         may = self.schedule.may_train(self.cut.epoch) or self.epochs.to_evaluate(worker) >= 0

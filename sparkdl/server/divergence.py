@@ -1,4 +1,4 @@
-"""Detection of a run that has diverged: by NaN and Inf, or by deltas whose merging throws the center away."""
+"""Divergence detection: NaN or Inf in updates, or merged deltas that blow up the center."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from sparkdl.core.vectors import Vector, norm
 from sparkdl.errors import DivergedError
 from sparkdl.transport.messages import Update
 
-STRIKES = 10  # updates with NaN or Inf in a row of one worker before the run ends
-FARTHEST = 1e15  # a delta that goes as far is none: merging, or squaring it, could come to Inf
-FIRST = 32  # batches that say what the loss was at the start, or the first window where that has more
-RISE = 10.0  # by how many times itself the loss has to rise before a run has diverged,
-WIDER = 1.5  # and to how many times itself the norm of the center,
-GROWTH = 50.0  # and both to this product
-THROWS = 3  # epochs in a row after which a center that workers have to mend in each has diverged too
-ENDLESS = 1e300  # a loss that far is taken for Inf: the mean of some could come to it
-AWAY = 1.0  # by how many times itself the loss, over windows or at their start, has to rise in an epoch,
-LOST = 5  # and over how many epochs its median to be above that of the start, for a run to be lost
+STRIKES = 10  # consecutive updates of one worker with NaN or Inf that end the run
+FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
+FIRST = 32  # batches that define the initial loss, or the first window if it has more
+RISE = 10.0  # a diverged run's loss rises by more than this multiple of its initial absolute value
+WIDER = 1.5  # a diverged run's center has more than this multiple of its initial norm
+GROWTH = 50.0  # a diverged run exceeds this product of the relative rise and the ratio of norms
+THROWS = 3  # consecutive epochs of repairs to the center by the workers after which a run has diverged
+ENDLESS = 1e300  # losses this large count as Inf: their mean could overflow
+AWAY = 1.0  # relative rise of the loss, over windows or at their start, that counts as far
+LOST = 5  # after a far rise, the run is lost if the median loss of this many epochs exceeds the initial loss
 
 
 class DivergenceDetector:
-    """Judges by the updates of a run whether it has diverged. Its owner's lock guards it.
+    """Detector of divergence in the updates of a run. Its owner's lock guards it.
 
     Args:
-        center: the center at the start.
-        merged: whether deltas of several workers are merged. Only then are losses judged: one worker, and
-            workers that make each update together, do what plain Keras does.
-        first: how many losses say what the loss was at the start.
+        center: center at the start.
+        merged: True if deltas of several workers are merged. Only then are losses judged: one worker, and
+            workers that make each update together, do the same as plain Keras.
+        first: number of losses that define the initial loss.
 
     Attributes:
-        useless: whether the run has diverged without NaN, so that the center is of no use.
+        useless: True if the run has diverged without NaN, so that the center cannot be used.
     """
 
     def __init__(self, center: Vector, *, merged: bool, first: int = FIRST) -> None:
         self.merged, self.first, self.useless = merged, first, False
         self._loss, self._norm = nan, norm(center)
         self._begun, self._gain = nan, nan
-        self._thrown = 0  # epochs in a row
-        self._away = False  # whether the loss ever rose far
-        self._latest: deque[float] = deque(maxlen=LOST)  # the losses of the last epochs
-        self._refused: dict[int, int] = {}  # the last update of a worker that had NaN or Inf in it
-        self._strikes: dict[int, int] = {}  # how many of them in a row
-        self._kinds: dict[int, set[bool]] = {}  # by epoch, whether its updates were sound
+        self._thrown = 0  # consecutive epochs
+        self._away = False  # True if the loss ever rose far
+        self._latest: deque[float] = deque(maxlen=LOST)  # losses of the last epochs
+        self._refused: dict[int, int] = {}  # sequence of each worker's last update with NaN or Inf
+        self._strikes: dict[int, int] = {}  # number of consecutive updates with NaN or Inf, by worker
+        self._kinds: dict[int, set[bool]] = {}  # soundness of the updates, by epoch
 
     def has_refused(self, update: Update) -> bool:
-        """Return whether an update was the last one of its worker that was not merged."""
+        """Return True if this is its worker's last update that was not merged."""
         return self._refused.get(update.worker) == update.sequence
 
     def take(self, update: Update, *, sound: bool) -> int:
-        """Note an update, and whether it is to be merged; return the strikes of its worker in a row.
+        """Record an update and its soundness; return the worker's number of consecutive unsound updates.
 
         Raises:
-            DivergedError: they are too many.
+            DivergedError: the number has reached ``STRIKES``.
         """
         self._kinds.setdefault(update.epoch, set()).add(sound)
         if sound:
@@ -73,18 +73,20 @@ class DivergenceDetector:
     def end_epoch(
         self, epoch: int, center: Vector, losses: Sequence[float], first_losses: Iterable[float] = ()
     ) -> None:
-        """Look back on an epoch.
+        """Judge an epoch that has ended.
 
         Args:
-            epoch: its number, of which 0 is the first.
-            center: the center at its end.
-            losses: those of its updates.
-            first_losses: each worker's mean loss on the first batches of its windows, so of the centers that
-                they began with; nan of one whose windows are single batches, or whose rows are not shuffled.
+            epoch: index of the epoch, from 0.
+            center: center at its end.
+            losses: losses of its updates.
+            first_losses: each worker's mean loss on the first batches of its windows, which shows the quality
+                of the centers they began with. nan if its windows are single batches, or if its rows are not
+                shuffled.
 
         Raises:
-            DivergedError: none of its updates could be merged, loss and center have grown together, merging
-                has thrown the center away again and again, or once, and the loss did not come back.
+            DivergedError: no update of the epoch could be merged; loss and center have grown together;
+                merging made the center worse in several epochs in a row; or it did so once and the loss did
+                not recover.
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
@@ -94,7 +96,7 @@ class DivergenceDetector:
         loss, reached = fmean(known), norm(center)
         if not isfinite(self._loss):
             self._loss = fmean(known[: self.first])
-        self._norm = self._norm or reached  # a center that begins with 0 says nothing yet
+        self._norm = self._norm or reached  # a center that begins with 0 cannot be compared yet
         wider = reached / self._norm if self._norm else 0.0
         first = _finite(first_losses)
         rise = self._rise(loss)
@@ -122,23 +124,23 @@ class DivergenceDetector:
             )
 
     def _rise(self, loss: float) -> float:
-        """Return by how many times itself the loss of the start has risen to this one."""
+        """Return the relative rise of this loss over the initial one."""
         return (loss - self._loss) / abs(self._loss) if self._loss else 0.0
 
     def _is_lost(self, loss: float, wider: float) -> bool:
-        """Return whether the loss rose far once, and was above that of the start in most of the last epochs.
+        """Return True if the loss rose far once and stays above the initial one in most of the last epochs.
 
-        As of units that died when the center was thrown away: nothing mends them.
+        An example is dead units after a bad merge, which nothing repairs.
         """
         if not self._away or wider <= WIDER or len(self._latest) < LOST:
             return False
         return min(loss, median(self._latest)) > self._loss
 
     def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
-        """Return whether workers mend again and again in their windows what merging did to the center.
+        """Return True if workers, epoch after epoch, repair a center that merging made worse.
 
-        Then the loss over a window does not rise, while that of its first batch is as far above that of the
-        start as the start's is above 0, or above what workers made of it.
+        The loss over a window then does not rise. The loss of its first batch is as far above the initial one
+        as the initial one is above 0, or above the loss that the workers reached.
         """
         if not isfinite(self._begun):
             self._begun, self._gain = first, max(abs(first), abs(first - loss))
@@ -147,7 +149,7 @@ class DivergenceDetector:
         return self._thrown >= THROWS
 
     def restart(self, *, rolled_back: bool) -> None:
-        """Forget what updates that come again have said, or that come from workers which begin anew."""
+        """Forget updates that are repeated or that come from restarted workers."""
         self._refused.clear()
         self._strikes.clear()
         if rolled_back:
@@ -161,7 +163,7 @@ def _finite(losses: Iterable[float]) -> list[float]:
 
 
 def diverged(why: str) -> DivergedError:
-    """Return the error that ends a run."""
+    """Return the error that ends a diverged run."""
     return DivergedError(
         f"Training diverged: {why}. Take a smaller learning rate, clip gradients (clipnorm=), take another "
         "rule (merge=), or exchange more often (frequency=)."

@@ -14,19 +14,20 @@ from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
 class Epochs:
-    """The epochs that workers have reported, and that are not committed yet.
+    """The epochs that workers have reported and that are not committed yet.
 
     Args:
-        state: the state of the run.
-        shape: the settings of the run.
-        schedule: how far the workers may train.
-        snapshots: the snapshots of the run.
+        state: state of the run.
+        shape: settings of the run.
+        schedule: epochs that the workers may train.
+        snapshots: snapshots of the run.
         merging: the center.
 
     Attributes:
-        reports: what workers reported of each epoch.
-        stopped: the reports of workers that were stopped within an epoch.
-        attended: the weights to evaluate of each epoch that the driver has attended; None: the snapshot's.
+        reports: reports of the workers, by epoch.
+        stopped: reports of workers that were stopped within an epoch.
+        attended: weights to evaluate, for each epoch that the driver has attended; None: the snapshot's
+            weights.
     """
 
     def __init__(
@@ -39,32 +40,32 @@ class Epochs:
         self.attended: dict[int, tuple[Vector, Vector] | None] = {}
 
     def resume(self, reports: Reports) -> None:
-        """Go on with what workers reported in an earlier run."""
+        """Continue with the reports of an earlier run."""
         self.reports = {epoch: report.noted() for epoch, report in reports.items()}
         for epoch, report in self.reports.items():
             if len(report.metrics) == self.shape.num_workers:
                 report.cut = self.snapshots.of_reports(epoch + 1, report, self.reports)
 
     def next_epoch(self, worker: int) -> int:
-        """Return the first epoch that a worker has not reported, and that has not ended without it."""
+        """Return the first epoch that a worker has not reported and that has not ended without it."""
         epoch = self.snapshots.committed.epoch
         while (report := self.reports.get(epoch)) is not None and (worker in report.metrics or report.cut):
             epoch += 1
         return epoch
 
     def is_new(self, update: Update) -> bool:
-        """Return whether a report, or a part of it, was not taken yet."""
+        """Return True if a report, or a part of it, was not accepted yet."""
         return self.next_epoch(update.worker) <= update.epoch or self.lacks_weights_of(update)
 
     def lacks_weights_of(self, update: Update) -> bool:
-        """Return whether a worker has to report what all replicas have, besides its own report."""
+        """Return True if a worker has to report the shared weights of all replicas with its own report."""
         report = self.reports.get(update.epoch)
         if report is None or report.cut is not None or not self.snapshots.lacks_weights(report):
             return False
         return self.merging.all_of(report.metrics) and update.worker == self.snapshots.substitute()
 
     def take_report(self, update: Update) -> bool:
-        """Take what a worker reports; return False if it was stopped before the epoch's end."""
+        """Take the report of a worker; return False if the worker was stopped before the epoch's end."""
         if update.flags & Flag.STOP and update.epoch != self.schedule.short:
             self.stopped[update.worker] = update
             return False
@@ -90,11 +91,11 @@ class Epochs:
         return ended
 
     def is_last(self, epoch: int) -> bool:
-        """Return whether no epoch comes after this one."""
+        """Return True if this is the last epoch."""
         return epoch + 1 >= self.shape.epochs
 
     def wait_at_end(self, update: Update) -> bool:
-        """Hold a worker at an epoch's end until it may go on, or has something to do; False: not yet."""
+        """Hold a worker at an epoch's end. Return False if it still has to wait."""
         rounds = self.merging.has_rounds
         through = update.epoch + (2 if rounds or self.is_last(update.epoch) else 1)
 
@@ -113,13 +114,13 @@ class Epochs:
         return self.state.changed.wait_for(may_go_on, limits.PATIENCE)
 
     def _is_short_over(self) -> bool:
-        """Return whether nobody has to wait any more for the epoch that ends early, or for its evaluation."""
+        """Return True if an epoch cut short has ended and its evaluation does not wait for the driver."""
         report = self.reports.get(self.schedule.short)
         ended = report is not None and report.cut is not None
         return ended and self.unattended(self.schedule.short) is None
 
     def to_evaluate(self, worker: int) -> int:
-        """Return the epoch whose snapshot this worker has still to evaluate, or -1."""
+        """Return the first epoch whose snapshot this worker has still to evaluate, or -1."""
         waiting = (
             epoch
             for epoch, report in self.reports.items()
@@ -132,7 +133,7 @@ class Epochs:
         """Return the weights that workers evaluate at the end of an epoch.
 
         Returns:
-            Parameters, statistics, the version of the snapshot, and whether they are the snapshot's own.
+            Parameters, statistics, the version of the snapshot, and True if they are the snapshot's own.
         """
         report = self.reports.get(epoch)
         snapshot = report.cut if report is not None else None
@@ -141,26 +142,26 @@ class Epochs:
         return *(weights or (snapshot.parameters, snapshot.statistics)), snapshot.version, weights is None
 
     def is_complete(self, epoch: int) -> bool:
-        """Return whether all present workers have reported an epoch, and evaluated it if it is evaluated."""
+        """Return True if all present workers have reported an epoch, and evaluated it if required."""
         report = self.reports.get(epoch)
-        # A run that was resumed has reports before it has plans.
+        # A resumed run has reports before it has plans.
         if report is None or report.cut is None or not self.schedule.plans:
             return False
         return epoch not in self.shape.evaluated or self.merging.all_of(report.validation)
 
     def concerns_driver(self, epoch: int) -> bool:
-        """Return whether an epoch is complete, waits for the driver's evaluation, or is not released yet."""
+        """Return True if an epoch is complete, waits for the driver's evaluation, or is not released yet."""
         unreleased = bool(self.schedule.plans) and self.schedule.released <= epoch
         return self.is_complete(epoch) or self.unattended(epoch) is not None or unreleased
 
     def result(self, epoch: int) -> EpochResult:
-        """Return what workers reported of a complete epoch, with the losses since the epoch before."""
+        """Return the reports of a complete epoch, with the losses since the epoch before."""
         report = self.reports[epoch]
         losses, self.merging.losses = self.merging.losses, []
         return _result_of(report, report.validation, losses)
 
     def unattended(self, epoch: int) -> EpochResult | None:
-        """Return what workers reported of an epoch, if its evaluation waits for the driver."""
+        """Return the reports of an epoch if its evaluation waits for the driver, else None."""
         report = self.reports.get(epoch)
         waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
         if not waits or report is None or report.cut is None or not self.schedule.plans:
@@ -174,14 +175,14 @@ class Epochs:
         self.attended = {each: weights for each, weights in self.attended.items() if each >= epoch}
 
     def roll_back(self) -> None:
-        """Restore the run in rounds: an epoch that all have reported stays trained, and is evaluated anew."""
+        """Restore a run in rounds. An epoch that all have reported stays trained and is evaluated again."""
         self.reports = {
             epoch: replace(report, validation={})
             for epoch, report in self.reports.items()
             if report.cut is not None
         }
         snapshot = self.snapshots.committed
-        # There is one at most: nobody begins the next epoch before its evaluation.
+        # There is at most one: no worker begins the next epoch before this one is evaluated.
         for report in self.reports.values():
             if report.cut is not None:
                 snapshot = replace(report.cut, losses=list(self.merging.losses))
@@ -195,12 +196,12 @@ class Epochs:
         return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
 
     def stopped_with_weights(self) -> Update | None:
-        """Return the report of a replica that was stopped within an epoch, with its weights."""
+        """Return the report, with weights, of a replica that was stopped within an epoch."""
         return next((report for report in self.stopped.values() if len(report.parameters)), None)
 
 
 def _result_of(report: EpochReports, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
-    """Return the reports of an epoch that has ended, in the order of the workers."""
+    """Return the reports of an epoch that has ended, in worker order."""
     if report.cut is None:
         raise ValueError("The epoch has not ended.")
     return EpochResult(
@@ -213,10 +214,10 @@ def _result_of(report: EpochReports, validation: dict[int, bytes], losses: list[
 
 
 class WeightReplies:
-    """Answers workers that ask for weights. The lock of the coordinator guards it.
+    """Replies to workers that request weights. The lock of the coordinator guards them.
 
     Args:
-        epochs: the epochs of the run.
+        epochs: epochs of the run.
     """
 
     def __init__(self, epochs: Epochs) -> None:
@@ -232,21 +233,21 @@ class WeightReplies:
         return replace(reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics)
 
     def center(self, update: Update) -> Reply:
-        """Return the center of this moment, unless the worker has it."""
+        """Return the current center, unless the worker has it."""
         return self.with_center(self.schedule.reply(), update)
 
     def with_center(self, reply: Reply, update: Update) -> Reply:
-        """Return a reply with the center of this moment in it, unless the worker has it."""
+        """Add the current center to a reply, unless the worker has it."""
         if update.base_version == self.merging.version:
             return replace(reply, version=update.base_version)
         return self._with_weights(reply)
 
     def to_begin(self, worker: int) -> Reply:
-        """Return all that a worker begins with: center, state and metric states."""
+        """Return everything that a worker begins with: center, state and metric states."""
         state = bytes(self.snapshots.states(self.epochs.reports).get(worker, b""))
         snapshot = self.snapshots.committed
         if self.shape.plan.joint and len(state) <= self.shape.generators:
-            # Replicas have one state of the optimizer, which one of them reports.
+            # Replicas share one optimizer state, which one of them reports.
             state = snapshot.state(snapshot.speaker)[: self.shape.optimizer] + state
         reply = self._with_weights(self.schedule.reply())
         return replace(reply, state=state, metrics=snapshot.metrics.get(worker, b""))

@@ -1,4 +1,4 @@
-"""Coordination of a worker group, whatever its workers compute: membership, failures and exchanges."""
+"""Coordination of a worker group: membership, failures and exchanges, for any kind of run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
 from sparkdl.transport.messages import Kind, Reply, Running, Sections, Update
 
-# Updates that come again and again, and whose replies are of one worker.
+# Frequent updates whose reply is made for one worker.
 BOARDING = Kind.DELTA, Kind.CENTER
 
 
 class GroupCoordinator(ABC):
-    """Answers requests that the workers of every run make, from many threads. It knows no HTTP.
+    """Coordinator of the requests that workers of every run make, from many threads. It knows no HTTP.
 
     Args:
-        shape: the settings of the worker group.
-        merging: how updates of workers are merged.
+        shape: settings of the worker group.
+        merging: the way updates are merged.
 
     Attributes:
-        state: the state that the parts of the coordinator share.
-        membership: the part that knows the workers.
+        state: state shared by the parts of the coordinator.
+        membership: the workers that take part.
     """
 
     def __init__(self, shape: GroupSpec, merging: Aggregation) -> None:
@@ -45,7 +45,7 @@ class GroupCoordinator(ABC):
 
     @property
     def generation(self) -> int:
-        """The number of the present start of the worker group."""
+        """The number of the current start of the worker group."""
         return self.state.generation
 
     @property
@@ -55,7 +55,7 @@ class GroupCoordinator(ABC):
 
     @property
     def failure(self) -> SparkDLError | None:
-        """The error that ends the present generation."""
+        """The error that ends the current generation."""
         return self.state.failure
 
     @property
@@ -65,22 +65,22 @@ class GroupCoordinator(ABC):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Events of the run by name."""
+        """Numbers of events of the run, by name."""
         return self.state.counters
 
     @property
     def members(self) -> dict[int, Member]:
-        """The present attempt of each worker."""
+        """The current attempt of each worker."""
         return self.membership.members
 
     @property
     def absent(self) -> set[int]:
-        """The workers that the run goes on without."""
+        """The lost workers without which the run continues."""
         return self.merging.absent
 
     @property
     def cut(self) -> Any:
-        """The point from which the run is restarted, as a message names it."""
+        """The point from which the run is restarted, as named in messages."""
         return "the beginning"
 
     @property
@@ -89,12 +89,12 @@ class GroupCoordinator(ABC):
         return self.merging.broken
 
     def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
-        """Take a worker's attempt into the group; False while an older one is at work, which it may replace.
+        """Add a worker's attempt to the group; return False while an older attempt is active.
 
-        Spark starts a second attempt beside one that is slow (speculation), or after one that failed.
+        Spark starts a second attempt beside a slow one (speculation), or after a failed one.
 
         Raises:
-            RefusedError: an old generation, or a newer attempt has joined.
+            RefusedError: the generation is old, or a newer attempt has joined.
         """
         with self.changed:
             older = self.membership.older_attempt(worker, generation, attempt)
@@ -111,7 +111,7 @@ class GroupCoordinator(ABC):
             return True
 
     def _lose_replica(self, worker: int, member: Member) -> None:
-        """Lose a worker that is started again in rounds: its replica is gone. Refuse it if the run is too."""
+        """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run cannot go on."""
         if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
             return
         self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
@@ -120,7 +120,7 @@ class GroupCoordinator(ABC):
 
     @abstractmethod
     def lose(self, worker: int, reason: str) -> None:
-        """Go on without a worker, or fail the run."""
+        """Continue without a worker, or fail the run."""
 
     @abstractmethod
     def ready(
@@ -133,7 +133,7 @@ class GroupCoordinator(ABC):
         notes: dict[str, Any],
         fingerprint: Fingerprint = NOTHING,
     ) -> dict[str, Any] | None:
-        """Record what a worker holds; return where it begins once all are ready, None to ask again."""
+        """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
 
     def heartbeat(
         self,
@@ -145,7 +145,7 @@ class GroupCoordinator(ABC):
         retries: int,
         log: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        """Note how far a worker is, what it had to send again and what it logged; answer whether to stop."""
+        """Record a worker's progress, retries and log entries; reply with the stop flag."""
         with self.changed:
             self.membership.hear(worker, generation, attempt)
             self.membership.note_progress(worker, epoch=epoch, rows=rows, retries=retries)
@@ -153,14 +153,14 @@ class GroupCoordinator(ABC):
             return {"stop": self._is_stopping()}
 
     def _is_stopping(self) -> bool:
-        """Return whether workers are to end."""
+        """Return True if workers should end."""
         return False
 
     def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
-        """Note a worker's metric states in the middle of an epoch.
+        """Record a worker's metric states within an epoch.
 
         Raises:
-            RefusedError: it is no member, or the states are of another model.
+            RefusedError: the worker is not a member, or the states belong to another model.
         """
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
@@ -169,23 +169,23 @@ class GroupCoordinator(ABC):
             self.membership.note_running(member, running)
 
     def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
-        """Note what went wrong in a task, unless the run goes on without it.
+        """Record the failure of a task, unless the run goes on without it.
 
         Args:
             worker: its worker, or the partition that it deals.
-            generation: which start of the worker group it belongs to.
-            attempt: the worker's attempt; -1: the task deals rows, and is no worker's.
-            error: what went wrong.
+            generation: start of the worker group that it belongs to.
+            attempt: the worker's attempt; -1: the task deals rows and belongs to no worker.
+            error: the failure.
 
         Raises:
-            RefusedError: the attempt was lost, or another one is at work.
+            RefusedError: the attempt was lost, or another one is active.
         """
         with self.changed:
             self.membership.check_failed(worker, generation, attempt)
             self.fail(generation, error)
 
     def break_down(self, error: BaseException) -> None:
-        """Fail the run for what the endpoint itself raised: what it was booking may be booked in part."""
+        """Fail the run for an error of the endpoint itself: an update may have been counted in part."""
         failure = ClusterError(
             f"The parameter endpoint failed: {reason_of(error)}. The run cannot go on; look at the disk, "
             "the memory and the open files of the process that it is in."
@@ -194,14 +194,14 @@ class GroupCoordinator(ABC):
         self.fail(self.generation, failure)
 
     def fail(self, generation: int, error: SparkDLError) -> None:
-        """Record why a generation cannot go on; the driver raises it, or restarts the worker group."""
+        """Record the error that ends a generation. The driver raises it or restarts the worker group."""
         self.state.fail(generation, error)
 
     def admit(self, update: Update, lengths: Sections) -> None:
-        """Refuse an update by its header alone, before a byte of its sections is read.
+        """Refuse an update by its header alone, before any of its sections are read.
 
         Raises:
-            RefusedError: another run, generation, attempt or layout, or sections of a wrong length.
+            RefusedError: the run, generation, attempt, layout or the length of a section does not match.
         """
         try:
             self._check_header(update, lengths)
@@ -215,7 +215,7 @@ class GroupCoordinator(ABC):
         """Check an update's header."""
 
     def exchange(self, update: Update, read: Read) -> Reply:
-        """Answer one update of any kind, whose sections ``read`` returns; then ``sent`` is to be called."""
+        """Reply to an update of any kind, whose sections ``read`` returns. The caller then calls ``sent``."""
         if update.kind in BOARDING:
             self.merging.board(update)
         self.membership.asking.add(update.worker)
@@ -231,15 +231,15 @@ class GroupCoordinator(ABC):
 
     @abstractmethod
     def _answer(self, update: Update, read: Read) -> Reply:
-        """Return the reply to an update that was admitted."""
+        """Return the reply to an admitted update."""
 
     def sent(self, update: Update) -> None:
-        """Learn that the reply to an update was sent, or that nobody is there to take it."""
+        """Record the end of a reply, which was sent or could not be delivered."""
         if update.kind in BOARDING:
             self.merging.sent()
 
     def restart(self) -> int:
-        """Fence off the present generation and return the number of the next one."""
+        """Fence off the current generation and return the number of the next one."""
         with self.changed:
             self.state.generation += 1
             for worker in tuple(self.members):
@@ -256,10 +256,10 @@ class GroupCoordinator(ABC):
 
     @abstractmethod
     def _restart(self) -> None:
-        """Restore what a new generation begins with."""
+        """Restore the state that a new generation begins with."""
 
     def close(self) -> None:
-        """Refuse every request from now on, those that wait included."""
+        """Refuse every request from now on, including those that wait."""
         with self.changed:
             self.state.closed = True
             self.merging.generation = -1
@@ -272,7 +272,7 @@ class GroupCoordinator(ABC):
             return self.membership.missing()
 
     def summary(self) -> dict[str, Any]:
-        """Return counts of the run; of updates that were dropped, by worker too."""
+        """Return the counts of the run, and the number of dropped updates by worker."""
         with self.changed:
             dropped = self.merging.dropped
             return {

@@ -15,17 +15,17 @@ from sparkdl.transport.exchange import Endpoint
 
 @dataclass(frozen=True)
 class HostedRun:
-    """The values from which worker 0 makes the endpoint of a run. Tasks can share it.
+    """Values from which worker 0 makes the endpoint of a run. Tasks can share them.
 
     Attributes:
-        shape: the settings of the run that the store needs.
-        terms: the settings of the aggregation. The rule is sent separately.
-        parameters: the trainable variables as one vector.
-        statistics: the moving statistics as one vector.
-        decays: the share of each statistic that a training step keeps.
-        token: the run's secret.
-        tls: whether the endpoint uses TLS.
-        learning_rate: the rate of all epochs. None if the client starts each epoch and sets its rate.
+        shape: settings of the run that the coordinator needs.
+        terms: settings of the aggregation. The rule is sent separately.
+        parameters: trainable variables as one vector.
+        statistics: moving statistics as one vector.
+        decays: share of each statistic that a training step keeps.
+        token: secret of the run.
+        tls: True if the endpoint uses TLS.
+        learning_rate: rate of all epochs. None if the client starts each epoch and sets its rate.
     """
 
     shape: RunSpec

@@ -1,26 +1,27 @@
 """The coordinator over HTTP: a Flask app, which ``http_server`` serves.
 
-Paths, all under ``/v1`` and all behind the run's token (``Authorization: Bearer``):
+All paths are under ``/v1`` and require the run's token (``Authorization: Bearer``):
 
-* ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is right;
-* ``POST /v1/join``       JSON: a worker's attempt takes part; 202: an older one is at work, ask again;
-* ``POST /v1/ready``      JSON: what it holds; 200 with where to begin, 202: ask again;
+* ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is valid;
+* ``POST /v1/join``       JSON: a worker's attempt joins; 202: an older one is active, ask again;
+* ``POST /v1/ready``      JSON: the worker's rows; 200 with its starting point, 202: ask again;
 * ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
-* ``POST /v1/heartbeat``  JSON: how far it is and what it logged;
-* ``POST /v1/failure``    JSON: what went wrong in it;
+* ``POST /v1/heartbeat``  JSON: a worker's progress and log entries;
+* ``POST /v1/failure``    JSON: the failure of a task;
 * ``GET  /v1/status``     JSON: counters.
 
-Where the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
+If the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
 
-* ``POST /v1/drive``      JSON: what may begin; answered by what there is to know, packed;
+* ``POST /v1/drive``      JSON: epochs that may begin; the reply is the packed state of the run;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
+* ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
-Errors are JSON, ``{"error": message}``: 400 malformed, 401 no token, 408 the rest of it did not come (it may
-be sent again), 409 an old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422
-another model's layout. The token is compared before anything else is looked at, a body's header before its
-sections are read, and a request that is refused has its connection closed, so that its body is never read.
-Nothing is ever unpickled, and no path of a request touches the disk.
+Errors are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 408 incomplete request (may be
+sent again), 409 old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422 layout of
+another model. The token is compared before anything else is read, and a body's header before its sections. A
+refused request has its connection closed, so that its body is never read. Request data is never
+unpickled, and no path of a request touches the disk.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from sparkdl.transport.messages import Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
-JSON_BYTES = 1 << 20  # the longest JSON body that is read
+JSON_BYTES = 1 << 20  # size limit of a JSON body
 
 
 class Traffic:
-    """Counts of the bytes of messages in each direction, and of refused requests."""
+    """Counts of bytes in each direction and of refused requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +71,7 @@ class Traffic:
             self.sent += sent
 
     def refuse(self) -> None:
-        """Count a request that is answered with an error, or whose stream ends for one."""
+        """Count a request that is answered with an error, or whose stream an error ends."""
         with self._lock:
             self.refused += 1
 
@@ -87,7 +88,7 @@ class Traffic:
 def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Flask:
     """Return the Flask app over a coordinator."""
     app = flask.Flask("sparkdl", static_folder=None)
-    app.url_map.merge_slashes = False  # it would answer with a page that leads elsewhere
+    app.url_map.merge_slashes = False  # else answers with a redirect page
     app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
     expected = f"Bearer {token}".encode()
 
@@ -152,7 +153,7 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
 
 
 def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
-    """Add the paths by which a worker takes part, says that it lives, or fails."""
+    """Add the paths for joining, heartbeats and failures."""
 
     @app.post("/v1/join")
     def join() -> Any:
@@ -201,7 +202,7 @@ def _note_exception(info: Any) -> None:
 
 
 def add_steward(app: flask.Flask, steward: Any) -> None:
-    """Add the paths of a run whose endpoint is in worker 0, where ``steward`` does the driver's half."""
+    """Add the paths of a run whose endpoint is in worker 0; ``steward`` does the driver's part."""
 
     @app.post("/v1/drive")
     def drive() -> Any:
@@ -227,7 +228,7 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
 
 
 def _weights(nbytes: int) -> bytes:
-    """Return the body of a request, which has to be so long."""
+    """Return the body of a request, which must have this length."""
     length = flask.request.content_length
     if length != nbytes:
         raise RefusedError(413, f"{length} bytes of weights; this model has {nbytes}.")
@@ -238,7 +239,7 @@ def _weights(nbytes: int) -> bytes:
 
 
 def _json(**fields: type) -> dict[str, Any]:
-    """Return the fields of a JSON body, each of its type."""
+    """Return the fields of a JSON body after a check of their types."""
     length = flask.request.content_length
     if length is None:
         raise RefusedError(411, "The request does not say how long it is.")
@@ -252,7 +253,7 @@ def _json(**fields: type) -> dict[str, Any]:
 
 
 def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
-    """Return a JSON object that has these fields, each of its type."""
+    """Return a JSON object after a check of its fields and their types."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
     for name, kind in fields.items():
@@ -262,7 +263,7 @@ def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
 
 
 def _running(values: list[Any]) -> Running | None:
-    """Return the metric states of a heartbeat, [epoch, rows, base64], or None of an empty list."""
+    """Return the metric states of a heartbeat, [epoch, rows, base64], or None for an empty list."""
     if not values:
         return None
     if [type(value) for value in values] != [int, int, str]:
@@ -286,7 +287,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
 
 def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
-    first = next(replies, None)  # a refusal of the first update is the status of the answer
+    first = next(replies, None)  # if the first update is refused, the response has that status
     if first is None:
         raise RefusedError(400, "The request holds no update.")
     body: Any = _until_refused(first, replies, traffic)  # lists of buffers, which _Request.write sends
@@ -296,7 +297,7 @@ def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
 def _replies(store: GroupCoordinator, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
     """Yield the reply to each update of a stream, as buffers, before the next update is read.
 
-    Who sends a list of them empties it, so that nothing keeps a reply until the next one.
+    The code that sends a list of buffers empties it, so that a reply is not kept until the next one.
     """
     while header := _read(stream, messages.UPDATE.size):
         update, lengths = messages.decode_update(header)
@@ -316,16 +317,16 @@ def _buffers(reply: Reply) -> list[Any]:
 
 
 def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
-    """Return a copy of an update with its sections: the update lives until it is answered, and keeps none."""
+    """Return a copy of an update with its sections. The original lives until the reply and holds none."""
     return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
 
 
 def _read(stream: Any, size: int) -> bytes:
-    """Return what comes next of a body; whatever a socket raises is no failure of the endpoint.
+    """Return the next bytes of a body. Socket errors do not count as failures of the endpoint.
 
     Raises:
         ConnectionError: the body broke off.
-        TimeoutError: the rest of it did not come.
+        TimeoutError: the rest of the body did not arrive.
     """
     try:
         data: bytes = stream.read(size)
@@ -337,13 +338,13 @@ def _read(stream: Any, size: int) -> bytes:
 
 
 def _until_refused(first: list[Any], replies: Iterator[list[Any]], traffic: Traffic) -> Iterator[list[Any]]:
-    """Yield replies; what is raised after the first ends the connection, and is the status of the next."""
+    """Yield replies. An error after the first ends the connection; the next request gets its status."""
     yield first
     try:
         yield from replies
     except (ConnectionError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - for which the store has failed the run, or a refusal
-        if isinstance(error, RefusedError):  # after a WireError its worker has ended, most likely
+        if isinstance(error, RefusedError):  # after a WireError the worker has most likely ended
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None

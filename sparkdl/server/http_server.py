@@ -1,7 +1,7 @@
-"""An HTTP server for the endpoint: cheroot in a thread, with files and connections of its own.
+"""An HTTP server for the endpoint: cheroot in a thread, with its own files and connections.
 
 cheroot reads and writes sockets through Python's pure-Python ``_pyio``, which copies a large body many times,
-and lets a client that is silent keep a thread.
+and lets a silent client keep a thread.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
 
 logger = logging.getLogger(__name__)
-CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # the line before a chunk: its length
-LENGTH_DIGITS = 16  # fewer make a length
-CHUNK_LINE = 256  # the longest such line
-LINGER_SECONDS = 0.02  # how long a thread waits for the next request of its connection
-STOP_SECONDS = 1  # how long requests under way may take once the server is to stop
-IDLE_SECONDS = 60  # how long a connection may say nothing
+CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # line before a chunk, with its length
+LENGTH_DIGITS = 16  # lengths with this many digits or more are refused
+CHUNK_LINE = 256  # size limit of the line before a chunk
+LINGER_SECONDS = 0.02  # time that a thread waits for the next request of its connection
+STOP_SECONDS = 1  # time that requests under way may take once the server should stop
+IDLE_SECONDS = 60  # time that a connection may be silent
 
 
 class _Raw(socket.SocketIO):
-    """A socket whose long reads are one call of the kernel, which also does the waiting.
+    """A socket whose long reads are one system call, which also waits for the data.
 
-    A socket with a time-out of Python's polls before each read, and takes what is there: a body is many
-    reads then, each of which lets go of the interpreter and waits for it again.
+    A Python socket with a time-out polls before each read and returns the available data. A body then takes
+    many reads, and each of them releases the interpreter lock and waits for it again.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -59,7 +59,7 @@ class _Raw(socket.SocketIO):
         self.socket = sock
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; one that is longer than cheroot's own is of a body, and is filled."""
+        """Read into a buffer. A buffer larger than cheroot's own is for a body and is filled completely."""
         whole = sys.platform == "linux" and len(buffer) > io.DEFAULT_BUFFER_SIZE
         try:
             return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if whole else 0)
@@ -68,35 +68,35 @@ class _Raw(socket.SocketIO):
 
 
 class _Reader(io.BufferedReader):
-    """A socket as cheroot reads it."""
+    """A buffered reader with the interface that cheroot expects."""
 
     def has_data(self) -> bool:
-        """Say that no further request has come: a worker waits for its answer first."""
+        """Return False: a worker waits for its answer before it sends another request."""
         return False
 
 
 class _Writer:
-    """A socket as cheroot writes to it."""
+    """A writer with the interface that cheroot expects."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.write = sock.sendall
 
 
 class _Chunks:
-    """A body in chunks, of which no more is read than is asked for; cheroot reads a chunk of any size whole.
+    """A chunked body that is read only as far as requested. cheroot reads a whole chunk of any size.
 
     Args:
-        stream: what the chunks are read from.
+        stream: stream to read the chunks from.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._left, self._ended = stream, 0, False
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, or those up to the end of the body.
+        """Return this number of bytes, or fewer at the end of the body.
 
         Raises:
-            WireError: these are not chunks.
+            WireError: the body is not chunked correctly.
         """
         parts = []
         while size and (self._left or self._next()):
@@ -108,7 +108,7 @@ class _Chunks:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _next(self) -> bool:
-        """Begin the next chunk, if there is one."""
+        """Begin the next chunk; return False at the end of the body."""
         if not self._ended:
             line = CHUNK.fullmatch(self._stream.readline(CHUNK_LINE))
             if line is None:
@@ -125,17 +125,17 @@ class _Chunks:
 
 
 class _Request(cheroot.server.HTTPRequest):
-    """A request whose connection ends where the app says so, and whose answer is not copied again."""
+    """A request whose connection closes when the app says so, and whose answer is not copied."""
 
     def read_request_line(self) -> bool:
-        """Read the first line, and refuse a path that is taken for a host, and is none."""
+        """Read the first line, and refuse a path that looks like an invalid host."""
         try:
             return bool(super().read_request_line())  # type: ignore[no-untyped-call]
         except ValueError:
             return self._malformed("Request-URI")
 
     def read_request_headers(self) -> bool:
-        """Read the head, and refuse what cheroot would fail on: a first line that goes on, another length."""
+        """Read the headers, and refuse those that break cheroot: a leading continuation, a bad length."""
         try:
             whole = bool(super().read_request_headers())  # type: ignore[no-untyped-call]
         except UnboundLocalError:
@@ -146,7 +146,7 @@ class _Request(cheroot.server.HTTPRequest):
         return whole
 
     def simple_response(self, status: Any, msg: str = "") -> None:
-        """Refuse a request: 501 (an encoding) and 505 (a version) are mistakes of who sent it, too."""
+        """Refuse a request. Statuses 501 (encoding) and 505 (version) become 400: the client is at fault."""
         refused = str(status)[:3] in ("501", "505")
         super().simple_response("400 Bad Request" if refused else status, msg)
 
@@ -155,13 +155,13 @@ class _Request(cheroot.server.HTTPRequest):
         return False
 
     def send_headers(self) -> None:
-        """Send the head; cheroot would first read what the app has left of the body, however long it is."""
+        """Send the headers. cheroot would first read the rest of the body, whatever its length."""
         if (b"Connection", b"close") in self.outheaders or getattr(self.rfile, "remaining", False):
             self.close_connection = True
         super().send_headers()
 
     def write(self, chunk: Any) -> None:
-        """Send a piece of the answer: bytes, or a list of buffers that make one piece, which is emptied."""
+        """Send a piece of the answer: bytes, or a list of buffers, which is emptied."""
         parts = chunk if isinstance(chunk, list) else [chunk]
         if self.chunked_write and chunk:
             parts[:] = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
@@ -169,7 +169,7 @@ class _Request(cheroot.server.HTTPRequest):
 
 
 class _Gateway(cheroot.wsgi.Gateway_10):
-    """cheroot's way from a request to the app, whose answers may be of buffers instead of bytes."""
+    """A cheroot gateway for an app that may answer with buffers instead of bytes."""
 
     def respond(self) -> None:
         """Send the pieces of the answer, none of which is empty."""
@@ -182,7 +182,7 @@ class _Gateway(cheroot.wsgi.Gateway_10):
 
 
 class _Connection(cheroot.server.HTTPConnection):
-    """cheroot's connection without its files in pure Python, which copy a large body many times."""
+    """A cheroot connection without the files in pure Python, which copy a large body many times."""
 
     RequestHandlerClass = _Request
 
@@ -192,7 +192,7 @@ class _Connection(cheroot.server.HTTPConnection):
         super().__init__(server, sock, _stream)
 
     def communicate(self) -> bool:
-        """Answer requests for as long as they follow each other closely, without changing threads."""
+        """Answer requests in the same thread while they follow each other closely."""
         while super().communicate():  # type: ignore[no-untyped-call]
             if not _can_read(self.socket, LINGER_SECONDS):
                 return True
@@ -200,7 +200,7 @@ class _Connection(cheroot.server.HTTPConnection):
 
 
 def _can_read(sock: socket.socket, seconds: float) -> bool:
-    """Wait until there is something to read; unlike ``select``, with any number of open files."""
+    """Wait until data can be read. Unlike ``select``, this works with any number of open files."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         return bool(selector.select(seconds))
@@ -211,7 +211,7 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
 
 
 class _Threads(cheroot.workers.threadpool.ThreadPool):
-    """cheroot's pool of threads, of which none outlives a start that failed, or waits for a silent client."""
+    """A cheroot thread pool that ends all threads after a failed start and waits for no silent client."""
 
     _queue: Any
 
@@ -220,9 +220,9 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
 
         Args:
             timeout: seconds that requests under way may take together. Then their connections are closed in
-                both directions; cheroot 10 and 11 leave a thread that sends to wait for its client.
+                both directions. cheroot 10 and 11 let a thread that is sending wait for its client.
         """
-        # Not self._threads, where cheroot 10 and 11 list threads only once all of them have started.
+        # Not self._threads: cheroot 10 and 11 fill it only once all threads have started.
         threads = [
             each
             for each in threading.enumerate()
@@ -235,25 +235,25 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
         end = time.monotonic() + timeout
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-            while thread.is_alive():  # which may have taken another connection from the queue
-                with suppress(OSError):  # closed already
+            while thread.is_alive():  # the thread may have taken another connection from the queue
+                with suppress(OSError):  # already closed
                     if (connection := thread.conn) is not None:
                         connection.socket.shutdown(socket.SHUT_RDWR)
                 thread.join(0.1)
 
 
 class _Server(cheroot.wsgi.Server):
-    """cheroot's server, which leaves nothing behind where it cannot start, and no thread to strangers."""
+    """A cheroot server that cleans up after a failed start and gives no thread to pending connections."""
 
     ConnectionClass = _Connection
     tls: ssl.SSLContext | None = None
     max_request_header_size = HEAD_BYTES
-    keep_alive_conn_limit: Any = None  # of cheroot's own, ten; every worker has one that waits
-    unbound: OSError | None = None  # why it could not bind its socket
+    keep_alive_conn_limit: Any = None  # cheroot's limit is ten; every worker has a waiting connection
+    unbound: OSError | None = None  # error of a failed bind
     _connections: PendingConnections
 
     def clear_stats(self) -> None:
-        """Leave the server out of ``logging.statistics``, where cheroot 10 and 11 keep each for good."""
+        """Remove the server from ``logging.statistics``, where cheroot 10 and 11 keep each one for good."""
         super().clear_stats()  # type: ignore[no-untyped-call]
         logging.statistics.pop(f"Cheroot HTTPServer {id(self)}", None)  # type: ignore[attr-defined]
 
@@ -265,14 +265,14 @@ class _Server(cheroot.wsgi.Server):
             self._connections = PendingConnections(self)
         except BaseException:
             self.requests.stop()
-            with suppress(AttributeError):  # there are none yet
+            with suppress(AttributeError):  # they do not exist yet
                 self._connections.close()
             if self.socket:
                 self.socket.close()
             raise
 
     def serve(self) -> None:
-        """Take up connections until the server stops; cheroot would start a thread that has nothing to do."""
+        """Accept connections until the server stops. cheroot would start an additional idle thread."""
         while self.ready and not self.interrupt:
             try:
                 self._connections.run(self.expiration_interval)
@@ -280,12 +280,12 @@ class _Server(cheroot.wsgi.Server):
                 self.error_log("The endpoint's loop failed.", traceback=True)
 
     def process_conn(self, conn: Any) -> None:
-        """Let a thread take up a connection once the head of its request is there."""
+        """Hand a connection to a thread once the headers of its request have arrived."""
         if self._connections.has_head(conn):
             super().process_conn(conn)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Note what went wrong with a connection; whoever it was may do so as often as they like."""
+        """Log an error of a connection at debug level, because any client may cause many of them."""
         logger.debug("%s", msg, exc_info=traceback)
 
     def bind_socket(self, sock: socket.socket, address: Any) -> socket.socket:  # type: ignore[override]
@@ -307,18 +307,18 @@ def serve(
     num_workers: int,
     context: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """Serve an app in a thread while the context lasts; yields the port.
+    """Serve an app in a thread while the context lasts; yield the port.
 
     Args:
-        app: what is served.
-        bind_address: the one address that is listened on.
-        port: a port, a range of ports of which the first free one is taken, or 0.
-        num_workers: how many workers may each have two requests under way.
-        context: key and certificate, with TLS.
+        app: the app.
+        bind_address: address to listen on.
+        port: a port, a range of which the first free port is used, or 0.
+        num_workers: number of workers, each of which may have two requests under way.
+        context: TLS context with key and certificate.
 
     Raises:
-        ClusterError: no port is free, the address is not one of this machine, or the process may have no
-            more threads or open files.
+        ClusterError: no port is free, the address does not belong to this machine, or the process may not
+            have more threads or open files.
     """
     server = _listen(app, bind_address, port, num_workers)
     server.tls = context
@@ -333,7 +333,7 @@ def serve(
         server.stop()
         if thread.is_alive():
             thread.join()
-        # cheroot's parts refer to each other, and through the app to the store.
+        # cheroot's objects refer to each other, and through the app to the coordinator.
         server.wsgi_app = None
 
 
@@ -350,11 +350,11 @@ def _listen(app: Any, address: str, port: PortChoice, num_workers: int) -> Any:
         server.gateway = _Gateway
         server.requests = _Threads(server, min=2 * num_workers + 4)
         server.shutdown_timeout = STOP_SECONDS
-        server.expiration_interval = 0.1  # also how long it takes to notice that it is to stop
+        server.expiration_interval = 0.1  # also the delay before a stop is noticed
         try:
             server.prepare()
         except (OSError, RuntimeError) as error:
-            # Two sockets may be bound to one port, of which only one can listen.
+            # Two sockets may be bound to one port, but only one of them can listen.
             busy = server.unbound or getattr(error, "errno", None) == errno.EADDRINUSE
             if not busy:
                 raise _cannot_start(address, error) from error

@@ -11,12 +11,12 @@ from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
 
 class LocalExchange(Exchange):
-    """An Exchange with a store in the same process, by method calls. For threads, tests and one process.
+    """An Exchange that calls a coordinator in the same process. For threads, tests and single-process runs.
 
     Args:
-        store: the store.
-        worker: this worker's index.
-        attempt: a number that is larger for a later attempt of the same worker.
+        store: the coordinator.
+        worker: index of this worker.
+        attempt: attempt number, larger for a later attempt of the same worker.
     """
 
     def __init__(self, store: GroupCoordinator, worker: int, attempt: int = 0) -> None:
@@ -27,7 +27,7 @@ class LocalExchange(Exchange):
     def ready(
         self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
     ) -> dict[str, Any]:
-        """Say what this worker holds; return where to begin, once the whole gang is ready."""
+        """Report this worker's rows; return its starting point once the whole worker group is ready."""
         identity, begin = (self.worker, self.generation, self.attempt), None
         holds = {"rows": rows, "validation_rows": validation_rows, "notes": notes, "fingerprint": fingerprint}
         while begin is None:
@@ -35,14 +35,14 @@ class LocalExchange(Exchange):
         return begin
 
     def begin(self, update: Update) -> Update:
-        """Stamp the update; it is merged when it is finished."""
+        """Stamp the update. It is merged by ``finish``."""
         update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
         update.run = self.store.shape.run
         update.layout = self.store.shape.layout if update.layout == NO_ID else update.layout
         return update
 
     def finish(self, ticket: Update) -> Reply:
-        """Merge the update and return the store's reply."""
+        """Merge the update and return the coordinator's reply."""
         while True:
             sent = ticket
             self.store.admit(sent, lengths_of(sent))
@@ -53,4 +53,4 @@ class LocalExchange(Exchange):
             ticket = awaiting(ticket)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""

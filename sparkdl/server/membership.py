@@ -9,24 +9,24 @@ from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
 from sparkdl.transport.messages import Running
 
-# Stall times without a row trained, after which a worker that is alive is named.
+# Multiple of the stall time without a trained row after which an active worker is reported.
 LONG_STEP = 10
-# Seconds after which a driver that has not looked was away itself, and heard nobody.
+# Seconds without a check after which the driver counts as away, so that its workers do not count as silent.
 ABSENCE = 5.0
 
 
 class Membership:
-    """The workers of the present generation.
+    """Workers of the current generation.
 
     Args:
-        state: the state of the run.
-        shape: the settings of the worker group.
+        state: state of the run.
+        shape: settings of the worker group.
 
     Attributes:
-        members: the present attempt of each worker.
-        agreed: whether all workers have reported what they hold.
-        asking: the workers that wait for an answer of the endpoint.
-        looked: when the driver looked for silent workers last.
+        members: current attempt of each worker.
+        agreed: True if all workers have reported their rows.
+        asking: workers that wait for a reply of the endpoint.
+        looked: time of the driver's last check for silent workers.
     """
 
     def __init__(self, state: RunState, shape: GroupSpec) -> None:
@@ -35,14 +35,14 @@ class Membership:
         self.agreed = False
         self.asking: set[int] = set()
         self.looked = inf
-        # The epoch and the rows that each worker has reached while nobody answers it, and since when.
+        # Epoch and rows that each worker reached while it is not waiting for a reply, and the time it did.
         self._positions: dict[int, tuple[tuple[int, int], float]] = {}
 
     def older_attempt(self, worker: int, generation: int, attempt: int) -> Member | None:
-        """Return the attempt that a newer one is to replace, if there is one.
+        """Return the attempt that a newer one should replace, if there is one.
 
         Raises:
-            RefusedError: an old generation, an unknown worker, or a newer attempt has joined.
+            RefusedError: the generation is old, the worker is unknown, or a newer attempt has joined.
         """
         self.state.check_open(generation)
         if not 0 <= worker < self.shape.num_workers:
@@ -53,17 +53,17 @@ class Membership:
         return known if known is not None and known.attempt < attempt else None
 
     def is_at_work(self, member: Member) -> bool:
-        """Return whether an attempt was heard lately, so that none takes its place."""
+        """Return True if an attempt was heard recently, so that it is not replaced."""
         return self.state.clock() - member.heard < self.shape.silence
 
     def add(self, worker: int, attempt: int, host: str, pid: int) -> None:
-        """Add an attempt in place of older ones, unless it has joined before."""
+        """Add an attempt in place of an older one, unless it has joined before."""
         known = self.members.get(worker)
         if known is None or known.attempt < attempt:
             self.members[worker] = Member(attempt, host, pid, self.state.clock())
 
     def hear(self, worker: int, generation: int, attempt: int) -> Member:
-        """Return an attempt, which was heard just now.
+        """Return an attempt and record that it was heard now.
 
         Raises:
             RefusedError: see ``check``.
@@ -91,10 +91,12 @@ class Membership:
         return member
 
     def check_failed(self, worker: int, generation: int, attempt: int) -> None:
-        """Check that an attempt may fail the run; -1 is a task that deals rows, and is no worker's.
+        """Refuse a failure report of an attempt that may not fail the run.
+
+        Attempt -1 is a task that deals rows and belongs to no worker.
 
         Raises:
-            RefusedError: the attempt was lost, or another one is at work.
+            RefusedError: the attempt was lost, or another one is active.
         """
         self.state.check_open(generation)
         known = self.members.get(worker) if attempt >= 0 else None
@@ -106,7 +108,7 @@ class Membership:
             raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
 
     def note_progress(self, worker: int, *, epoch: int, rows: int, retries: int) -> None:
-        """Note how far a worker is in its epoch, and how many requests it has sent again."""
+        """Record a worker's position in its epoch and its number of retried requests."""
         member = self.members[worker]
         self.state.counters["retries"] += max(0, retries - member.retries)
         member.epoch, member.seen_rows, member.retries = epoch, rows, max(retries, member.retries)
@@ -116,14 +118,14 @@ class Membership:
             self._positions[worker] = (epoch, rows), self.state.clock()
 
     def note_running(self, member: Member, running: Running) -> None:
-        """Keep a worker's metric states of the epoch under way, and those of the epoch before."""
+        """Keep a worker's metric states of the current epoch and of the epoch before."""
         before = [each for each in member.running if each.epoch == running.epoch - 1]
         member.running = [*before, running]
 
     def silent_workers(self) -> list[tuple[int, str]]:
-        """Return the workers that were silent for too long, and why each is lost.
+        """Return the workers that were silent for too long, each with the reason of its loss.
 
-        The time in which the driver did not look does not count.
+        Time during which the driver did not check does not count.
         """
         now = self.state.clock()
         away = max(0.0, now - self.looked)
@@ -148,7 +150,7 @@ class Membership:
         return silent
 
     def warn_of_long_steps(self) -> None:
-        """Warn once of each worker that is alive and trains no row; it may be right to, and goes on."""
+        """Warn once of each worker that is alive but trains no row. It may be right, so it goes on."""
         now = self.looked
         for worker, ((epoch, rows), since) in self._positions.items():
             member = self.members[worker]
@@ -162,7 +164,7 @@ class Membership:
                 )
 
     def ready_workers(self) -> set[int]:
-        """Return the workers that have reported what they hold."""
+        """Return the workers that have reported their rows."""
         return {worker for worker, member in self.members.items() if member.held is not None}
 
     def missing(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Rebalance: rows that workers give to each other before they train, so that all have as many."""
+"""Rebalance: rows that workers give each other before training, so that all have the same number."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Rebalance:
-    """The rows of all workers, and those on their way from one worker to another.
+    """Number of rows of all workers, and the rows on their way from one worker to another.
 
     Args:
-        state: the state of the run.
+        state: state of the run.
         membership: the workers.
-        schedule: the control words of a reply.
+        schedule: source of the control words of a reply.
 
     Attributes:
-        shares: the rows that each worker was dealt, before some are given away.
-        given: the rows on their way, by the worker that gives them and the one that takes them.
+        shares: number of rows that each worker was dealt, before some are given away.
+        given: rows on their way, by (giving worker, taking worker).
     """
 
     def __init__(self, state: RunState, membership: Membership, schedule: Schedule) -> None:
@@ -38,7 +38,7 @@ class Rebalance:
         self.given: dict[tuple[int, int], bytes | mmap] = {}
 
     def share(self, update: Update, read: Read) -> Reply:
-        """Record how many rows a worker was dealt; answer with the number of every worker, once all have."""
+        """Record the number of rows dealt to a worker; reply with those of all workers once all are known."""
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)
@@ -54,7 +54,7 @@ class Rebalance:
             )
 
     def give(self, update: Update, read: Read) -> Reply:
-        """Keep the rows that a worker gives to another one, also for a taker that starts again."""
+        """Keep the rows that a worker gives to another one, also for a restarted taker."""
         if update.sequence >= self.num_workers:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
         rows = spooled(read().state)
@@ -65,7 +65,7 @@ class Rebalance:
             return self.schedule.reply()
 
     def take(self, update: Update, read: Read) -> Reply:
-        """Answer with the rows that another worker gives to this one, once they are there."""
+        """Reply with the rows that another worker gives to this one, once they have arrived."""
         move = update.sequence, update.worker
         with self.state.changed:
             if not self._wait(update, lambda: move in self.given):
@@ -73,7 +73,7 @@ class Rebalance:
             return replace(self.schedule.reply(), state=bytes(self.given[move]))
 
     def _wait(self, update: Update, ready: Callable[[], bool]) -> bool:
-        """Wait for something that other workers report; return whether it is there."""
+        """Wait for a report of other workers; return True if it has arrived."""
         self.state.changed.wait_for(lambda: self.state.is_over(update.generation) or ready(), limits.PATIENCE)
         self.membership.check(update.worker, update.generation, update.attempt)
         return ready()

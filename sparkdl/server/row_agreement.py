@@ -1,4 +1,4 @@
-"""Agreement on the rows that each worker holds, which have to be those that the run began with."""
+"""Agreement on the rows of each worker, which must be those that the run began with."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sparkdl.server.state import Member, RowsHeld
 
 
 class RowAgreement:
-    """The rows that the workers hold. The coordinator's lock guards it.
+    """The rows that the workers hold. The coordinator's lock guards them.
 
     Args:
-        state: the state of the run.
+        state: state of the run.
         membership: the workers.
-        schedule: makes the plans of the workers.
-        snapshots: the snapshots of the run.
+        schedule: maker of the workers' plans.
+        snapshots: snapshots of the run.
         merging: the center.
 
     Attributes:
-        held: the rows of each worker, once all have reported them.
+        held: rows of each worker, once all have reported them.
     """
 
     def __init__(
@@ -40,12 +40,13 @@ class RowAgreement:
         self._warned = False
 
     def check(self, worker: int, member: Member, held: RowsHeld) -> None:
-        """Check that a worker holds what it, or the attempt before it, held.
+        """Refuse a worker whose rows differ from those that it, or its earlier attempt, reported.
 
-        It may have taken rows of others, where it comes back while others train.
+        A worker that returns while others train may have taken rows of others. Different rows in the same
+        number then only cause a warning.
 
         Raises:
-            RefusedError: it holds other rows, or another number of rows.
+            RefusedError: the same attempt reports other rows, or a later one another number of rows.
         """
         if member.held is not None:
             if member.held != held:
@@ -59,10 +60,10 @@ class RowAgreement:
                 self.state.warn(row_check.one_in_other_order(worker))
 
     def agree(self) -> None:
-        """Settle what the workers hold, and how they share it, once all have reported it.
+        """Fix the rows of all workers and their plans, once all have reported.
 
         Raises:
-            RefusedError: these are other rows than before, or there are none.
+            RefusedError: the rows differ from those before, or there are none.
         """
         members = self.membership.members
         held = tuple(members[k].held or RowsHeld(0) for k in sorted(members))
@@ -78,9 +79,10 @@ class RowAgreement:
         self.snapshots.begin()
 
     def _compare(self, held: tuple[RowsHeld, ...]) -> None:
-        """Go on with workers that hold something else than before, where these are the same rows.
+        """Continue with workers whose rows are distributed or ordered differently, if the rows are the same.
 
-        In rounds they may be on other workers, and in another order: the epoch under way begins again.
+        In rounds, rows may move to other workers and change their order. The epoch under way then begins
+        again.
         """
         rounds = self.merging.has_rounds
         if not row_check.may_go_on(self.held, held, anywhere=rounds):

@@ -14,17 +14,17 @@ REMEDY = (
 
 
 def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
-    """Return what a worker group holds in any order: the number of training rows and their fingerprint."""
+    """Return the number and the fingerprint of a worker group's training rows, regardless of order."""
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
 
 def may_go_on(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, anywhere: bool) -> bool:
-    """Return whether a run may go on with the rows that its workers hold now.
+    """Return True if a run may continue with the rows that its workers hold now.
 
     Args:
-        before: the rows that each worker held.
-        now: the rows that each worker holds.
-        anywhere: whether rows may have moved to another worker, as in synchronous rounds.
+        before: rows that each worker held.
+        now: rows that each worker holds.
+        anywhere: True if rows may have moved to another worker, as in synchronous rounds.
     """
     alike = [each.rows for each in now] == [each.rows for each in before]
     return whole(now) == whole(before) and (alike or anywhere)
@@ -39,7 +39,7 @@ def no_rows(validation_rows: int) -> str:
 
 
 def other_count(worker: int, rows: int, before: int) -> str:
-    """Return the error of a worker that came back with another number of rows."""
+    """Return the error of a worker that returned with another number of rows."""
     return (
         f"Worker {worker} came back with {rows} rows instead of {before}: its partition is not the same "
         f"when computed again. {REMEDY}"
@@ -47,12 +47,12 @@ def other_count(worker: int, rows: int, before: int) -> str:
 
 
 def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
-    """Return the warning of a run that goes on with the same rows in another order.
+    """Return the warning of a run that continues with the same rows in another order.
 
     Args:
-        snapshot: the snapshot that the run is restored from.
+        snapshot: snapshot that the run is restored from.
         anywhere: see ``may_go_on``.
-        validation: whether rows are held out for validation.
+        validation: True if rows are held out for validation.
     """
     message = "The workers hold the same rows as before, and not in the same order; "
     message += f"the run goes on from {snapshot}." if anywhere else "each worker goes on at the place it had."
@@ -65,9 +65,9 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
     """Return the error of a run whose workers hold other rows than before.
 
     Args:
-        before: the rows that each worker held.
-        now: the rows that each worker holds.
-        resumed: whether the run goes on from a checkpoint.
+        before: rows that each worker held.
+        now: rows that each worker holds.
+        resumed: True if the run resumes from a checkpoint.
     """
     rows = [tuple(each.rows for each in held) for held in (now, before)]
     whose = "the checkpoint" if resumed else "the gang before"
@@ -79,5 +79,5 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
 
 
 def one_in_other_order(worker: int) -> str:
-    """Return the warning of a run that a worker came back to with other rows, or in another order."""
+    """Return the warning of a worker that returned with other rows or in another order."""
     return f"Worker {worker} came back with other rows, or in another order, and goes on. {REMEDY}"

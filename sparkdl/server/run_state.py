@@ -1,4 +1,4 @@
-"""The state of a run that all parts of its coordinator share: the lock, the generation and the failure."""
+"""State shared by all parts of a run's coordinator: the lock, the generation and the failure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_fi
 
 
 class RunState:
-    """The lock of a run, and whether the run goes on.
+    """Lock and liveness of a run.
 
     Args:
-        lock: the lock of the run's aggregation.
+        lock: lock of the run's aggregation.
 
     Attributes:
-        changed: the condition that guards the coordinator and its parts.
-        clock: returns the seconds of a monotonic clock.
-        generation: the number of the present start of the worker group.
-        closed: whether the run is over.
-        failure: the error that ends the present generation.
+        changed: condition that guards the coordinator and its parts.
+        clock: function that returns the seconds of a monotonic clock.
+        generation: number of the current start of the worker group.
+        closed: True if the run is over.
+        failure: error that ends the current generation.
         log: messages of workers and of the endpoint for the driver to log.
-        counters: events of the run by name.
+        counters: numbers of events of the run, by name.
     """
 
     def __init__(self, lock: Any) -> None:
@@ -40,10 +40,10 @@ class RunState:
         self.counters = dict.fromkeys(COUNTED, 0)
 
     def check_open(self, generation: int) -> None:
-        """Check that a request is of the present generation of a run that is not over.
+        """Refuse a request of an old generation, or of a run that is over.
 
         Raises:
-            RefusedError: it is not.
+            RefusedError: the generation is old, or the run is over.
         """
         if self.closed:
             raise RefusedError(410, "The run is over.")
@@ -51,11 +51,11 @@ class RunState:
             raise RefusedError(409, f"Generation {generation} is over; the run is at {self.generation}.")
 
     def is_over(self, generation: int) -> bool:
-        """Return whether a generation has ended, or the run."""
+        """Return True if a generation or the run has ended."""
         return self.closed or generation != self.generation
 
     def fail(self, generation: int, error: SparkDLError) -> None:
-        """Record why a generation cannot go on. The first error counts, but for those of lost workers."""
+        """Record the error that ends a generation. A later error replaces only that of a lost worker."""
         with self.changed:
             lost = isinstance(self.failure, WorkerLostError) and not isinstance(error, WorkerLostError)
             if generation == self.generation and (self.failure is None or lost):
@@ -63,7 +63,7 @@ class RunState:
                 self.changed.notify_all()
 
     def refuse_rows(self, message: str) -> NoReturn:
-        """Refuse a request and fail the run, whose rows are not those that it began with.
+        """Refuse a request and fail the run, because its rows differ from those that it began with.
 
         Raises:
             RefusedError: always.

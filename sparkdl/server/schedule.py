@@ -11,19 +11,19 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Schedule:
-    """The orders of the driver to the workers, and their progress. The coordinator's lock guards it.
+    """Orders of the driver to the workers, and their progress. The coordinator's lock guards them.
 
     Args:
-        shape: the settings of the run.
+        shape: settings of the run.
 
     Attributes:
-        plans: the plan of each worker, once all have reported how many rows they hold.
-        progress: the number of steps counted, including those before the run.
-        released: the first epoch that may not begin yet.
-        learning_rate: the rate of the epochs that may begin; nan: the optimizer's own.
-        stopping: whether replies tell the workers to end.
-        short: the epoch that ends before its last batch, and training with it; -1: none.
-        ending: whether replies tell the workers that it does.
+        plans: plan of each worker, once all have reported their number of rows.
+        progress: number of counted steps, including those before the run.
+        released: first epoch that may not begin yet.
+        learning_rate: rate of the released epochs; nan: the optimizer's own.
+        stopping: True if replies tell the workers to end.
+        short: epoch that ends early, and training with it; -1: none.
+        ending: True if replies tell the workers to end that epoch.
     """
 
     def __init__(self, shape: RunSpec) -> None:
@@ -37,7 +37,7 @@ class Schedule:
         self.ending = False
 
     def plan_for(self, rows: tuple[int, ...]) -> bool:
-        """Make the plans for workers with so many rows; return whether they are other ones than before."""
+        """Make the plans for workers with these numbers of rows; return True if the plans changed."""
         if self.plans and self.plans[0].rows == rows:
             return False
         plan = replace(self.shape.plan, rows=rows)
@@ -45,14 +45,14 @@ class Schedule:
         return True
 
     def release(self, epoch: int, learning_rate: float) -> bool:
-        """Let the workers train up to and with an epoch; return False if a later one was released before."""
+        """Let the workers train up to and including an epoch; return False if a later one is released."""
         if epoch + 1 < self.released:
             return False
         self.released, self.learning_rate = epoch + 1, learning_rate
         return True
 
     def may_train(self, epoch: int) -> bool:
-        """Return whether the workers may train an epoch, or are to come and end."""
+        """Return True if the workers may train an epoch or should end."""
         return self.released > epoch or self.stopping
 
     def count_round(self, update: Update) -> None:
@@ -68,7 +68,7 @@ class Schedule:
         self.progress += update.steps * self.plans[update.worker].progress_per_step
 
     def rate(self) -> float:
-        """Return the learning rate of the next update, or of the mean gradient that goes with the reply."""
+        """Return the learning rate of the next update, or of the mean gradient sent with the reply."""
         if self.shape.factor is None or not self.plans:
             return self.learning_rate
         plan = self.plans[0]
@@ -76,7 +76,7 @@ class Schedule:
         return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
 
     def reply(self, flag: Flag = Flag.NONE) -> Reply:
-        """Return the control words of this moment."""
+        """Return the current control words."""
         return Reply(
             flags=flag | Flag.STOP if self.stopping or self.ending else flag,
             learning_rate=self.rate(),

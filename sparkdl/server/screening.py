@@ -16,11 +16,11 @@ from sparkdl.transport.messages import Update
 
 
 class Screening:
-    """Looks at the numbers of updates and at the losses of epochs, and fails a run that has diverged.
+    """Screening of updates and of epoch losses. It fails a run that has diverged.
 
     Args:
-        state: the state of the run.
-        shape: the settings of the run.
+        state: state of the run.
+        shape: settings of the run.
         merging: the center.
         membership: the workers.
     """
@@ -28,26 +28,26 @@ class Screening:
     def __init__(self, state: RunState, shape: RunSpec, merging: Aggregation, membership: Membership) -> None:
         self.state, self.shape, self.merging, self.membership = state, shape, merging, membership
         merged = shape.num_workers > 1 and not merging.has_replicas
-        together = shape.num_workers if merging.has_rounds else 1  # workers that a loss is of
+        together = shape.num_workers if merging.has_rounds else 1  # workers whose updates share one loss
         first = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
         self.detector = DivergenceDetector(merging.parameters, merged=merged, first=first)
 
     @property
     def useless(self) -> bool:
-        """True if the run has diverged without NaN, so that the center is of no use."""
+        """True if the run has diverged without NaN, so that the center cannot be used."""
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:
-        """Return whether an update was the last one of its worker that was not merged."""
+        """Return True if this is its worker's last update that was not merged."""
         return self.detector.has_refused(update)
 
     def screen(self, update: Update) -> Update:
-        """Return an update without the numbers that cannot be merged: it counts, and says nothing.
+        """Return an update, without its numbers if they cannot be merged. It counts but contributes nothing.
 
-        A gradient of a scaled loss may well be Inf: all replicas see it in their mean, and skip the step.
+        A gradient of a scaled loss may be Inf: all replicas see it in their mean and skip the step.
 
         Raises:
-            RefusedError: the worker's attempt was superseded or lost meanwhile.
+            RefusedError: the worker's attempt was superseded or lost in the meantime.
         """
         if not update.rows or self.merging.has_taken(update.worker, update.sequence):
             return update
@@ -58,7 +58,7 @@ class Screening:
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.merging.has_taken(update.worker, update.sequence):
-                return update  # it came twice at once
+                return update  # it arrived twice at the same time
             try:
                 strikes = self.detector.take(update, sound=sound)
             except DivergedError as error:
@@ -76,7 +76,7 @@ class Screening:
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
     def end_epoch(self, epoch: int, report: EpochReports) -> None:
-        """Judge an epoch that has ended by its losses and the center at its end."""
+        """Judge an epoch that has ended by its losses and by the center at its end."""
         if report.cut is None:
             return
         parameters, losses = report.cut.parameters, self.merging.losses
@@ -86,5 +86,5 @@ class Screening:
             self.state.fail(self.state.generation, error)
 
     def restart(self) -> None:
-        """Forget what updates that come again have said, or that come from workers which begin anew."""
+        """Forget updates that are repeated or that come from restarted workers."""
         self.detector.restart(rolled_back=self.merging.has_rounds)

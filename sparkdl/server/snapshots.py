@@ -1,9 +1,8 @@
 """Snapshots: the points from which a run is restored, made of the reports of all workers.
 
-Where updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker
-has reported its state; a restart takes back what came after it. Where updates are merged one at a time, it
-is made at any moment, with each worker as it was when it reported last; nothing that was merged is taken
-back.
+If updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker has
+reported its state. A restart rolls back the rounds after it. If updates are merged one at a time, a snapshot
+can be made at any moment, with each worker's last reported state. No merged update is rolled back.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ Reports = dict[int, EpochReports]  # by epoch
 
 
 class Snapshots(ABC):
-    """The snapshots of a run. The lock of the coordinator guards them.
+    """Snapshots of a run. The lock of the coordinator guards them.
 
     Args:
-        shape: the settings of the run.
+        shape: settings of the run.
         merging: the center.
-        schedule: how far the workers are.
-        carried: what an earlier run leaves to this one.
+        schedule: progress of the workers.
+        carried: state that an earlier run leaves to this one.
 
     Attributes:
-        committed: the snapshot that the run is restored from.
-        newest: the newest snapshot, which may not be committed.
+        committed: snapshot that the run is restored from.
+        newest: newest snapshot, which may not be committed.
     """
 
     def __init__(
@@ -53,19 +52,19 @@ class Snapshots(ABC):
         merging.reach(self.committed.parameters)
 
     def resume(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of an earlier run."""
+        """Continue from a snapshot of an earlier run."""
         self.restore(snapshot)
         self.newest = snapshot
         self.merging.restore_ledger(snapshot.ledger)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Bring center and progress back to a snapshot, which becomes the one that the run goes on from."""
+        """Restore center and progress from a snapshot, which becomes the committed one."""
         self.committed = snapshot
         self.merging.restore(snapshot.parameters, snapshot.statistics, snapshot.version, snapshot.rule)
         self.schedule.progress, self.merging.losses = snapshot.progress, list(snapshot.losses)
 
     def restore_epoch(self) -> None:
-        """Go back to the beginning of the epoch under way, if the snapshot is within it."""
+        """Return to the beginning of the epoch under way, if the snapshot is within it."""
         if self.committed.before is not None:
             self.restore(self.committed.before)
             self.newest = self.committed
@@ -83,21 +82,21 @@ class Snapshots(ABC):
         )
 
     def present(self) -> Snapshot:
-        """Return the snapshot with the center of this moment in it."""
+        """Return the committed snapshot with the current center in it."""
         parameters, statistics, version = self.merging.snapshot()
         rule = self.merging.state
         center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
         return replace(self.committed, **center)
 
     def of_reports(self, epoch: int, report: EpochReports, reports: Reports) -> Snapshot:
-        """Return the point at which every worker has reported its state.
+        """Return the snapshot of the point at which every worker has reported its state.
 
-        Without rounds, a worker that was lost is in it as it was when it reported last.
+        Without rounds, it holds the last reported state of a lost worker.
 
         Args:
-            epoch: the epoch that begins there, or is under way.
-            report: what the workers reported.
-            reports: what they reported of each epoch.
+            epoch: epoch that begins there or is under way.
+            report: reports of the workers.
+            reports: reports of the workers, by epoch.
         """
         parameters, statistics = report.weights or (kept(self.merging.parameters), self.merging.statistics)
         return Snapshot(
@@ -112,23 +111,23 @@ class Snapshots(ABC):
 
     @abstractmethod
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
-        """Return the states of workers that a snapshot has beside those of its own reports."""
+        """Return the states of workers that a snapshot holds in addition to those of its own reports."""
 
     def states(self, reports: Reports) -> dict[int, bytes | mmap]:
-        """Return the state that each worker reported last."""
+        """Return the last reported state of each worker."""
         states = dict(self.committed.states)
         for _, report in sorted(reports.items()):
             states |= report.states
         return states
 
     def substitute(self) -> int | None:
-        """Return the worker that reports what all replicas have in place of worker 0, if that is lost."""
+        """Return the worker that reports the shared weights if worker 0 is lost, else None."""
         if not self.shape.plan.joint or 0 not in self.merging.absent:
             return None
         return min(k for k in range(self.shape.num_workers) if k not in self.merging.absent)
 
     def lacks_weights(self, report: EpochReports) -> bool:
-        """Return whether worker 0 was lost before it had reported what all replicas have."""
+        """Return True if worker 0 was lost before it reported the shared weights."""
         return self.substitute() is not None and report.weights is None
 
     @abstractmethod
@@ -137,29 +136,29 @@ class Snapshots(ABC):
 
     @abstractmethod
     def take_state(self, update: Update, *, current: bool) -> bool:
-        """Take the state of a worker within an epoch; return whether a snapshot was made of all states.
+        """Take the state of a worker within an epoch; return True if this completed a snapshot.
 
         Args:
-            update: the worker's message.
-            current: whether the worker has not gone on since.
+            update: message of the worker.
+            current: True if the worker has not continued since.
         """
 
     @abstractmethod
     def finish(self) -> bool:
-        """Make the snapshot that is under way if all present workers have reported; return whether it was."""
+        """Complete the snapshot under way if all present workers have reported; return True if so."""
 
     def begin(self) -> None:
         """Open the first round after the snapshot, if there are rounds."""
 
     def end_round(self) -> Flag:
-        """Return whether the workers are to report their state after the round that closes."""
+        """Return ``Flag.CUT`` if the workers should report their state after the round that closes."""
         return Flag.NONE
 
     def end_update(self, reports: Reports) -> None:
         """Make a snapshot after an update that was merged on its own, if one is due."""
 
     def is_awaited(self, update: Update) -> bool:
-        """Return whether a worker is to report its state after this update of its own."""
+        """Return True if a worker should report its state after this update."""
         return False
 
     def forget_state(self, worker: int) -> None:
@@ -169,18 +168,18 @@ class Snapshots(ABC):
 class RoundSnapshots(Snapshots):
     """Snapshots between two rounds.
 
-    No worker sends an update before it has reported its state, so that no round closes meanwhile.
+    No worker sends an update before it has reported its state, so that no round closes in the meantime.
 
     Attributes:
-        wanted: whether a snapshot is to be made as soon as rounds allow.
-        gathering: what workers have reported of the snapshot that is being made.
+        wanted: True if a snapshot should be made as soon as rounds allow.
+        gathering: reports of workers for the snapshot under way.
     """
 
     wanted = False
     gathering: EpochReports | None = None
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the one that the run is restored from; none is wanted any more."""
+        """Make a snapshot the one that the run is restored from, and cancel any requested snapshot."""
         super().commit(snapshot)
         self.wanted = False
         if self.schedule.plans:
@@ -196,20 +195,20 @@ class RoundSnapshots(Snapshots):
         self.wanted = self.merging.whole = bool(self.schedule.plans)
 
     def end_round(self) -> Flag:
-        """Return whether the workers are to report their state after the round that closes."""
+        """Return ``Flag.CUT`` if the workers should report their state after the round that closes."""
         due = self._is_due(self.merging.round)
         self.wanted = self.wanted and not due
         self._gather(EpochReports() if due else None, self.merging.round + 1)
         return Flag.CUT if due else Flag.NONE
 
     def _is_due(self, sequence: int) -> bool:
-        """Return whether a snapshot is made after a round; at an epoch's end one is made in any case."""
+        """Return True if a snapshot is due after a round. The end of an epoch has its own snapshot."""
         windows = self.schedule.plans[0].windows
         place = sequence % windows + 1
         return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
 
     def _gather(self, gathering: EpochReports | None, sequence: int | None = None) -> None:
-        """Begin or end a snapshot. The round before it, and the one after it, wait for all workers."""
+        """Begin or end a snapshot. The round before it and the one after it wait for all workers."""
         self.gathering = gathering
         sequence = self.merging.round if sequence is None else sequence
         self.merging.whole = gathering is not None or self._is_due(sequence)
@@ -222,7 +221,7 @@ class RoundSnapshots(Snapshots):
         return self.finish()
 
     def finish(self) -> bool:
-        """Make the snapshot once all present workers have reported; request another if it has no weights."""
+        """Make the snapshot once all present workers have reported. Request another if it has no weights."""
         report = self.gathering
         if report is None or not self.merging.all_of(report.metrics):
             return False
@@ -245,11 +244,11 @@ class RoundSnapshots(Snapshots):
 
 
 class UpdateSnapshots(Snapshots):
-    """Snapshots between two updates, with each worker as it was when it reported last.
+    """Snapshots between two updates, with each worker's last reported state.
 
     Attributes:
-        awaited: the workers that have not reported their state since the newest snapshot.
-        reported: the states of workers that have not ended an epoch since they reported them.
+        awaited: workers that have not reported their state since the newest snapshot.
+        reported: states of workers that have not ended an epoch since they reported them.
     """
 
     def __init__(
@@ -260,16 +259,16 @@ class UpdateSnapshots(Snapshots):
         self.reported: dict[int, bytes | mmap] = {}
 
     def resume(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of an earlier run, and from the states of workers in it."""
+        """Continue from a snapshot of an earlier run, and from the states of workers in it."""
         super().resume(snapshot)
         self.reported = dict(snapshot.states)
 
     def request(self, reports: Reports, *, ends: bool = False) -> None:
-        """Make a snapshot of this moment.
+        """Make a snapshot now.
 
         Args:
-            reports: what the workers reported of each epoch.
-            ends: whether an epoch ends, so that all workers have just reported their state.
+            reports: reports of the workers, by epoch.
+            ends: True if an epoch ends, so that all workers have just reported their state.
         """
         self.merging.settle()
         if not ends:
@@ -288,18 +287,18 @@ class UpdateSnapshots(Snapshots):
         )
 
     def end_update(self, reports: Reports) -> None:
-        """Make a snapshot after so many updates."""
+        """Make a snapshot if the number of merged updates is a multiple of one of ``cuts``."""
         if any(not self.merging.version % every for every in self.shape.cuts):
             self.request(reports)
 
     def is_awaited(self, update: Update) -> bool:
-        """Return whether a worker is to report its state; at an epoch's end it does so in any case."""
+        """Return True if a worker should report its state. At an epoch's end it does so anyway."""
         if update.worker not in self.awaited:
             return False
         return bool((update.sequence + 1) % self.schedule.plans[0].windows)
 
     def take_state(self, update: Update, *, current: bool) -> bool:
-        """Take the state of a worker, unless it has gone on since."""
+        """Take the state of a worker, unless it has continued since."""
         if current:
             self.reported[update.worker] = spooled(update.state)
             self.awaited.discard(update.worker)
@@ -314,7 +313,7 @@ class UpdateSnapshots(Snapshots):
         self.reported.pop(worker, None)
 
     def states(self, reports: Reports) -> dict[int, bytes | mmap]:
-        """Return the state that each worker reported last."""
+        """Return the last reported state of each worker."""
         return super().states(reports) | self.reported
 
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
@@ -324,6 +323,6 @@ class UpdateSnapshots(Snapshots):
 def snapshots_of(
     shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
 ) -> Snapshots:
-    """Return the snapshots of a run, by how its updates are merged."""
+    """Return the snapshots of a run, with or without rounds."""
     kind = RoundSnapshots if merging.has_rounds else UpdateSnapshots
     return kind(shape, merging, schedule, carried)

@@ -16,20 +16,20 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.transport.messages import NO_ID, Running, Update
 
-IN_MEMORY = 1 << 20  # bytes of a worker's state that are kept in memory; more goes to a file
+IN_MEMORY = 1 << 20  # size in bytes above which a worker's state is kept in a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """The settings of a worker group.
+    """Settings of a worker group.
 
     Attributes:
-        run: sixteen random bytes that name the run.
-        num_workers: how many workers the group has.
-        layout: the digest of the trainable variables' layout.
-        metrics: bytes of one worker's metric states.
-        silence: seconds without a word after which an attempt gives way to a newer one.
-        stall: seconds without a word after which a worker is lost.
+        run: sixteen random bytes that identify the run.
+        num_workers: number of workers in the group.
+        layout: digest of the trainable variables' layout.
+        metrics: size of one worker's metric states, in bytes.
+        silence: seconds without a message after which a newer attempt may replace an attempt.
+        stall: seconds without a message after which a worker is lost.
     """
 
     run: bytes
@@ -42,22 +42,23 @@ class GroupSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(GroupSpec):
-    """The settings of a training run, beside those of its worker group.
+    """Settings of a training run, in addition to those of its worker group.
 
     Attributes:
         plan: a plan whose row counts are not known yet.
-        epochs: the epoch at which training ends.
-        evaluated: the epochs that end with an evaluation of the validation rows.
-        attended: whether an evaluation waits for the driver, whose callbacks decide which weights it is of.
-        optimizer: bytes of the optimizer's variables.
-        generators: bytes of the random generators' states.
-        own: bytes of the weights that are a worker's own, by an elastic rule.
-        first_step: the optimizer's iterations before the run.
-        scaled: whether gradients of a scaled loss are exchanged.
-        factor: by what the learning rate is multiplied when so many epochs are done; None: never.
-        goes_on: whether the run goes on without a worker that is lost, as long as others have rows.
-        cuts: there is a cut after so many rounds of an epoch, or updates where there are no rounds, and
-            again after as many; none of these: at its end only.
+        epochs: epoch at which training ends.
+        evaluated: epochs that end with an evaluation of the validation rows.
+        attended: True if an evaluation waits for the driver, whose callbacks decide which weights are
+            evaluated.
+        optimizer: size of the optimizer's variables, in bytes.
+        generators: size of the random generators' states, in bytes.
+        own: size of a worker's own weights under an elastic rule, in bytes.
+        first_step: iterations of the optimizer before the run.
+        scaled: True if gradients of a scaled loss are exchanged.
+        factor: multiplier of the learning rate, as a function of the number of completed epochs; None: 1.
+        goes_on: True if the run continues without a lost worker, as long as others have rows.
+        cuts: numbers of rounds of an epoch, or of updates without rounds, after each multiple of which a
+            snapshot is made. Empty: at the end of an epoch only.
     """
 
     plan: Plan
@@ -75,7 +76,7 @@ class RunSpec(GroupSpec):
 
 
 class RowsHeld(NamedTuple):
-    """A worker's number of training rows, and the fingerprint of them and of its validation rows."""
+    """A worker's number of training rows, and the fingerprint of its training and validation rows."""
 
     rows: int
     fingerprint: Fingerprint = NOTHING
@@ -85,7 +86,7 @@ class RowsHeld(NamedTuple):
 class Member:
     """An attempt of one worker.
 
-    ``heard`` is the time of its last message; ``lost``: that is too long ago, and this attempt is refused.
+    ``heard`` is the time of its last message. ``lost`` is True once the attempt was lost and is refused.
     ``running`` holds the newest metric states of the epoch under way and of the one before.
     """
 
@@ -104,7 +105,7 @@ class Member:
 
 
 class CarriedState(NamedTuple):
-    """State that a run leaves to the next one: each worker's, and the rule's."""
+    """The state that a run leaves to the next one: that of each worker and that of the rule."""
 
     states: dict[int, bytes | mmap]
     rule: Any
@@ -112,16 +113,16 @@ class CarriedState(NamedTuple):
 
 @dataclass
 class Snapshot:
-    """A point from which a run is restored: the center, every worker's state, and the rule's.
+    """A point from which a run is restored: the center, every worker's state, and the rule's state.
 
     Attributes:
-        epoch: the epoch that is under way, or begins.
-        place: the rounds of it that are done.
+        epoch: epoch that is under way or begins.
+        place: number of completed rounds of the epoch.
         metrics: each worker's metric states over its rows of this epoch.
-        losses: the mean loss of each round, or update, since the epoch began.
-        ledger: where updates are merged one at a time, the last one counted of each worker.
-        books: and what workers have reported of this epoch and the next.
-        before: in the middle of an epoch, the cut that it began with.
+        losses: mean loss of each round or update since the epoch began.
+        ledger: last counted update of each worker, if updates are merged one at a time.
+        books: reports of the workers by epoch, if updates are merged one at a time.
+        before: within an epoch, the snapshot that the epoch began with.
     """
 
     epoch: int
@@ -139,7 +140,7 @@ class Snapshot:
     before: Snapshot | None = None
 
     def __str__(self) -> str:
-        """Say where it was made."""
+        """Return the place where the snapshot was made, in words."""
         return (
             f"round {self.place} of epoch {self.epoch + 1}"
             if self.place
@@ -150,7 +151,7 @@ class Snapshot:
         """Return the fields as ``core.packing`` takes them, with dicts by worker as pairs.
 
         Args:
-            rule: whether to include the state of the rule.
+            rule: True to include the state of the rule.
         """
         pairs = {name: list(getattr(self, name).items()) for name in ("states", "metrics", "ledger")}
         books = [(epoch, book.values()) for epoch, book in self.books.items()]
@@ -160,7 +161,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Snapshot:
-        """Return the cut of which these are the values."""
+        """Return the snapshot with these values."""
         pairs = {name: dict(values[name]) for name in ("states", "metrics", "ledger")}
         books = {epoch: EpochReports.of(each) for epoch, each in values["books"]}
         before = values["before"] and cls.of(values["before"])
@@ -168,25 +169,25 @@ class Snapshot:
 
     @property
     def speaker(self) -> int:
-        """The first worker whose state has an optimizer in it; replicas have one, and some one says it."""
+        """The first worker whose state includes the optimizer. One worker reports that of all replicas."""
         return max(sorted(self.states), key=lambda worker: len(self.states[worker]), default=0)
 
     def state(self, worker: int) -> bytes:
-        """Return a worker's state: optimizer variables, if any were sent, generators, weights of its own."""
+        """Return a worker's state: optimizer variables, if any were sent, generators, its own weights."""
         return bytes(self.states.get(worker, b""))
 
 
 @dataclass
 class EpochResult:
-    """The result of one epoch.
+    """Result of one epoch.
 
     Attributes:
-        cut: the center and the states at its end.
+        cut: center and states at its end.
         metrics: each worker's metric states over its training rows.
         validation: each worker's metric states over its validation rows.
-        rows: training rows that were used.
-        losses: the mean loss of each update, or of each round, counted since the epoch before; nan besides
-            for each update that was not merged because it had NaN or Inf in it.
+        rows: number of training rows used.
+        losses: mean loss of each update or round counted since the epoch before, and nan for each update that
+            was not merged because it had NaN or Inf in it.
     """
 
     cut: Snapshot
@@ -198,7 +199,7 @@ class EpochResult:
 
 @dataclass
 class EpochReports:
-    """Reports of workers on one epoch, at its end or in the middle, by worker."""
+    """Reports of workers on one epoch, at its end or within it, by worker."""
 
     metrics: dict[int, bytes] = field(default_factory=dict)
     validation: dict[int, bytes] = field(default_factory=dict)
@@ -215,17 +216,17 @@ class EpochReports:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> EpochReports:
-        """Return the book of which these are the values."""
+        """Return the reports with these values."""
         fields = {name: value if name == "rows" else dict(value) for name, value in values.items()}
         return cls(**fields)  # type: ignore[arg-type]
 
     def noted(self) -> EpochReports:
-        """Return what workers have reported by now, without what comes of it."""
+        """Return a copy of the workers' reports without the results derived from them."""
         states, losses = dict(self.states), dict(self.first_losses)
         return EpochReports(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
 
     def take(self, update: Update) -> None:
-        """Take in what a worker said, or nothing of it; it may say it again, with more in it."""
+        """Record a worker's report, completely or not at all. A repetition may add a state or weights."""
         state = spooled(update.state) if update.state else None
         weights = kept(update.parameters) if len(update.parameters) else None
         if update.worker not in self.metrics:
@@ -239,18 +240,18 @@ class EpochReports:
 
 
 def spooled(state: bytes) -> bytes | mmap:
-    """Keep a worker's state out of memory when it is large."""
+    """Return a worker's state, in a file if it is large."""
     return bytes(state) if len(state) <= IN_MEMORY else _mapped(state)
 
 
 def kept(vector: Vector) -> Vector:
-    """Return a copy of a vector, out of memory when it is large: a cut is seldom read."""
+    """Return a copy of a vector, in a file if it is large: a snapshot is seldom read."""
     large = vector.nbytes > LARGE
     return np.frombuffer(_mapped(as_bytes(vector)), np.float32) if large else vector.copy()
 
 
 def _mapped(data: bytes | memoryview) -> mmap:
-    """Return data in a file, which has no name and goes with the map."""
+    """Return a memory map of data in an unnamed file, which is deleted with the map."""
     with TemporaryFile() as file:
         file.write(data)
         file.flush()

@@ -1,4 +1,4 @@
-"""Loss and return of workers in a run that goes on without those that are lost."""
+"""Loss and return of workers in a run that continues without lost workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sparkdl.server.screening import Screening
 
 
 class WorkerLoss:
-    """Lets a run go on without a worker, and takes another attempt of it in again.
+    """Loss of a worker without ending the run, and the return of another attempt of it.
 
     Args:
         membership: the workers.
-        epochs: the epochs, which end without a lost worker.
-        screening: judges the epochs that end.
+        epochs: epochs, which end without a lost worker.
+        screening: judge of the epochs that end.
     """
 
     def __init__(self, membership: Membership, epochs: Epochs, screening: Screening) -> None:
@@ -25,7 +25,7 @@ class WorkerLoss:
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def lose(self, worker: int, reason: str) -> None:
-        """Go on without a worker, or fail the run where it may not, or nobody with rows would be left."""
+        """Continue without a worker, or fail the run if it may not or if no rows would be left."""
         absent = self.merging.absent
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in absent]
         may_go_on = self.shape.goes_on and self.membership.agreed
@@ -43,19 +43,19 @@ class WorkerLoss:
         self.state.changed.notify_all()
 
     def end_epochs(self) -> None:
-        """End each epoch that all present workers have reported, and judge whether the run has diverged."""
+        """End each epoch that all present workers have reported, and check it for divergence."""
         for epoch, report in self.epochs.end_complete():
             self.screening.end_epoch(epoch, report)
 
     def readmit(self, worker: int) -> None:
-        """Take in another attempt of a lost worker: in rounds at a snapshot, which is requested."""
+        """Readmit another attempt of a lost worker: at once, or in rounds by requesting a snapshot."""
         if self.merging.has_rounds:
             self.snapshots.request(self.epochs.reports)
         else:
             self.return_worker(worker)
 
     def readmit_waiting(self) -> None:
-        """Take in the lost workers that wait for a snapshot, but for one with an update in the open round."""
+        """Readmit returning workers at a snapshot, except those already counted in the open round."""
         for worker in sorted(self.merging.absent):
             member = self.membership.members[worker]
             over = self.snapshots.committed.epoch >= self.shape.epochs
@@ -68,14 +68,14 @@ class WorkerLoss:
         self.state.changed.notify_all()
 
     def return_worker(self, worker: int) -> None:
-        """Take in a lost worker at this moment."""
+        """Readmit a lost worker now."""
         self.merging.come_back(worker)
         self.state.counters["returned"] += 1
         host = self.membership.members[worker].host
         self.state.tell(logging.INFO, f"Worker {worker} on {host} is back.")
 
     def enter_training(self, worker: int) -> None:
-        """Include a worker in the bound of staleness, if it has anything to train on."""
+        """Include a worker in the staleness bound if it has rows to train on."""
         held = self.membership.members[worker].held
         if held is not None and held.rows:
             self.merging.enter(worker)

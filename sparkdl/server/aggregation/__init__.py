@@ -1,8 +1,8 @@
-"""Aggregation: how the updates of many workers become one center.
+"""Aggregation: merging of the updates of many workers into one center.
 
-Synchronous rounds, one update at a time, or element by element. The classes are interchangeable. ``push``
-takes an update whose sections are still unread and a function that reads them, so that a body that has to
-wait its turn waits outside of memory, and counts each (worker, sequence) once. None of them knows HTTP; a
+Updates are merged in synchronous rounds, one at a time, or element by element. The classes are
+interchangeable. ``push`` takes an update with unread sections and a function that reads them, so that a body
+that has to wait its turn takes no memory. It counts each (worker, sequence) once. No class knows HTTP; a
 worker is a number to them.
 """
 

@@ -14,15 +14,15 @@ from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
 class Asynchronous(Aggregation):
-    """Asynchronous: each update is merged under one lock, its staleness known.
+    """Asynchronous merging: each update is merged under one lock, and its staleness is known.
 
-    The center is changed in place, and a worker gets a copy of it. However many workers there are, few
-    exchanges of a large model are under way at a time, from the body that is read to the center that has
-    arrived; the rest waits in sockets. So there is one vector for each of these, the center, and for a moment
-    what a rule makes of a delta.
+    The center is changed in place, and a worker gets a copy of it. Only a few exchanges of a large model are
+    under way at a time, however many workers there are. An exchange lasts from reading the body until the
+    worker has received the center. All other requests wait in their sockets. Memory holds one vector for each
+    exchange under way, the center, and briefly the step that a rule makes of a delta.
 
-    Where staleness is bounded (stale-synchronous parallel: Ho et al., 2013), a worker that has made more
-    than ``bound`` exchanges more than the slowest one waits for it before it goes on.
+    With bounded staleness (stale-synchronous parallel: Ho et al., 2013), a worker that is more than ``bound``
+    exchanges ahead of the slowest worker waits for it.
     """
 
     def __init__(
@@ -39,22 +39,22 @@ class Asynchronous(Aggregation):
         self.decays = decays
         self.last: dict[int, int] = {}
         self.bound = bound
-        self.clocks: dict[int, int] = {}  # the exchanges of each worker that is training
-        self.given: Callable[[], Vector | None] = no_vector  # a copy of this center that somebody has
-        self.flights = 0  # exchanges whose body, or whose center on its way to a worker, takes memory
+        self.clocks: dict[int, int] = {}  # exchanges of each worker that is training
+        self.given: Callable[[], Vector | None] = no_vector  # weak reference to the last copy of this center
+        self.flights = 0  # exchanges whose body or outgoing center takes memory
 
     def bind(self, working: int) -> None:
-        """Take the rule for so many workers."""
+        """Set the number of workers with rows and bind the rule to it."""
         super().bind(working)
         self.rule = self.rule.bound(working)
 
     def enter(self, worker: int) -> None:
-        """Let a worker begin, or begin again once it has left, beside the slowest of the others."""
+        """Include a worker in the staleness bound when it begins to train, level with the slowest one."""
         with self.changed:
             self.clocks.setdefault(worker, min(self.clocks.values(), default=0))
 
     def leave(self, worker: int) -> None:
-        """Exclude an idle worker from the bound of staleness."""
+        """Exclude an idle worker from the staleness bound."""
         with self.changed:
             self.clocks.pop(worker, None)
             self.changed.notify_all()
@@ -63,26 +63,26 @@ class Asynchronous(Aggregation):
         return self.clocks.get(worker, 0) - min(self.clocks.values(), default=0)
 
     def next_sequence(self, worker: int) -> int:
-        """Return the number after the last one counted of this worker."""
+        """Return the sequence number after the last counted update of this worker."""
         return self.last.get(worker, -1) + 1
 
     def counted(self, worker: int, sequence: int) -> bool:
-        """Return whether an update was merged; nothing that was merged is taken back."""
+        """Return True if an update was merged. Merged updates are never rolled back."""
         with self.changed:
             return sequence < self.next_sequence(worker)
 
     has_taken = counted
 
     def ledger(self) -> dict[int, int]:
-        """Return the last update counted of each worker."""
+        """Return the sequence number of the last counted update of each worker."""
         return dict(self.last)
 
     def restore_ledger(self, ledger: dict[int, int]) -> None:
-        """Go on after these updates."""
+        """Continue after these updates."""
         self.last = dict(ledger)
 
     def board(self, update: Update) -> None:
-        """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
+        """Wait until there is room for the vectors of one more exchange. ``sent`` releases the room."""
         with self.changed:
             while not self._has_room():
                 self.changed.wait(limits.PATIENCE)
@@ -93,13 +93,13 @@ class Asynchronous(Aggregation):
         return self.flights < max(limits.LEAST_EARLY, limits.EARLY_BYTES // (self.body_bytes() or 1))
 
     def sent(self) -> None:
-        """Give back the room of an exchange whose reply was sent."""
+        """Release the room of an exchange whose reply was sent."""
         with self.changed:
             self.flights -= 1
             self.changed.notify_all()
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Merge an update and answer what the center then is."""
+        """Merge an update and return the resulting center."""
         update = read()
         with self.changed:
             check_current(self, update)
@@ -133,7 +133,7 @@ class Asynchronous(Aggregation):
             )
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return a copy of the center, one for all who ask at once, the statistics, and their version."""
+        """Return a copy of the center, the statistics and their version. Concurrent callers share it."""
         with self.changed:
             copy = self.given()
             if copy is None:
@@ -142,20 +142,20 @@ class Asynchronous(Aggregation):
             return copy, self.statistics, self.version
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Take the values of another center, as a new version."""
+        """Replace the values of the center, as a new version."""
         with self.changed:
             self.parameters[...] = parameters
             self.given = no_vector
             super().replace(self.parameters, statistics)
 
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
-        """Return the control words of the moment at which the worker is not too far ahead."""
+        """Return the control words once the worker is within the staleness bound."""
         reply = control(counts)
         bound = self.bound
         if bound is None:
             return reply
         with self.changed:
-            self.sent()  # who waits takes no room
+            self.sent()  # a waiting request takes no room
             near = self.changed.wait_for(
                 lambda: (
                     self.generation != update.generation
@@ -170,7 +170,7 @@ class Asynchronous(Aggregation):
             return control(False) if near else Reply(flags=Flag.AGAIN)
 
     def _meant(self, update: Update) -> tuple[Merge | None, Flag]:
-        """Return how to merge an update, None if there is nothing to merge, and a flag for the reply."""
+        """Return the merge of an update, or None if there is nothing to merge, and a flag for the reply."""
         if self.counted(update.worker, update.sequence):
             return None, Flag.DUPLICATE
         if not len(update.parameters):
@@ -178,7 +178,7 @@ class Asynchronous(Aggregation):
         return Merge(self.version - update.base_version, self.working, update.steps), Flag.NONE
 
     def _book(self, update: Update, merge: Merge | None) -> None:
-        """Count an update, and merge its statistics if it is to be merged."""
+        """Count an update, and merge its statistics if there is a merge."""
         self.last[update.worker] = update.sequence
         if update.worker in self.clocks:
             self.clocks[update.worker] += 1
@@ -192,4 +192,4 @@ class Asynchronous(Aggregation):
 
 
 def no_vector() -> None:
-    """Return None, as a weak reference to a vector that is gone does."""
+    """Return None, like a dead weak reference to a vector."""

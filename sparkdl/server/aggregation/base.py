@@ -1,4 +1,4 @@
-"""The interface that the coordinator has to a center and to its way of merging updates."""
+"""The interface between the coordinator and a center with its way of merging updates."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from sparkdl.errors import RefusedError
 from sparkdl.transport.messages import Reply, Update
 
 Read = Callable[[], Update]
-Control = Callable[[bool], Reply]  # the control words of this moment; True: the update, or round, counts
+Control = Callable[[bool], Reply]  # returns the current control words; True: the update or round counts
 
 
 class Aggregation(ABC):
-    """A center, and how updates reach it, as the coordinator sees them.
+    """A center and its way of merging updates, as the coordinator sees them.
 
     Attributes:
-        has_rounds: whether an update of the center is made of one of every worker. Then a restart takes back
-            all since the last snapshot, and a snapshot within an epoch is made between two rounds.
-        has_replicas: whether each worker has a copy of the center that it moves itself.
-        round: the number of the open round, where there are rounds.
-        whole: whether the open round waits for all workers, whatever else is enough.
-        working: how many of the workers have rows.
-        absent: the workers that nobody waits for until they come back.
-        parameters: the center variable; where workers have replicas, what it was at the last snapshot.
-        statistics: the moving statistics.
-        version: how many updates, or rounds, the center has taken.
-        state: the rule's state.
-        losses: the mean loss of each update or round counted since they were last taken away.
-        dropped: late updates that were not merged, by worker.
-        slices: how many slices of gradients were merged.
-        merged_late: late updates that were; ``late``: those that are to be, if their round closes.
-        attempts: the present attempt of each worker, where it is known.
-        broken: whether booking an update has failed half-way; nothing is merged then until ``restore``.
-        lock: guards all of it; the coordinator that owns the center waits on it too.
+        has_rounds: True if each update of the center combines one update of every worker. A restart then
+            rolls back to the last snapshot, and a snapshot within an epoch is made between two rounds.
+        has_replicas: True if each worker has a copy of the center that it updates itself.
+        round: number of the open round, if there are rounds.
+        whole: True if the open round waits for all workers, regardless of quorum and timeout.
+        working: number of workers that have rows.
+        absent: lost workers, which are not waited for until they return.
+        parameters: center variable; with replicas, the center of the last snapshot.
+        statistics: moving statistics.
+        version: number of updates or rounds that the center has merged.
+        state: state of the rule.
+        losses: mean loss of each update or round counted since the losses were last taken.
+        dropped: number of late updates that were not merged, by worker.
+        slices: number of gradient slices merged.
+        merged_late: number of late updates merged.
+        late: number of late updates in the open round, which are merged when it closes.
+        attempts: current attempt of each worker, where known.
+        broken: True if counting an update failed half-way. Nothing is merged until ``restore``.
+        lock: guards all of the state. The coordinator that owns the center also waits on it.
     """
 
     has_rounds = has_replicas = False
@@ -62,7 +63,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Count an update once and answer what its worker goes on with."""
+        """Count an update once and return the reply for its worker."""
 
     @abstractmethod
     def next_sequence(self, worker: int) -> int:
@@ -70,82 +71,82 @@ class Aggregation(ABC):
 
     @abstractmethod
     def has_taken(self, worker: int, sequence: int) -> bool:
-        """Return whether an update was taken in, so that it changes nothing if it comes again."""
+        """Return True if an update was accepted before, so that a repetition changes nothing."""
 
     @abstractmethod
     def counted(self, worker: int, sequence: int) -> bool:
-        """Return whether an update was counted, and not taken back since."""
+        """Return True if an update was counted and has not been rolled back since."""
 
     def bind(self, working: int) -> None:
-        """Learn how many workers have rows, before the first update comes."""
+        """Set the number of workers with rows, before the first update."""
         self.working = working
 
     def lose(self, worker: int) -> None:
-        """Wait for a worker no longer, and take nothing of it until it comes back."""
+        """Stop waiting for a worker, and accept nothing from it until it returns."""
         with self.changed:
             self.absent.add(worker)
             self.changed.notify_all()
 
     def may_come_back(self, worker: int) -> bool:
-        """Return whether a lost worker may come back now, and not only after another snapshot."""
+        """Return True if a lost worker may return now, False if it has to wait for another snapshot."""
         return True
 
     def come_back(self, worker: int) -> None:
-        """Take a worker in again that was lost, after its last counted update."""
+        """Readmit a lost worker after its last counted update."""
         with self.changed:
             self.absent.discard(worker)
 
     def begin(self, sequence: int) -> None:
-        """Forget the open round and open the one with this number, if there are rounds."""
+        """Discard the open round and open the one with this number, if there are rounds."""
 
     def enter(self, worker: int) -> None:
-        """Include a worker that begins to train in the bound of staleness, if there is one."""
+        """Include a worker in the staleness bound, if there is one, when it begins to train."""
 
     def leave(self, worker: int) -> None:
-        """Exclude an idle worker from the bound of staleness, if there is one."""
+        """Exclude an idle worker from the staleness bound, if there is one."""
 
     def board(self, update: Update) -> None:
-        """Wait until there is room for the vectors of one more exchange, which ``sent`` gives back."""
+        """Wait until there is room for the vectors of one more exchange. ``sent`` releases the room."""
 
     def sent(self) -> None:
-        """Give back the room of an exchange whose reply was sent."""
+        """Release the room of an exchange whose reply was sent."""
 
     def settle(self) -> None:
-        """Wait until all counted updates are in the center; it stays so while the caller has the lock."""
+        """Wait until all counted updates are in the center. None begins while the caller has the lock."""
 
     def ledger(self) -> dict[int, int]:
-        """Return the last update counted of each worker, where updates are merged one at a time."""
+        """Return the last counted update of each worker, if updates are merged one at a time."""
         return {}
 
     def restore_ledger(self, ledger: dict[int, int]) -> None:
-        """Go on after these updates, where updates are merged one at a time."""
+        """Continue after these updates, if updates are merged one at a time."""
 
     def reach(self, parameters: Vector) -> None:
         """Take the center of a snapshot that all replicas have reached, if workers have replicas."""
 
     def all_of(self, workers: Collection[int]) -> bool:
-        """Return whether these are all workers but absent ones."""
+        """Return True if these are all workers except absent ones."""
         return len(self.absent.union(workers)) == self.num_workers
 
     def body_bytes(self) -> int:
-        """Return how many bytes the sections of an update have."""
+        """Return the size of an update's sections in bytes."""
         return 4 * (len(self.parameters) + len(self.statistics))
 
     def takes(self, words: int, *, sliced: bool) -> bool:
-        """Return whether an update's parameters may have so many words, with or without slices."""
+        """Return True if an update's parameters may have this number of words, with or without slices."""
         return not sliced and words == len(self.parameters)
 
     def numbers(self, update: Update) -> list[Vector]:
         """Return all numbers of an update's parameters.
 
         Raises:
-            WireError: they are not a gradient of this model.
+            WireError: the parameters are not a gradient of this model.
         """
         return [update.parameters]
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
-        """Refuse all further updates if a ``with`` block that books one fails."""
+        """Refuse all further updates if the ``with`` block that counts one fails."""
         try:
             yield
         except BaseException:
@@ -155,23 +156,23 @@ class Aggregation(ABC):
             raise
 
     def wake(self) -> None:
-        """Let every waiting request look again at why it waits."""
+        """Make every waiting request check its condition again."""
         with self.changed:
             self.changed.notify_all()
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return the center and the statistics, which no update touches, and their version."""
+        """Return the center, the statistics and their version. Later updates do not change them."""
         with self.changed:
             return self.parameters, self.statistics, self.version
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Take another center, as a new version."""
+        """Replace the center, as a new version."""
         with self.changed:
             self.parameters, self.statistics = parameters, statistics
             self.version += 1
 
     def restore(self, parameters: Vector, statistics: Vector, version: int, state: Any) -> None:
-        """Take the center that there was at some version, and the rule's state then."""
+        """Restore the center of an earlier version and the rule's state at that version."""
         with self.changed:
             self.replace(parameters, statistics)
             self.version, self.state = version, state
@@ -179,15 +180,15 @@ class Aggregation(ABC):
 
 
 def without_body(update: Update) -> Update:
-    """Return an update without its vectors, which are not to be kept while it waits."""
+    """Return an update without its vectors, so that they are not kept while it waits."""
     return replace(update, parameters=EMPTY, statistics=EMPTY)
 
 
 def check_current(aggregation: Aggregation, update: Update) -> None:
-    """Refuse an update on its way: its generation has ended, its attempt was superseded, or nothing merges.
+    """Refuse an update whose generation has ended or whose attempt was superseded or lost.
 
     Raises:
-        RefusedError: it is refused.
+        RefusedError: the update is refused, or nothing can be merged any more.
     """
     if aggregation.generation != update.generation:
         raise RefusedError(

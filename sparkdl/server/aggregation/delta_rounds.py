@@ -1,4 +1,4 @@
-"""Rounds of deltas: a merge rule moves the center, and all workers go on from it."""
+"""Rounds of deltas: a merge rule updates the center, and all workers continue from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.transport.messages import Answer, Reply
 
 
 class DeltaRounds(SynchronousRounds):
-    """The center moves by the rule's answer to the reduced delta; every worker goes on from the center."""
+    """Rounds in which the rule turns the reduced delta into a step of the center."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class DeltaRounds(SynchronousRounds):
         self.state = rule.init(parameters)
 
     def bind(self, working: int) -> None:
-        """Take the rule for so many workers."""
+        """Set the number of workers with rows and bind the rule to it."""
         super().bind(working)
         self.rule = self.rule.bound(working)
 
     def _reduction(self) -> Reduction:
-        """Return the rule's way to make one delta of a round's."""
+        """Return the rule's reduction of a round's deltas to one."""
         return self.rule.reduction()
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:

@@ -1,4 +1,4 @@
-"""The settings of an aggregation, and the function that makes it from them."""
+"""The settings of an aggregation, and the function that makes one from them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sparkdl.server.aggregation.rounds import Hybrid
 
 @dataclass(frozen=True)
 class AggregationSpec:
-    """The terms on which updates meet.
+    """Settings of an aggregation.
 
     Attributes:
         mode: "synchronous", "asynchronous" or "hogwild".
-        joint: whether gradients are merged, and not deltas.
-        num_workers: how many workers send updates.
-        rule: what becomes of a delta.
-        staleness: how many exchanges a worker may be ahead of the slowest one, where there are no rounds.
-        hybrid: when a round closes without some of its workers; None: never.
-        tables: the trainable variables, where gradients are merged that may have slices.
+        joint: True to merge gradients, False to merge deltas.
+        num_workers: number of workers that send updates.
+        rule: merge rule for deltas.
+        staleness: number of exchanges that a worker may be ahead of the slowest one, without rounds.
+        hybrid: conditions on which a round closes without some of its workers; None: never.
+        tables: trainable variables, if gradients that may have slices are merged.
     """
 
     mode: str
@@ -43,13 +43,13 @@ class AggregationSpec:
 def make_aggregation(
     terms: AggregationSpec, parameters: Vector, statistics: Vector, decays: Vector | None = None
 ) -> Aggregation:
-    """Return a center on which updates meet on these terms.
+    """Return an aggregation with these settings.
 
     Args:
-        terms: the terms.
-        parameters: the center variable.
-        statistics: the moving statistics.
-        decays: how much of each statistic a training step keeps; nan, or None for all: not known.
+        terms: the settings.
+        parameters: center variable.
+        statistics: moving statistics.
+        decays: share of each statistic that a training step keeps. nan, or None for all: unknown.
     """
     start = parameters, statistics, terms.num_workers
     if terms.joint:

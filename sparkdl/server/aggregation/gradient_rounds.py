@@ -13,18 +13,18 @@ from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
 class GradientRounds(SynchronousRounds):
-    """Every worker gets the mean gradient of a round and applies it with its own optimizer.
+    """Rounds in which every worker gets the mean gradient and applies it with its own optimizer.
 
-    One that is late applies the means of the rounds that it missed, one after the other, so that replicas
-    stay identical. The last ones are kept for that; a round that would let go of one that is still missing
-    at some worker waits.
+    A late worker applies the means of the rounds that it missed, one after the other, so that replicas stay
+    identical. The last means are kept for that. A round waits if closing it would discard a mean that some
+    worker still needs.
 
     Args:
-        parameters: the center variable.
-        statistics: the moving statistics.
-        num_workers: how many workers send updates.
-        hybrid: when a round closes without some of its workers; None: never.
-        tables: the trainable variables, where gradients may have slices.
+        parameters: center variable.
+        statistics: moving statistics.
+        num_workers: number of workers that send updates.
+        hybrid: conditions on which a round closes without some of its workers; None: never.
+        tables: trainable variables, if gradients may have slices.
     """
 
     has_replicas = True
@@ -38,26 +38,26 @@ class GradientRounds(SynchronousRounds):
         tables: Tables = (),
     ) -> None:
         self.tables = tables
-        self.words = 0  # of the longest gradient with slices so far
+        self.words = 0  # length of the longest gradient with slices so far
         super().__init__(parameters, statistics, num_workers, hybrid)
         self.most = most_words(len(parameters), num_workers) if tables else 0
         if hybrid is not None:
             self.depth = self._depth(len(parameters))
 
     def _depth(self, words: int) -> int:
-        """Return how many mean gradients of this length are kept."""
+        """Return the number of mean gradients of this length to keep."""
         return max(limits.LEAST_KEPT, limits.KEPT_BYTES // (4 * (words + len(self.statistics)) or 1))
 
     def body_bytes(self) -> int:
-        """Return how many bytes the sections of an update have, by those that came."""
+        """Return the size of an update's sections in bytes, estimated from the longest gradient so far."""
         return 4 * (self.words + len(self.statistics)) if self.words else super().body_bytes()
 
     def takes(self, words: int, *, sliced: bool) -> bool:
-        """Return whether a gradient may have so many words."""
+        """Return True if a gradient may have this number of words."""
         return 0 < words <= self.most if sliced else super().takes(words, sliced=False)
 
     def numbers(self, update: Update) -> list[Vector]:
-        """Return all numbers of a gradient, but not those of its slices' rows."""
+        """Return all numbers of a gradient except the row indices of its slices."""
         if update.flags & Flag.SLICES:
             return decode(update.parameters, self.tables).parts
         return super().numbers(update)

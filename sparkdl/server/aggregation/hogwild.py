@@ -14,10 +14,11 @@ from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
 class Hogwild(Asynchronous):
-    """Hogwild (Recht et al., 2011): updates are merged at once, element by element.
+    """Hogwild (Recht et al., 2011): concurrent merging, element by element.
 
-    There is no lock over the whole center. An addition takes a short lock per stripe, because NumPy's
-    ``+=`` from two threads loses additions; a reader may see one update's first half and another's second.
+    There is no lock over the whole center. An addition takes a short lock per stripe, because NumPy's ``+=``
+    from two threads loses additions. A reader may see the first half of one update and the second half of
+    another.
     """
 
     def __init__(
@@ -31,11 +32,11 @@ class Hogwild(Asynchronous):
     ) -> None:
         super().__init__(parameters, statistics, num_workers, rule, decays, bound=bound)
         self.stripes = [threading.Lock() for _ in range(0, max(1, len(parameters)), limits.STRIPE)]
-        self.adding = 0  # updates that are counted, and not in the center yet
-        self.settling = 0  # who waits until there are none, and lets no other begin meanwhile
+        self.adding = 0  # updates that are counted but not yet in the center
+        self.settling = 0  # waiting calls of settle(), during which no addition begins
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Merge an update stripe by stripe and answer what the center then looks like."""
+        """Merge an update stripe by stripe and return the resulting center."""
         update = read()
         with self.changed:
             self.changed.wait_for(lambda: not self.settling)
@@ -65,7 +66,7 @@ class Hogwild(Asynchronous):
         )
 
     def settle(self) -> None:
-        """Wait until additions have ended; none begins before the caller gives back the lock."""
+        """Wait until all additions have ended. None begins before the caller releases the lock."""
         with self.changed:
             self.settling += 1
             self.changed.wait_for(lambda: not self.adding)
@@ -87,7 +88,7 @@ class Hogwild(Asynchronous):
                 self.parameters[part] += step
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Take another center in place, so that additions under way are not lost."""
+        """Replace the center in place, so that additions under way are not lost."""
         with self.changed:
             for index, lock in enumerate(self.stripes):
                 part = slice(index * limits.STRIPE, (index + 1) * limits.STRIPE)

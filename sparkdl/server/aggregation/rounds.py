@@ -1,4 +1,4 @@
-"""Synchronous rounds: what all workers send is reduced to one update of the center."""
+"""Synchronous rounds: the updates of all workers are reduced to one update of the center."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Hybrid(NamedTuple):
     """Conditions on which a round closes without all of its workers (Chen et al., 2016).
 
     Attributes:
-        quorum: so many workers with rows are enough.
-        timeout: so many seconds after the first of them those that are in are enough; None: any time.
-        merge_late: whether a late update is merged into the round that is open when it comes, or dropped.
+        quorum: number of workers with rows that is enough to close a round.
+        timeout: seconds after its first update at which a round closes anyway; None: no limit.
+        merge_late: True to merge a late update into the round that is open when it arrives, False to drop it.
     """
 
     quorum: int
@@ -31,19 +31,19 @@ class Hybrid(NamedTuple):
 
 
 class SynchronousRounds(Aggregation):
-    """Synchronous: a round closes when all workers are in that are not absent; sums run in worker order.
+    """Synchronous rounds: a round closes once every present worker has sent its update.
 
-    The order makes a run repeat bit for bit. An update that comes before its turn is kept while it fits
-    in a small budget; beyond it, its body stays unread in the socket.
+    Sums run in worker order, so that a run is reproducible bit for bit. An update that arrives before its
+    turn is kept if it fits in a small budget. Otherwise its body stays unread in the socket.
 
-    *Hybrid* rounds close with those that are in at some moment, and add in the order of arrival. A worker
-    that is late is told which round is open, and goes on with that one.
+    *Hybrid* rounds close with the updates they have at some moment, and add in order of arrival. The reply
+    tells a late worker which round is open, and the worker continues with that one.
 
     Attributes:
-        round: the number of the round that is open.
-        whole: whether it waits for all workers, hybrid or not.
-        depth: by how many rounds a worker may be late.
-        awaited: the workers that are not in the open round yet.
+        round: number of the open round.
+        whole: True if the open round waits for all workers, hybrid or not.
+        depth: number of rounds that a worker may be late.
+        awaited: workers whose update is not in the open round yet.
     """
 
     has_rounds = True
@@ -59,14 +59,14 @@ class SynchronousRounds(Aggregation):
         self.begin(0)
 
     def _reduction(self) -> Reduction:
-        """Return what makes one vector of the parameters of a round."""
+        """Return the reduction of a round's parameters to one vector."""
         return Mean()
 
     def begin(self, sequence: int) -> None:
-        """Forget the open round and wait for the one with this number."""
+        """Discard the open round and open the one with this number."""
         with self.changed:
             self.round = sequence
-            self.replies: dict[int, Reply] = {}  # those of the last rounds
+            self.replies: dict[int, Reply] = {}  # replies of the last rounds
             self.taken = dict.fromkeys(range(self.num_workers), sequence - 1)  # each worker's last update
             self.answered = dict(self.taken)
             self.reading: set[int] = set()
@@ -83,20 +83,20 @@ class SynchronousRounds(Aggregation):
         self.reductions: tuple[Reduction, Reduction] = self._reduction(), Mean()
 
     def next_sequence(self, worker: int) -> int:
-        """Return the number after that of the last update taken in of this worker."""
+        """Return the sequence number after the last accepted update of this worker."""
         return self.taken[worker] + 1
 
     def counted(self, worker: int, sequence: int) -> bool:
-        """Return whether an update is in the open round, or that round has closed."""
+        """Return True if an update is in the open round, or if its round has closed."""
         with self.changed:
             return sequence < self.round or self.has_taken(worker, sequence)
 
     def has_taken(self, worker: int, sequence: int) -> bool:
-        """Return whether an update is in a round, or was dropped as late."""
+        """Return True if an update is in a round or was dropped as late."""
         return sequence <= self.taken[worker]
 
     def lose(self, worker: int) -> None:
-        """Wait for a worker no longer; what it has in the open round counts."""
+        """Stop waiting for a worker. Its update in the open round counts."""
         with self.changed, self._booking():
             self.awaited.discard(worker)
             self.reading.discard(worker)
@@ -104,18 +104,18 @@ class SynchronousRounds(Aggregation):
             super().lose(worker)
 
     def may_come_back(self, worker: int) -> bool:
-        """Return whether the open round has no update of a lost worker yet."""
+        """Return True if the open round has no update of this lost worker."""
         return self.next_sequence(worker) <= self.round
 
     def come_back(self, worker: int) -> None:
-        """Wait for a worker in the open round, as if it had been in all before."""
+        """Include a worker in the open round, as if it had taken part in all earlier ones."""
         with self.changed:
             super().come_back(worker)
             self.taken[worker] = self.answered[worker] = self.round - 1
             self.awaited.add(worker)
 
     def push(self, update: Update, read: Read, control: Control) -> Reply:
-        """Add an update to its round and answer when the round has closed."""
+        """Add an update to its round and reply when the round has closed."""
         counts = False
         if self._admit(update):
             try:
@@ -133,7 +133,7 @@ class SynchronousRounds(Aggregation):
             return reply if counts else replace(reply, flags=reply.flags | Flag.DUPLICATE)
 
     def _admit(self, update: Update) -> bool:
-        """Wait until the update's body may be read; False if it is counted already, or late."""
+        """Wait until the update's body may be read. Return False if the update is late or already counted."""
         with self.changed:
             if update.sequence > self.round:
                 raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
@@ -152,25 +152,25 @@ class SynchronousRounds(Aggregation):
             return False
 
     def _let_go(self, worker: int) -> None:
-        """Forget the last reply once every worker has come with what it made of it."""
+        """Discard the last reply once every worker has sent its next update."""
         self.here.add(worker)
         if self.hybrid is None and self.all_of(self.here):
             self.replies.clear()
 
     def _until(self, patience: float) -> float:
-        """Return the seconds up to the deadline, or to when patience ends, whichever comes first."""
+        """Return the seconds until the deadline or the end of patience, whichever comes first."""
         now = self.clock()
         return (self.deadline if now < self.deadline < patience else patience) - now
 
     def _is_next(self, update: Update) -> bool:
-        """Return whether a body is to be read whatever is kept: one in turn, or beside a few stragglers'."""
+        """Return True if a body may be read regardless of the budget: in its turn, or beside a few others."""
         if self.hybrid is None:
             return update.worker == min(self.awaited, default=update.worker)
         spare = min(limits.STRAGGLERS, self.num_workers - self.hybrid.quorum)
         return not update.rows or len(self.reading) <= spare or self.clock() >= self.deadline
 
     def _accept(self, update: Update, control: Control) -> bool:
-        """Take in an update unless it was taken in before; return whether it was not."""
+        """Accept an update; return False if it was accepted before."""
         with self.changed:
             check_current(self, update)
             if self.has_taken(update.worker, update.sequence):
@@ -181,7 +181,7 @@ class SynchronousRounds(Aggregation):
                     self._accept_late(update)
                     return True
                 self.early[update.worker] = update
-                del update  # and with it its body, once that is added
+                del update  # and with it its body, once it is added
                 self._add_early()
                 if self._may_close():
                     self._close(control)
@@ -189,7 +189,7 @@ class SynchronousRounds(Aggregation):
             return True
 
     def _add_early(self) -> None:
-        """Add the updates whose turn it is: where sums run in worker order, once those before are in."""
+        """Add the updates whose turn it is. In worker order, an update waits for those of lower workers."""
         while self.early:
             worker = min(self.early)
             if self.hybrid is None and worker > min(self.awaited, default=worker):
@@ -205,7 +205,7 @@ class SynchronousRounds(Aggregation):
             self.dropped[update.worker] += 1
 
     def _add(self, update: Update) -> None:
-        """Add an update to the open round; statistics are a mean by rows, whatever the parameters are."""
+        """Add an update to the open round. Statistics are averaged by rows, whatever the reduction."""
         if not update.rows:
             return
         self._reduce(update)
@@ -217,7 +217,7 @@ class SynchronousRounds(Aggregation):
         self.with_rows += update.sequence == self.round
 
     def _reduce(self, update: Update) -> None:
-        """Add the parameters of an update to those of the open round."""
+        """Add the parameters of an update to the open round."""
         self.reductions[0].add(update.parameters, update.normalizer or update.rows)
 
     def _may_close(self) -> bool:
@@ -227,7 +227,7 @@ class SynchronousRounds(Aggregation):
         return bool(enough) and (not self.depth or self._answered_by_all() >= self.round - self.depth)
 
     def _answered_by_all(self) -> int:
-        """Return the last round whose reply every worker has that is not absent."""
+        """Return the last round whose reply every present worker has received."""
         return min(sequence for worker, sequence in self.answered.items() if worker not in self.absent)
 
     def _close(self, control: Control) -> None:
@@ -244,15 +244,15 @@ class SynchronousRounds(Aggregation):
         self.changed.notify_all()
 
     def _forget_replies(self) -> None:
-        """Let go of the replies that nobody can still ask for."""
+        """Discard the replies that no worker can request any more."""
         through = self.round - self.depth - 1
-        if self.depth:  # which may have become less
+        if self.depth:  # the depth may have shrunk
             through = min(through, self._answered_by_all())
         for sequence in [sequence for sequence in self.replies if sequence <= through]:
             del self.replies[sequence]
 
     def _closes(self, update: Update, control: Control) -> bool:
-        """Wait until an update's round has closed, and close it if its time is up; False: not yet."""
+        """Wait until an update's round closes, or close it at its deadline; return False if it stays open."""
         patience = self.clock() + limits.PATIENCE
 
         def over() -> bool:
@@ -270,7 +270,7 @@ class SynchronousRounds(Aggregation):
         return True
 
     def _answer(self, update: Update) -> Reply:
-        """Return the reply of a round; a worker that is late learns from it which round is open."""
+        """Return the reply of a round. It tells a late worker which round is open."""
         reply = self.replies.get(update.sequence if self.depth or self.hybrid is None else self.round - 1)
         if reply is None:
             raise RefusedError(409, f"Round {update.sequence} closed long ago.")
@@ -281,4 +281,4 @@ class SynchronousRounds(Aggregation):
 
     @abstractmethod
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
-        """Use the means of a round, empty when no worker had rows, and fill in its reply."""
+        """Apply the means of a round, which are empty if no worker had rows, and complete its reply."""

@@ -1,4 +1,4 @@
-"""How updates of many workers become one center, in whatever order and however often they come."""
+"""Tests of aggregation: many workers' updates become one center, in any order and with repetitions."""
 
 import contextlib
 import gc
@@ -36,12 +36,12 @@ def noise(seed, size=5):
 
 
 def words(counts):
-    """Return the control words of a store that has nothing to say."""
+    """Return the control words of a coordinator without orders."""
     return Reply()
 
 
 def arrive(store, updates):
-    """Push updates of one round in this order of arrival; return the replies by worker."""
+    """Push the updates of one round in this order of arrival; return the replies by worker."""
     rounds, replies = store.merging, {}
 
     def run(update):
@@ -58,7 +58,7 @@ def arrive(store, updates):
 
 
 def one_by_one(kind, rule, *updates, workers=2, size=1):
-    """Return a center after updates that were pushed one after the other."""
+    """Return a center after these updates, pushed one after the other."""
     center = kind(np.zeros(size, np.float32), EMPTY, workers, rule, EMPTY)
     for update in updates:
         center.push(update, lambda update=update: update, words)
@@ -84,7 +84,7 @@ def delta(worker, *values, sequence=0, base_version=0, statistics=EMPTY):
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.booleans())
 def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, joint):
-    """Sums run in worker order, so that a run repeats bit for bit."""
+    """A round gives the same bits in every order of arrival, because sums run in worker order."""
     outcomes = set()
     for order in itertools.permutations(range(3)):
         store = begun(store_of(joint=joint, statistics=2))
@@ -107,7 +107,7 @@ def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, join
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any))
 def test_a_round_is_the_row_weighted_mean(rows):
-    """Each worker counts by its rows, one without rows not at all; so do statistics and losses."""
+    """A round weights gradients, statistics and losses by rows; a worker without rows counts nothing."""
     store = begun(store_of(workers=len(rows), statistics=2))
     vectors, moved = [noise(k) for k in range(len(rows))], [noise(9 + k, 2) for k in range(len(rows))]
     updates = [
@@ -125,7 +125,7 @@ def test_a_round_is_the_row_weighted_mean(rows):
 
 
 def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
-    """One worker, or the one that has rows, gets back its own gradient to the bit."""
+    """A single contributor to a round gets back its own gradient, to the bit."""
     store = begun(store_of())
     updates = [update_of(store, k, noise(7) if k == 1 else EMPTY, rows=3 * (k == 1)) for k in range(3)]
 
@@ -133,7 +133,7 @@ def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
 
 
 def test_a_round_without_rows_moves_nothing():
-    """It is counted, and its reply has the statistics as they were, and nothing to apply."""
+    """A round without rows is counted, leaves the statistics as they were and has nothing to apply."""
     store = begun(store_of(statistics=2))
     reply = arrive(store, [update_of(store, k) for k in range(3)])[0]
 
@@ -143,7 +143,7 @@ def test_a_round_without_rows_moves_nothing():
 
 
 def test_the_workers_arrays_are_left_as_they_came():
-    """A sum is made in memory of its own; a sender may send again what it sent."""
+    """A sum is made in memory of its own, so that a worker may send the same arrays again."""
     store = begun(store_of(workers=2))
     sent = [noise(0), noise(1)]
     kept = [array.copy() for array in sent]
@@ -154,7 +154,7 @@ def test_the_workers_arrays_are_left_as_they_came():
 
 @pytest.mark.parametrize(("rule", "expected"), [(Average(), 2.5), (Sum(), 4.0)])
 def test_local_steps_move_the_center_by_the_rules_answer(rule, expected):
-    """Average takes the row-weighted mean of the deltas, sum their sum."""
+    """The center moves by the row-weighted mean of the deltas under Average, by their sum under Sum."""
     store = begun(store_of(joint=False, workers=2, size=1, merge=rule.name))
     replies = arrive(store, [update_of(store, 0, [1.0], rows=1), update_of(store, 1, [3.0], rows=3)])
 
@@ -163,7 +163,7 @@ def test_local_steps_move_the_center_by_the_rules_answer(rule, expected):
 
 
 def test_an_update_counts_once_in_its_round():
-    """One that comes twice, before or after its round has closed, changes nothing."""
+    """An update that is repeated before or after its round has closed changes nothing."""
     store = begun(store_of(workers=2, size=1))
     with impatient():
         first = push(store, 0, [2.0])
@@ -179,7 +179,7 @@ def test_an_update_counts_once_in_its_round():
 
 
 def test_a_request_does_not_wait_for_ever():
-    """It is told to ask again, without its body, and then gets the answer of its round."""
+    """A waiting worker is told to ask again without its body, and then gets the reply of its round."""
     store = begun(store_of(workers=2, size=1))
     with impatient():
         reply = push(store, 0, [2.0])
@@ -192,7 +192,7 @@ def test_a_request_does_not_wait_for_ever():
 
 
 def test_a_round_that_is_not_open_is_refused():
-    """Neither one to come nor one that closed long ago can be answered."""
+    """A round that is not open yet and one that closed long ago are refused."""
     store = begun(store_of(workers=1, size=1))
     push(store, 0, [1.0])
     push(store, 0, [1.0], sequence=1)
@@ -205,7 +205,7 @@ def test_a_round_that_is_not_open_is_refused():
 
 
 def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
-    """What comes before its turn stays in the socket when memory for it is spent; the sum is the same."""
+    """A body ahead of its turn stays in the socket once the budget is spent; the sum does not change."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 20)  # one update of five elements
     store = begun(store_of(workers=4))
     rounds, read, threads = store.merging, [], []
@@ -239,7 +239,7 @@ def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
 
 
 def test_an_update_whose_body_never_comes_leaves_its_place_free():
-    """A connection that breaks while a body is read costs nothing; the worker sends again."""
+    """A connection that breaks while a body is read changes nothing, and the worker sends again."""
     store = begun(store_of(workers=1, size=1))
 
     def broken():
@@ -253,7 +253,7 @@ def test_an_update_whose_body_never_comes_leaves_its_place_free():
 
 
 def test_a_generation_that_ends_lets_its_requests_go():
-    """Whoever waits for a round that will never close is refused at once."""
+    """A worker that waits for a round of an ended generation is refused at once."""
     store = begun(store_of(workers=2, size=1))
     old = update_of(store, 0, [1.0])
 
@@ -269,14 +269,14 @@ def test_a_generation_that_ends_lets_its_requests_go():
     assert 0 == store.merging.version
 
 
-# -- one at a time, and at once -------------------------------------------------------------------
+# -- asynchronous and hogwild ---------------------------------------------------------------------
 
 KINDS = [Asynchronous, Hogwild]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_comes_twice_counts_once(kind):
-    """A retry after a lost answer is told that it is a duplicate, and gets the center of now."""
+    """A retried update is flagged as a duplicate, counts once and gets the current center."""
     center = one_by_one(kind, Sum(), delta(0, 1.0), delta(1, 10.0))
     again = center.push(delta(0, 1.0), lambda: delta(0, 1.0), words)
 
@@ -288,7 +288,7 @@ def test_an_update_that_comes_twice_counts_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dynsgd_knows_how_stale_an_update_is(kind):
-    """The staleness is the number of updates merged since the worker last pulled."""
+    """The staleness of an update is the number of updates merged since its worker last pulled."""
     center = one_by_one(
         kind, DynSGD(), delta(0, 1.0), delta(1, 1.0), delta(0, 1.0, sequence=1, base_version=1)
     )
@@ -298,7 +298,7 @@ def test_dynsgd_knows_how_stale_an_update_is(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_statistics_move_by_a_kth_part(kind):
-    """Moving statistics whose decay is not known are averaged, never summed."""
+    """Moving statistics of unknown decay are averaged over the workers, never summed."""
     center = kind(vector(0.0), vector(0.0), 2, Sum(), vector(float("nan")))
     for worker, value in enumerate([4.0, 8.0]):
         update = delta(worker, 0.0, statistics=vector(value))
@@ -316,7 +316,7 @@ WINDOWS = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @given(windows=WINDOWS, decay=st.floats(0, 0.984375, width=32))
 def test_statistics_are_the_moving_average_of_all_batches(kind, windows, decay):
-    """However stale a worker was, its batches count as in one process; so no variance gets below 0."""
+    """Statistics average all batches as one process would, whatever the staleness; no variance is below 0."""
     center = kind(vector(0.0), vector(1.0), 3, Sum(), vector(decay))
     pulled, expected = [1.0] * 3, 1.0
     for number, (worker, pulls, batches) in enumerate(windows):
@@ -343,7 +343,7 @@ def test_statistics_are_the_moving_average_of_all_batches(kind, windows, decay):
     decay=st.floats(0, 0.984375, width=32),
 )
 def test_statistics_of_a_round_move_by_all_its_batches(rounds, seen, decay):
-    """They keep pace with weights that move by the work of all."""
+    """The statistics of a round move by all its batches, as its weights do."""
     store = begun(store_of(workers=2, statistics=1, joint=False, decays=vector(decay)))
     expected = held = 0.0
     for number, windows in enumerate(rounds):
@@ -361,7 +361,7 @@ def test_statistics_of_a_round_move_by_all_its_batches(rounds, seen, decay):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_is_a_copy(kind):
-    """What a worker was answered does not change under it."""
+    """A center that was sent to a worker is not changed by later updates."""
     center = one_by_one(kind, Sum(), delta(0, 1.0))
     reply = center.push(delta(1, 1.0), lambda: delta(1, 1.0), words)
     center.push(delta(0, 5.0, sequence=1), lambda: delta(0, 5.0, sequence=1), words)
@@ -372,7 +372,7 @@ def test_a_reply_is_a_copy(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 3 * limits.STRIPE + 17])
 def test_many_threads_lose_no_addition(kind, size):
-    """However updates interleave, the center is their sum."""
+    """The center is the sum of all updates, however their threads interleave."""
     center = kind(np.zeros(size, np.float32), EMPTY, 8, Sum(), EMPTY)
     one = np.ones(size, np.float32)
 
@@ -387,7 +387,7 @@ def test_many_threads_lose_no_addition(kind, size):
 
 
 def test_a_new_center_is_not_overrun_by_an_addition_under_way():
-    """Weights that a callback sets while a hogwild worker's are added wait for the stripe."""
+    """A callback's weights wait for the stripe of a hogwild addition under way."""
     center = Hogwild(vector(0.0), EMPTY, 2, Sum(), EMPTY)
     setting = threading.Thread(target=center.replace, args=(vector(7.0), EMPTY))
     with center.stripes[0]:
@@ -402,7 +402,7 @@ def test_a_new_center_is_not_overrun_by_an_addition_under_way():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_of_an_old_generation_is_refused(kind):
-    """It is not merged, whatever its sequence."""
+    """An update of an old generation is refused and not merged, whatever its sequence."""
     center = one_by_one(kind, Sum(), delta(0, 1.0))
     center.generation = 1
     with pytest.raises(RefusedError, match="Generation 0 is over; the run is at 1."):
@@ -421,13 +421,13 @@ def test_an_update_of_an_old_generation_is_refused(kind):
     ],
 )
 def test_a_mode_has_its_way_of_merging(joint, mode, kind):
-    """The words of the user choose the class; nothing else does."""
+    """The mode and the kind of update alone choose the class of the aggregation."""
     assert type(make_aggregation(AggregationSpec(mode, joint, 1, Average()), vector(0.0), EMPTY)) is kind
 
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_a_new_center_is_a_new_version(mode):
-    """Workers see by the version that they have to take it up; updates do not touch what was given."""
+    """A replaced center has a new version, and later updates leave the array passed in unchanged."""
     center = make_aggregation(AggregationSpec(mode, mode == "joint", 1, Average()), vector(1.0), EMPTY)
     given = vector(7.0)
     given.flags.writeable = False
@@ -442,7 +442,7 @@ def test_a_new_center_is_a_new_version(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_who_asks_at_once_gets_one_copy(mode):
-    """A gang that starts again does not take the driver's memory for each of its workers."""
+    """Concurrent requests for the center share one copy, which saves the driver's memory."""
     center = make_aggregation(AggregationSpec(mode, False, 2, Sum()), vector(1.0), EMPTY)
     before = center.snapshot()[0]
 
@@ -456,7 +456,7 @@ def test_who_asks_at_once_gets_one_copy(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_merge_takes_memory_for_its_reply_alone(mode):
-    """The center of a large model is changed where it is."""
+    """A merge changes the center in place and takes memory for its reply only."""
     size = 1 << 20
     center = make_aggregation(AggregationSpec(mode, False, 1, Sum()), np.zeros(size, np.float32), EMPTY)
     update = delta(0, *[1.0] * size)
@@ -477,7 +477,7 @@ def test_a_merge_takes_memory_for_its_reply_alone(mode):
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 100)), min_size=2, max_size=4))
 def test_a_gradient_weighs_by_its_normalizer_and_statistics_by_rows(weights):
-    """What a loss was divided by is not always its rows; a moving statistic is theirs all the same."""
+    """Gradients are weighted by their loss normalizers, moving statistics by rows."""
     workers = len(weights)
     store = begun(store_of(workers=workers, statistics=2))
     updates = [
@@ -495,7 +495,7 @@ def test_a_gradient_weighs_by_its_normalizer_and_statistics_by_rows(weights):
 
 @pytest.mark.parametrize("normalizer", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(normalizer):
-    """Before the update can spoil its round."""
+    """An update with a negative or non-finite weight is refused before it can spoil its round."""
     store = begun(store_of(workers=1))
 
     with pytest.raises(RefusedError, match="An update cannot weigh") as caught:
@@ -507,7 +507,7 @@ def test_a_weight_that_is_none_is_refused(normalizer):
 
 
 def bounded(kind, bound, workers):
-    """Return a center whose workers have all begun."""
+    """Return a center whose workers are all training."""
     center = kind(np.zeros(1, np.float32), EMPTY, workers, Sum(), None, bound)
     for worker in range(workers):
         center.enter(worker)
@@ -517,7 +517,7 @@ def bounded(kind, bound, workers):
 @pytest.mark.parametrize("kind", KINDS)
 @given(bound=st.integers(0, 3), turns=st.lists(st.integers(0, 2), max_size=40))
 def test_nobody_gets_further_ahead_than_the_bound(kind, bound, turns):
-    """A worker that is too far ahead is merged, told to ask again, and goes on once the slowest has moved."""
+    """A worker too far ahead is merged and told to ask again until the slowest worker has moved."""
     center, clocks, waiting = bounded(kind, bound, 3), [0, 0, 0], set()
     with impatient():
         for worker in turns:
@@ -534,7 +534,7 @@ def test_nobody_gets_further_ahead_than_the_bound(kind, bound, turns):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_left_is_not_waited_for(kind):
-    """One that has finished, or was lost, holds nobody up; one that comes back begins beside the slowest."""
+    """A worker that left delays no one, and one that returns begins level with the slowest."""
     center = bounded(kind, 0, 2)
     update = delta(0, 1.0)
     first, _ = together(lambda: center.push(update, lambda: update, words), lambda: center.leave(1))
@@ -544,7 +544,7 @@ def test_a_worker_that_left_is_not_waited_for(kind):
     assert {0: 1, 1: 1} == center.clocks
 
 
-# -- numbers that are none ------------------------------------------------------------------------
+# -- updates with NaN or Inf ----------------------------------------------------------------------
 
 UNSOUND = [float("nan"), float("inf"), -float("inf")]
 
@@ -552,7 +552,7 @@ UNSOUND = [float("nan"), float("inf"), -float("inf")]
 @pytest.mark.parametrize("value", UNSOUND)
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
-    """The others' count as if it had no rows; its worker is told."""
+    """An update with NaN or Inf counts as one without rows, and its worker learns of it."""
     joint = mode == "joint"
     rule = "average" if mode == "synchronous" else None
     mode = "synchronous" if joint else mode
@@ -571,7 +571,7 @@ def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_deltas_that_could_add_up_to_infinity_are_not_merged(mode):
-    """Gradients may be as large as they like: what is made of them is the optimizer's."""
+    """Deltas of 1e15 or more are not merged; gradients may have any finite size."""
     joint = mode == "joint"
     mode = "synchronous" if joint else mode
     store = begun(store_of(mode, joint=joint, workers=1, size=1))
@@ -582,7 +582,7 @@ def test_deltas_that_could_add_up_to_infinity_are_not_merged(mode):
 
 
 def test_statistics_that_are_not_finite_are_not_merged_either():
-    """A variance of NaN would stay in the model."""
+    """An update whose statistics are not finite is not merged: the NaN would stay in the model."""
     store = begun(store_of("asynchronous", workers=1, size=1, statistics=1))
     reply = push(store, 0, [1.0], statistics=vector(float("nan")))
 
@@ -592,7 +592,7 @@ def test_statistics_that_are_not_finite_are_not_merged_either():
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
-    """By name, after ten in a row; one that recovers begins to count anew."""
+    """Ten consecutive updates of a worker with NaN or Inf end the run; a sound one resets the count."""
     store = begun(store_of(mode, workers=1, size=1))
     for sequence in range(12):
         push(store, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
@@ -603,7 +603,7 @@ def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_each_such_update_is_one_however_often_it_is_sent(mode):
-    """Asking again, and a retry, neither count as another one nor as one that is sound."""
+    """A repeated update with NaN or Inf counts once, and asking again does not reset the count."""
     store = begun(store_of(mode, workers=1, size=1))
     for sequence in range(9):
         for _ in range(2):
@@ -618,7 +618,7 @@ def test_each_such_update_is_one_however_often_it_is_sent(mode):
 
 
 def test_a_gang_that_starts_again_is_not_held_to_what_went_before():
-    """Its updates come with the same numbers, and may be sound."""
+    """After a restart, a sound update is merged although one with its sequence was refused before."""
     store = begun(store_of(workers=1, size=1))
     push(store, 0, [float("nan")])
     store.restart()
@@ -629,7 +629,7 @@ def test_a_gang_that_starts_again_is_not_held_to_what_went_before():
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_a_rule_that_fails_ends_the_run(mode):
-    """The update is not merged, and the driver says whose rule it was."""
+    """A rule that raises ends the run with an error that names the rule, and the update is not merged."""
     store = begun(store_of(mode, joint=False, workers=1, size=1))
     store.merging.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
     with pytest.raises(RuleError):
@@ -640,18 +640,18 @@ def test_a_rule_that_fails_ends_the_run(mode):
 
 
 def test_gradients_of_a_scaled_loss_may_be_infinite():
-    """All replicas see it in their mean, skip the step and scale less."""
+    """Infinite gradients of a scaled loss are merged: all replicas see them, skip the step and scale less."""
     store = begun(store_of(workers=1, size=1, scaled=True))
 
     assert [float("inf")] == push(store, 0, [float("inf")]).parameters.tolist()
     assert 0 == store.counters["not_finite"]
 
 
-# -- rounds that close without everybody: see test_simulator too ----------------------------------
+# -- rounds that close without all workers: see also test_simulator -------------------------------
 
 
 def test_a_worker_that_is_told_late_to_begin_begins_with_the_first_round():
-    """It catches up from there; from the open one on its replica would lack a mean."""
+    """A worker that starts late begins with round 0, or its replica would lack a mean."""
     store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
     together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [3.0]))
     begin = store.ready(2, store.generation, 1, 10, 0, {})
@@ -663,7 +663,7 @@ def test_a_worker_that_is_told_late_to_begin_begins_with_the_first_round():
 
 
 def test_a_round_is_not_closed_while_nobody_is_in():
-    """Its time runs from the first update that is announced; there has to be one to go on with."""
+    """A hybrid round does not close by its deadline while it is empty."""
     store = begun(store_of(workers=2, size=1, hybrid=Hybrid(2, 1e-9)))
     looked = []
 
@@ -679,7 +679,7 @@ def test_a_round_is_not_closed_while_nobody_is_in():
 
 
 def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
-    """However large the model: stragglers' bodies are read beside the others', and the time runs."""
+    """The body of a straggler is read beside the others, so that a slow upload delays no quorum."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
     arriving, arrived = threading.Event(), threading.Event()
@@ -702,7 +702,7 @@ def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
-    """However many workers come at once, the others' stay in their sockets until there is room."""
+    """Only a few bodies of a large model are read at a time; the others wait in their sockets."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, reading, most = begun(store_of(mode, workers=8, size=1, merge="sum")), [], []
     first = threading.Barrier(limits.LEAST_EARLY)
@@ -712,7 +712,7 @@ def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
             reading.append(worker)
             most.append(len(reading))
             with contextlib.suppress(threading.BrokenBarrierError):
-                first.wait(5)  # that many are let in together
+                first.wait(5)  # this many are let in together
             reading.remove(worker)
             return update_of(store, worker, [1.0])
 
@@ -728,7 +728,7 @@ def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, mode):
-    """Each takes memory until its worker has it; one that fails on the way gives it back, too."""
+    """A center on its way takes room until it is sent or fails, and no further body is read."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, read = begun(store_of(mode, workers=5, size=1)), []
 
@@ -754,7 +754,7 @@ def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, 
 
 
 def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch):
-    """Or that it is over; the server does not stop before."""
+    """A request that waits for room is refused as soon as the worker group restarts."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store, refused = begun(store_of("asynchronous", workers=3, size=1)), []
     updates = [update_of(store, worker, [1.0]) for worker in range(3)]
@@ -777,7 +777,7 @@ def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch
 
 @pytest.mark.parametrize(("mode", "terms"), [("synchronous", {}), ("asynchronous", {"staleness": 0})])
 def test_no_body_is_kept_while_its_worker_waits(mode, terms):
-    """The driver's memory does not grow with the workers that wait, by a round or a bound."""
+    """The endpoint keeps no body of a worker that waits for a round or a staleness bound."""
     store, bodies, alive = begun(store_of(mode, workers=3, size=1, **terms)), [], []
 
     def send(worker):
@@ -800,4 +800,4 @@ def test_no_body_is_kept_while_its_worker_waits(mode, terms):
     together(lambda: send(0), lambda: send(1), look)
 
     assert 2 == len(bodies)
-    assert alive[0] <= 1  # what a sum begins with
+    assert alive[0] <= 1  # the array that the sum starts with

@@ -1,4 +1,4 @@
-"""Arrays that workers add: in worker order, alike on all of them, and by nobody who has returned."""
+"""Tests of all-reduce: sums in worker order, identical on all workers, and errors after a return."""
 
 from functools import partial
 from unittest import mock
@@ -18,7 +18,7 @@ from sparkdl.worker.collective import WorkerContext
 
 @pytest.fixture
 def gang():
-    """A store, and the contexts of three workers that are ready."""
+    """A coordinator, and the contexts of three workers that are ready."""
     store = AllReduceCoordinator(RUN, 3)
     exchanges = [LocalExchange(store, worker) for worker in range(3)]
     together(*(partial(exchange.ready, 1, 0, {}) for exchange in exchanges))
@@ -27,7 +27,7 @@ def gang():
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "u2", "c8", ">f4"])
 def test_the_sum_is_that_of_numpy_in_worker_order(gang, dtype):
-    """Bit for bit, whatever the dtype, the shape, and who comes first."""
+    """The sum is bit for bit that of NumPy in worker order, for any dtype, shape and order of arrival."""
     _, workers = gang
     random = np.random.default_rng(3)
     given = [(random.normal(size=(5, 7)) * 9).astype(dtype) for _ in workers]
@@ -38,11 +38,11 @@ def test_the_sum_is_that_of_numpy_in_worker_order(gang, dtype):
         for total in together(*(calls[k] for k in order)):
             np.testing.assert_array_equal(total, expected.astype(total.dtype))
             assert total.dtype == np.dtype(dtype).newbyteorder("=")
-            total += 1  # it is the worker's own
+            total += 1  # it belongs to the worker
 
 
 def test_the_mean_of_a_structure_has_its_structure(gang):
-    """Dicts, lists and tuples, numbers of several dtypes among them; dicts by name, whatever their order."""
+    """A mean keeps a structure of dicts, lists and tuples with several dtypes, in any order of keys."""
     _, workers = gang
     given = [
         {"weights": [np.full((2, 2), k, "float32"), np.full(3, k, "float64")], "rows": k, "loss": (0.5 * k,)}
@@ -60,7 +60,7 @@ def test_the_mean_of_a_structure_has_its_structure(gang):
 
 
 def test_a_sum_that_fails_ends_the_run_by_name(gang, monkeypatch):
-    """A worker that asks again would wait for ever for one that is counted and not added."""
+    """A sum that fails ends the run: workers would wait forever for an update that is not added."""
     store, workers = gang
     monkeypatch.setattr(Total, "add", mock.Mock(side_effect=MemoryError("too much")))
 
@@ -71,7 +71,7 @@ def test_a_sum_that_fails_ends_the_run_by_name(gang, monkeypatch):
 
 
 def test_calls_follow_each_other(gang):
-    """Each call is a round of its own, a barrier too."""
+    """Each call of all_reduce or barrier is a round of its own."""
     _, workers = gang
 
     def count(worker):
@@ -85,7 +85,7 @@ def test_calls_follow_each_other(gang):
 
 
 def test_a_reply_that_was_lost_is_given_again(gang):
-    """Arrays that come twice are added once, also when their round has closed and another is open."""
+    """Arrays sent twice are added once, even after their round has closed and another is open."""
     store, workers = gang
     first = [partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers]
     together(*first)
@@ -108,7 +108,7 @@ def test_a_reply_that_was_lost_is_given_again(gang):
 
 
 def test_a_worker_that_waits_asks_again(gang):
-    """No request waits longer than the endpoint's patience, and the round goes on."""
+    """A request that waits longer than the endpoint's patience is told to ask again."""
     store, workers = gang
     update = Update(
         kind=Kind.ARRAYS, rows=1, metrics=b"<f4", state=bytes(8), run=RUN, generation=1, layout=b"l" * 16
@@ -120,7 +120,7 @@ def test_a_worker_that_waits_asks_again(gang):
 
 
 def test_arrays_that_are_not_alike_are_refused(gang):
-    """Another shape, dtype, name or operation is the later worker's error; the round is as it was."""
+    """Arrays of another shape, dtype, name or operation are refused, and the round is unchanged."""
     store, workers = gang
     alike = np.ones(2, "float32")
     for other in (np.zeros(3, "float32"), np.zeros(2, "float64"), {"a": alike}, alike):
@@ -134,7 +134,7 @@ def test_arrays_that_are_not_alike_are_refused(gang):
 
 
 def sent(worker, array):
-    """Return what a worker sends of an array."""
+    """Return the update that a worker sends for an array."""
     kept = []
 
     class Keeping:
@@ -148,7 +148,7 @@ def sent(worker, array):
 
 
 def test_a_worker_that_returned_is_not_waited_for(gang):
-    """Whether it returns before or after another has called, the run fails and says who."""
+    """The run fails with the name of a worker that returned while another waits for it."""
     store, workers = gang
     exchanges = [worker._exchange for worker in workers]
     exchanges[2](Update(kind=Kind.REPORT))
@@ -161,7 +161,7 @@ def test_a_worker_that_returned_is_not_waited_for(gang):
 
 
 def test_what_is_no_number_is_named(gang):
-    """With its place in the structure; another operation too."""
+    """A value that is not a number is named with its place; an unknown op is named with the valid ones."""
     _, workers = gang
     with pytest.raises(TypeError, match=r"Expected arrays\['names'\]\[0\] to be numbers .* got <U4"):
         workers[0].all_reduce({"names": ["text"]})
@@ -187,7 +187,7 @@ def test_what_is_no_number_is_named(gang):
     ],
 )
 def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
-    """It is refused before or after it is read, and the round stays open."""
+    """A message that does not fit the run is refused, and the round stays open."""
     store, _ = gang
     values = {
         "kind": Kind.ARRAYS,
@@ -209,7 +209,7 @@ def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
 
 
 def test_early_arrays_beyond_a_budget_stay_unread(gang, monkeypatch):
-    """The driver keeps few bodies, however many workers come before their turn."""
+    """Arrays ahead of their turn stay unread in the socket beyond a small budget."""
     store, workers = gang
     monkeypatch.setattr(limits, "EARLY_BYTES", 7)
     read = []

@@ -1,4 +1,4 @@
-"""The book of a run: who takes part, what was counted, how far the epochs are."""
+"""Tests of the coordinator: membership, update accounting and epoch progress of a run."""
 
 import ctypes
 import os
@@ -67,11 +67,11 @@ def round_of(store, sequence):
     return together(*(lambda k=k: push(store, k, [1.0], sequence=sequence) for k in workers))
 
 
-# -- taking part ----------------------------------------------------------------------------------
+# -- membership -----------------------------------------------------------------------------------
 
 
 def test_a_gang_begins_when_all_are_ready():
-    """Everybody is told the rows of all, which settle who has which share of a batch."""
+    """A ready worker group begins, and each worker learns the rows of all, which set its share of a batch."""
     store = store_of(workers=2)
     for worker in (0, 1):
         store.join(worker, 1, 7, "host", 1)
@@ -92,7 +92,7 @@ def test_a_gang_begins_when_all_are_ready():
 
 
 def test_a_gang_without_rows_ends_by_name():
-    """All rows may be held out, by a column or a large share."""
+    """A run without training rows ends with a DataError, for example when all rows are held out."""
     store = store_of(workers=2)
 
     with impatient():
@@ -103,7 +103,7 @@ def test_a_gang_without_rows_ends_by_name():
 
 
 def test_who_is_early_is_told_to_ask_again():
-    """A request does not wait for ever for a gang that is still starting, or for the driver."""
+    """A worker that is ready before the others or the driver is told to ask again."""
     store = store_of(workers=2)
     with impatient():
         store.join(0, 1, 1, "host", 1)
@@ -117,7 +117,7 @@ def test_who_is_early_is_told_to_ask_again():
 
 
 def test_the_driver_knows_who_is_missing():
-    """A worker that has not joined is named."""
+    """The driver can list the workers that have not joined."""
     store = store_of()
     store.join(1, 1, 1, "host", 1)
 
@@ -125,13 +125,13 @@ def test_the_driver_knows_who_is_missing():
 
 
 def test_a_worker_that_is_none_of_the_gang_is_refused():
-    """Its index is out of range."""
+    """A worker whose index is out of range is refused."""
     assert 400 == status_of(lambda: store_of().join(3, 1, 1, "host", 1))
     assert 400 == status_of(lambda: store_of().join(-1, 1, 1, "host", 1))
 
 
 def test_a_newer_attempt_takes_the_older_ones_place():
-    """The older one is refused from then on, and cannot come back."""
+    """A newer attempt replaces the older one, which is refused from then on."""
     store = begun(store_of("asynchronous"))
     store.join(0, 1, 2, "host", 1)
     before = state_of(store)
@@ -144,12 +144,12 @@ def test_a_newer_attempt_takes_the_older_ones_place():
 
 
 def test_a_newer_attempt_waits_while_the_older_one_is_at_work():
-    """Spark starts a second attempt beside one that is slow; it takes over when that one is silent."""
+    """A newer attempt waits while the older one is active, and replaces it once it is silent."""
     store = begun(store_of("asynchronous", silence=3.0))
     at = moved(store)
     at(2.9)
     assert not store.join(0, 1, 2, "host", 1)
-    assert 1 == push(store, 0, np.ones(5)).version  # which is a word
+    assert 1 == push(store, 0, np.ones(5)).version  # an update counts as a message
     at(5.8)
     assert not store.join(0, 1, 2, "host", 1)
     at(6.0)
@@ -159,7 +159,7 @@ def test_a_newer_attempt_waits_while_the_older_one_is_at_work():
 
 
 def test_a_worker_that_says_nothing_for_too_long_is_lost():
-    """The driver names it; a heartbeat is enough of a word."""
+    """A worker without a heartbeat for longer than stall_timeout is lost, and the error names it."""
     store = begun(store_of("asynchronous", workers=2, stall=10.0))
     at = moved(store)
     for second in range(1, 13):
@@ -176,7 +176,7 @@ def test_a_worker_that_says_nothing_for_too_long_is_lost():
 
 
 def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
-    """It may be right to take so long, and goes on; who gets on, or waits for us, is not meant."""
+    """A worker that is alive but trains no row for long is logged once per position, and not lost."""
     store = begun(store_of("asynchronous", workers=3, stall=10.0))
     at = moved(store)
     store.membership.asking.add(2)
@@ -193,7 +193,7 @@ def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
 
 
 def test_who_waits_for_an_answer_gets_on():
-    """A round that waits for the slowest is nothing to say of the others, before and after."""
+    """A worker that waits for a reply is recorded as waiting, before and after its round."""
     store = begun(store_of(workers=2, stall=10.0))
     asked = []
     update = update_of(store, 0, [1.0])
@@ -204,7 +204,7 @@ def test_who_waits_for_an_answer_gets_on():
 
 
 def test_a_driver_that_was_away_calls_nobody_silent():
-    """A callback may take an hour, and a computer may sleep: it heard nobody meanwhile."""
+    """Time during which the driver was away does not count as silence of the workers."""
     store = begun(store_of("asynchronous", stall=10.0))
     at = moved(store)
     for second in (0, 3600, 3604, 3608):
@@ -217,7 +217,7 @@ def test_a_driver_that_was_away_calls_nobody_silent():
 
 
 def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_longer():
-    """It is as silent as it is since then."""
+    """A worker heard while the driver was away is lost after stall seconds of silence from then on."""
     store = begun(store_of("asynchronous", stall=10.0))
     at = moved(store)
     store.wait_epoch(0, 0)
@@ -235,7 +235,7 @@ def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_lon
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
-    """There is no update from nowhere."""
+    """An update of a worker that has not joined or is not ready is refused."""
     store = store_of(mode)
     before = status_of(lambda: push(store, 0, np.ones(5)))
     store.join(0, 1, 1, "host", 1)
@@ -245,7 +245,7 @@ def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
 
 
 def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
-    """Its replica is gone, and only the cut has what it needs; the driver hears of it."""
+    """A worker that returns to rounds is refused and fails the generation: its replica is gone."""
     store = begun(store_of())
 
     assert 409 == status_of(lambda: store.join(0, 1, 2, "host", 1))
@@ -253,7 +253,7 @@ def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
 
 
 def test_a_worker_that_returns_elsewhere_goes_on_after_what_was_counted():
-    """Nothing merged is rolled back; what it trained is in the center."""
+    """Without rounds, a returning worker continues after its last counted update without a rollback."""
     store = begun(store_of("asynchronous", size=1))
     push(store, 0, [1.0], sequence=0)
     push(store, 0, [1.0], sequence=1, base_version=1)
@@ -266,7 +266,7 @@ def test_a_worker_that_returns_elsewhere_goes_on_after_what_was_counted():
 
 
 def test_a_worker_that_returns_with_other_rows_is_refused():
-    """A partition that is not the same when computed again would train other rows than were counted."""
+    """A worker that returns with another number of rows is refused and fails the run."""
     store = begun(store_of("asynchronous"))
     store.join(0, 1, 2, "host", 1)
     with pytest.raises(RefusedError, match="came back with 9 rows instead of 10") as error:
@@ -276,11 +276,11 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
     assert isinstance(store.failure, DataError)
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_report_of_an_epoch_that_there_is_not_is_refused():
-    """It would be kept for good."""
+    """A report of an epoch beyond the last one is refused, because it would be kept forever."""
     store = begun(store_of("asynchronous"))
     with pytest.raises(RefusedError, match="Epoch 3 is none of the run's 2.") as error:
         push(store, 0, kind=Kind.REPORT, epoch=2)
@@ -301,7 +301,7 @@ OTHERS = [
     ({"statistics": vector(1)}, 413),
     ({"metrics": b"m"}, 413),
     ({"state": b"s"}, 413),
-    ({"rows": 0}, (400, 413)),  # with the sections of an update that has some
+    ({"rows": 0}, (400, 413)),  # with the sections of an update that has rows
     ({"base_version": 1}, 400),
     ({"kind": "other"}, 400),
     ({"flags": Flag.AWAIT, "rows": 0, "parameters": EMPTY}, 409),
@@ -312,7 +312,7 @@ OTHERS = [
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 @pytest.mark.parametrize(("fields", "status"), OTHERS)
 def test_an_update_that_is_not_this_runs_is_refused_and_changes_nothing(mode, fields, status):
-    """Run, generation, attempt, layout and lengths are fences, and stand before the body is read."""
+    """An update of another run, generation, attempt or layout is refused before its body is read."""
     store = begun(store_of(mode))
     update = update_of(store, 0, np.ones(5))
     if fields.get("kind") == "other":
@@ -326,7 +326,7 @@ def test_an_update_that_is_not_this_runs_is_refused_and_changes_nothing(mode, fi
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_an_update_without_rows_is_for_rounds_alone(mode):
-    """Where nobody waits for it there is nothing to merge."""
+    """An update without rows is refused if there are no rounds."""
     store = begun(store_of(mode))
     before = state_of(store)
 
@@ -336,7 +336,7 @@ def test_an_update_without_rows_is_for_rounds_alone(mode):
 
 @pytest.mark.parametrize("kind", [Kind.PULL, Kind.RESTORE, Kind.VALIDATION])
 def test_a_request_that_carries_no_weights_may_bring_none(kind):
-    """What is not asked for is not read."""
+    """A request of a kind without weights is refused if it carries some."""
     store = begun(store_of())
 
     assert 413 == status_of(lambda: push(store, 0, np.ones(5), kind=kind))
@@ -353,7 +353,7 @@ def test_a_request_that_carries_no_weights_may_bring_none(kind):
     ],
 )
 def test_a_run_that_is_over_takes_nothing(call):
-    """Every request is answered 410, those that wait included."""
+    """Every request to a run that is over is answered with 410."""
     store = begun(store_of("asynchronous"))
     store.close()
 
@@ -361,7 +361,7 @@ def test_a_run_that_is_over_takes_nothing(call):
 
 
 def test_closing_lets_go_who_waits():
-    """A worker at an epoch's end learns that the run is over."""
+    """A worker that waits at an epoch's end is refused with 410 when the run closes."""
     store = begun(store_of(workers=1))
 
     def close():
@@ -377,7 +377,7 @@ def test_closing_lets_go_who_waits():
 
 
 def test_an_epoch_is_complete_when_all_have_reported():
-    """Its result has the metrics in worker order, the rows, the losses, and the cut."""
+    """A complete epoch has metrics in worker order, the number of rows, the losses and the snapshot."""
     store = begun(store_of("asynchronous", size=1, metrics=2, optimizer=3))
     push(store, 0, [6.0])
     with impatient():
@@ -397,7 +397,7 @@ def test_an_epoch_is_complete_when_all_have_reported():
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode):
-    """By name, though no number is NaN, and be it the last epoch; that epoch is not handed to the driver."""
+    """A run whose loss and center grow together in the last epoch ends with the snapshot before it."""
     rule = "average" if mode == "synchronous" else "sum"
     store = begun(store_of(mode, joint=False, workers=2, size=1, center=[1.0], merge=rule))
 
@@ -430,14 +430,14 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
     ],
 )
 def test_what_a_run_is_compared_with_is_nothing_that_merging_did(mode, window, losses):
-    """The loss of the start is that of 32 batches, or of the first windows or round, where they have more."""
+    """The initial loss is that of 32 batches, or of the first windows or round if they have more."""
     plan = Plan((), 0, 4, window, False, False, 0)
 
     assert losses == store_of(mode, joint=False, plan=plan).screening.detector.first
 
 
 def test_an_update_that_was_not_merged_is_among_the_losses():
-    """TerminateOnNaN looks at them."""
+    """An update that was not merged is NaN among the losses, which TerminateOnNaN checks."""
     store = begun(store_of("asynchronous", workers=2, size=1))
     push(store, 0, [float("nan")])
     push(store, 1, [1.0])
@@ -447,7 +447,7 @@ def test_an_update_that_was_not_merged_is_among_the_losses():
 
 
 def test_an_epoch_without_one_sound_update_ends_the_run():
-    """However few updates it has: with frequency="epoch" ten in a row may be all of training."""
+    """An epoch without a sound update ends the run, however few updates it has."""
     store = begun(store_of("asynchronous", workers=2, size=1))
     with impatient():
         for worker in (0, 1):
@@ -460,7 +460,7 @@ def test_an_epoch_without_one_sound_update_ends_the_run():
 
 
 def test_a_report_that_comes_twice_counts_once():
-    """A retry after a lost answer adds no rows; after the epoch it opens no book."""
+    """A repeated report adds no rows, and one that arrives after the epoch is ignored."""
     store = begun(store_of("asynchronous", workers=2))
     with impatient():
         give(store, report_of(store, 0))
@@ -476,7 +476,7 @@ def test_a_report_that_comes_twice_counts_once():
 
 
 def test_rounds_wait_for_the_driver_between_epochs():
-    """Callbacks act where they do in Keras: the next epoch begins with what they set."""
+    """In rounds, the next epoch begins with the weights and the rate that callbacks have set."""
     store = begun(store_of(workers=1, size=1))
     replies = []
 
@@ -498,7 +498,7 @@ def test_rounds_wait_for_the_driver_between_epochs():
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_who_is_to_end_is_sent_no_center(mode):
-    """At the end of a run all workers wait, and the driver's memory is not for a center for each."""
+    """A worker that should end is sent no center, which saves the driver's memory."""
     store = begun(store_of(mode, workers=1, size=1, joint=False, epochs=1))
     push(store, 0, [1.0])
     replies = []
@@ -513,7 +513,7 @@ def test_who_is_to_end_is_sent_no_center(mode):
 
 
 def test_an_asynchronous_worker_is_at_most_an_epoch_ahead():
-    """It goes on at once where the driver has let it, and waits where it has not."""
+    """An asynchronous worker goes on to a released epoch at once, and waits at the next one."""
     store = begun(store_of("asynchronous", epochs=5))
     with impatient():
         first = give(store, report_of(store, 0, 0))
@@ -523,7 +523,7 @@ def test_an_asynchronous_worker_is_at_most_an_epoch_ahead():
 
 
 def test_the_last_epoch_ends_with_the_run():
-    """Nobody leaves while an evaluation may still be to come."""
+    """At the end of the last epoch, workers wait until the driver stops the run."""
     store = begun(store_of("asynchronous", workers=1, epochs=1))
     with impatient():
         waiting = give(store, report_of(store, 0))
@@ -534,7 +534,7 @@ def test_the_last_epoch_ends_with_the_run():
 
 
 def test_a_validated_epoch_is_evaluated_by_everybody():
-    """The gate asks for it, every worker once, over the weights of the epoch's end."""
+    """Every worker evaluates a validated epoch once, with the weights of the epoch's end."""
     store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset({0, 1}), metrics=1))
     push(store, 0, [3.0])
     with impatient():
@@ -553,7 +553,7 @@ def test_a_validated_epoch_is_evaluated_by_everybody():
 
 
 def test_a_worker_that_has_the_snapshot_is_sent_nothing():
-    """An unchanged version is answered with its number alone."""
+    """A worker that has the requested snapshot gets its version only."""
     store = begun(store_of("asynchronous", size=1))
     reply = give(store, update_of(store, kind=Kind.PULL, base_version=0))
 
@@ -562,7 +562,7 @@ def test_a_worker_that_has_the_snapshot_is_sent_nothing():
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_progress_is_that_of_the_updates_that_count(mode):
-    """A duplicate moves no schedule on, and is no exchange."""
+    """A duplicate counts neither as a step of the schedule nor as an exchange."""
     store = begun(store_of(mode, joint=False, workers=1, size=1))
     for _ in range(2):
         push(store, 0, [1.0])
@@ -571,7 +571,7 @@ def test_progress_is_that_of_the_updates_that_count(mode):
 
 
 def test_an_evaluation_waits_for_a_driver_that_attends_it():
-    """The driver gets the cut of the epoch's end, and says which weights workers evaluate."""
+    """With an attending driver, an evaluation waits until the driver has chosen the weights."""
     shape = {"evaluated": frozenset({0, 1}), "attended": True, "metrics": 1}
     store = begun(store_of(workers=1, size=1, **shape))
     with impatient():
@@ -592,7 +592,7 @@ def test_an_evaluation_waits_for_a_driver_that_attends_it():
 
 
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
-    """A push looks through the books under the lock that guards them."""
+    """A push looks for an evaluation while it holds the lock that guards the reports."""
     store = begun(store_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
     looked = []
     look = store.epochs.to_evaluate
@@ -629,9 +629,9 @@ print(kept, begin - resident())
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc gives memory back")
 def test_what_requests_have_freed_is_given_back_now_and_then():
-    """The C library keeps the holes between what is still in use, until an epoch ends."""
+    """Freed memory of requests is returned to the system when a snapshot is committed."""
     paths = [str(Path(__file__).parents[level]) for level in (2, 3)]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))  # with a heap of its own
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))  # in a process with its own heap
     out = subprocess.check_output([sys.executable, "-c", FREED], env=environment, text=True)
     before, after = map(int, out.split())
 
@@ -642,7 +642,7 @@ def test_what_requests_have_freed_is_given_back_now_and_then():
 
 
 def test_a_stop_reaches_a_worker_with_its_next_reply():
-    """By an exchange or by a heartbeat, whichever comes first."""
+    """A stop reaches a worker with its next reply, to an exchange or to a heartbeat."""
     store = begun(store_of("asynchronous", size=1))
     store.stop()
 
@@ -653,7 +653,7 @@ def test_a_stop_reaches_a_worker_with_its_next_reply():
 
 
 def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
-    """Every worker of the round is told, reports and evaluates, and the epoch is complete."""
+    """An epoch that is cut short ends after the open round; all workers report and evaluate it."""
     store = begun(store_of(workers=2, size=1, evaluated=frozenset([0, 1]), metrics=1))
     first = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
     store.cut_short(0)
@@ -680,7 +680,7 @@ def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
 
 
 def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
-    """Without rounds one may train the next epoch already; what it says of that is not booked."""
+    """Without rounds, a worker already in the next epoch evaluates the one that is cut short."""
     store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
     store.release(0, 0.1)
     give(store, report_of(store, 0, metrics=b"m"))
@@ -699,7 +699,7 @@ def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
 @pytest.mark.parametrize("restarts", [1, 2])
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, restarts):
-    """All have reported the epoch: it stays trained, with its loss, and only its evaluation begins anew."""
+    """A restart during an evaluation keeps the trained epoch with its losses, and evaluates it again."""
     shape = {"evaluated": frozenset([0, 1]), "metrics": 1, "optimizer": 2}
     store = begun(store_of(workers=2, size=1, joint=joint, **shape))
     together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
@@ -731,7 +731,7 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_stopped_run_has_its_last_merge(mode):
-    """What was merged by then is what the model gets."""
+    """A stopped run returns the center of its last merge."""
     store = begun(store_of(mode, size=1))
     push(store, 0, [4.0])
     store.stop()
@@ -740,7 +740,7 @@ def test_a_stopped_run_has_its_last_merge(mode):
 
 
 def test_a_stopped_gang_of_replicas_tells_its_weights():
-    """In gradient mode the endpoint has none: worker 0 says where it has got to."""
+    """A stopped run of replicas returns the weights that worker 0 reports."""
     store = begun(store_of(workers=1, size=1, optimizer=2))
     before = store.stopped_cut()
     store.stop()
@@ -752,7 +752,7 @@ def test_a_stopped_gang_of_replicas_tells_its_weights():
 
 
 def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
-    """All have reported it, and then evaluate: the last complete merge, which the driver may not have yet."""
+    """A run stopped after an epoch's end returns that epoch's snapshot, taken by the driver or not."""
     store = begun(store_of(workers=1, size=1, optimizer=2))
     store.stop()
     give(store, report_of(store, 0, parameters=vector(6.0), state=b"op"))
@@ -766,8 +766,8 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
     [
         (1, 0, False, False),
         (2, 0, False, True),
-        (3, 0, False, False),  # the second is at work
-        (3, 5, False, True),  # it has said nothing for long, so that its successor speaks for the worker
+        (3, 0, False, False),  # the second is active
+        (3, 5, False, True),  # the second is silent for long, so that its successor may report for the worker
         (1, 5, False, False),
         (2, 0, True, False),
         (-1, 0, False, True),
@@ -775,7 +775,7 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
     ],
 )
 def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, counts):
-    """Attempts that were superseded or lost, or that wait, are refused; -1 is a task that deals rows."""
+    """Only a worker's active attempt, its successor, or a task that deals rows (-1) may fail the run."""
     store = store_of("asynchronous", workers=3, goes_on=True, stall=60.0, silence=3.0)
     set_clock = moved(store)
     begun(store, attempt=2)
@@ -794,7 +794,7 @@ def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, 
 
 
 def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
-    """It may come again, once there is room for it."""
+    """A report that cannot be stored is not recorded, and the run fails."""
     store = begun(store_of("asynchronous", workers=1, optimizer=2, epochs=3))
     monkeypatch.setattr(state, "spooled", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
@@ -818,13 +818,13 @@ class Fails(Sum):
 
 
 class FailsInRounds(Fails):
-    """The same of the rounds' kind."""
+    """The same for rounds only."""
 
     alone, rounds = "it is for rounds", None
 
 
 def test_an_update_whose_rule_fails_is_not_counted():
-    """Center and ledger stay those of the updates before, also in what is noted for a checkpoint."""
+    """An update whose rule fails is not counted, neither in the center and ledger nor in a snapshot."""
     store = begun(store_of("asynchronous", workers=2, size=1, merge=Fails(2)))
     push(store, 0, [1.0])
     before = state_of(store)
@@ -841,7 +841,7 @@ def test_an_update_whose_rule_fails_is_not_counted():
 
 
 def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
-    """Without one lock the rule sees parts; where a later one fails, the run goes back to its last cut."""
+    """If a hogwild merge fails half-way, the run ends with its last snapshot and merges nothing further."""
     monkeypatch.setattr(limits, "STRIPE", 2)
     store = begun(store_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
     push(store, 0, [1.0] * 4)
@@ -858,7 +858,7 @@ def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch
 
 
 def test_a_round_that_fails_as_it_closes_is_not_closed_again():
-    """Who waits for it is refused, and the run ends with what there was before."""
+    """If a round fails as it closes, waiting workers are refused, and the run ends with the state before."""
     store = begun(store_of(joint=False, workers=2, size=1, merge=FailsInRounds(2)))
     round_of(store, 0)
     outcomes = round_of(store, 1)
@@ -870,7 +870,7 @@ def test_a_round_that_fails_as_it_closes_is_not_closed_again():
 
 
 def test_a_failure_that_stays_comes_before_a_lost_worker():
-    """The gang would be started again for that one, with what broke."""
+    """Another failure takes precedence over a lost worker, for which the worker group would be restarted."""
     store = begun(store_of())
     failure = SparkDLError("broken")
     store.fail(1, WorkerLostError("lost"))
@@ -894,7 +894,7 @@ STALE = {
 @pytest.mark.parametrize("comes", ["attempt", "generation"])
 @pytest.mark.parametrize("name", STALE)
 def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, comes):
-    """It was admitted by its header; then another attempt joined, or the gang was started again."""
+    """A request admitted before a newer attempt or a restart is refused afterwards, and changes nothing."""
     mode, fields = STALE[name]
     store = begun(store_of(mode, joint=False, workers=2, goes_on=True))
     update = update_of(store, 0, **fields)
@@ -913,7 +913,7 @@ def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, com
 
 
 def test_an_epoch_is_not_released_at_an_older_rate():
-    """A request of the client of a hosted run may come late."""
+    """A late release of an older epoch does not change the released epoch or the learning rate."""
     store = begun(store_of("asynchronous", epochs=3))
     store.release(1, 0.1)
     store.release(0, 0.5)
@@ -922,7 +922,7 @@ def test_an_epoch_is_not_released_at_an_older_rate():
 
 
 def test_the_first_failure_of_a_generation_counts():
-    """What older tasks have to say is no news."""
+    """Only the first failure of the current generation counts."""
     store = store_of()
     first, second = SparkDLError("first"), SparkDLError("second")
     store.fail(0, second)
@@ -936,7 +936,7 @@ def test_the_first_failure_of_a_generation_counts():
 
 
 def test_a_restart_rolls_rounds_back_to_the_cut():
-    """Center, version, progress, round, books and losses are those of the last epoch's end."""
+    """A restart in rounds restores center, version, progress, reports and losses of the last epoch's end."""
     store = begun(store_of(joint=False, workers=1, size=1, epochs=3, optimizer=2, generators=1))
     for sequence in range(3):
         push(store, 0, [1.0], sequence=sequence, base_version=sequence)
@@ -963,7 +963,7 @@ def cut_of(store, worker, sequence, **fields):
 
 
 def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
-    """A reply asks for it; once all have answered, that is where the run is taken up."""
+    """A snapshot within an epoch holds the reported states of all workers, and a restart uses it."""
     store = begun(store_of(joint=False, merge="average", workers=2, size=1, metrics=1, cuts=(2,)))
     replies = [round_of(store, sequence) for sequence in range(2)]
     assert [[False, False], [True, True]] == [[bool(r.flags & Flag.CUT) for r in each] for each in replies]
@@ -975,7 +975,7 @@ def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     assert (0, 2, {0: b"a", 1: b"b"}) == (store.cut.epoch, store.cut.place, store.cut.metrics)
 
     progress = store.progress
-    (last, *_) = round_of(store, 2)  # of this epoch, whose end is a cut in any case
+    (last, *_) = round_of(store, 2)  # the last round of this epoch, whose end is a snapshot anyway
     assert not last.flags & Flag.CUT
     store.restart()
     assert ([2.0], 2, [1.0, 1.0], progress) == (
@@ -990,7 +990,7 @@ def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
 
 
 def test_a_cut_of_replicas_is_what_the_first_of_them_was():
-    """In the middle of an epoch, too; what was the center before is let go."""
+    """A snapshot of replicas within an epoch has the weights of worker 0."""
     store = begun(store_of(workers=1, size=1, cuts=(1,)))
     push(store, 0, [1.0])
     give(store, cut_of(store, 0, 1, parameters=vector(7.0)))
@@ -1000,7 +1000,7 @@ def test_a_cut_of_replicas_is_what_the_first_of_them_was():
 
 
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
-    """The round before it, and the one after it until it is made, take in all of them."""
+    """Hybrid rounds before and during a snapshot wait for all workers."""
     store = begun(store_of(joint=False, workers=2, size=1, cuts=(2,), hybrid=Hybrid(1)))
     aggregation = store.merging
     with impatient():
@@ -1018,7 +1018,7 @@ def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
 
 
 def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
-    """It was asked for in the last round; the next one closes with those that are in."""
+    """A snapshot requested in the last round of an epoch is not awaited after the epoch's end."""
     store = begun(store_of(joint=False, workers=2, size=1, hybrid=Hybrid(1)))
     with impatient():
         for sequence in range(3):
@@ -1032,7 +1032,7 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
 
 
 def test_a_run_that_was_taken_up_wants_the_same_rows():
-    """Who brings others is told what there were."""
+    """A resumed run fails if its rows differ, and the error shows both counts."""
     store = store_of(workers=2)
     store.resume(store.cut, (RowsHeld(10), RowsHeld(11)))
 
@@ -1047,7 +1047,7 @@ def test_a_run_that_was_taken_up_wants_the_same_rows():
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
-    """Center, ledger, what workers have reported and their newest states are those of the cut."""
+    """Without rounds, a resumed run has the center, ledger, reports and newest states of the snapshot."""
     first = begun(store_of(mode, workers=2, size=1, generators=1))
     first.snapshots.committed = replace(first.cut, states={0: b"o", 1: b"p"})
     push(first, 0, [2.0])
@@ -1073,7 +1073,7 @@ def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode):
-    """It is asked with its next center, but at an epoch's end; what comes late is not what it is now."""
+    """A snapshot without rounds has each worker's state as reported after the snapshot before."""
     shape = {"workers": 2, "size": 1, "generators": 1, "epochs": 4}
     store = begun(store_of(mode, cuts=(2,), **shape))
     assert not push(store, 0, [1.0]).flags
@@ -1098,7 +1098,7 @@ def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_there(mode):
-    """The driver tells of it what only they know."""
+    """An epoch that was over when a snapshot was made ends once the workers of the resumed run are ready."""
     first = begun(store_of(mode, workers=2, size=1))
     with impatient():
         for worker in (0, 1):
@@ -1115,7 +1115,7 @@ def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_ther
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_stays_as_it_was(mode):
-    """A report that comes later is not in it: what its worker sent before is not in it either."""
+    """A report that arrives after a snapshot was made does not change it."""
     store = begun(store_of(mode, workers=2, size=1))
     with impatient():
         give(store, report_of(store, 0))
@@ -1134,7 +1134,7 @@ def test_what_is_noted_stays_as_it_was(mode):
 
 @pytest.mark.parametrize("generators", [0, 1])
 def test_every_replica_gets_the_common_optimizer_state_back(generators):
-    """Worker 0 alone tells it, and each keeps its own random generators, where there are any."""
+    """Every replica is restored with worker 0's optimizer state and its own random generators."""
     store = begun(store_of(workers=2, size=1, optimizer=2, generators=generators))
     with impatient():
         give(store, report_of(store, 0, parameters=vector(1.0), state=b"opA"[: 2 + generators]))
@@ -1149,7 +1149,7 @@ def test_every_replica_gets_the_common_optimizer_state_back(generators):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
-    """The center stays, and every worker goes on after its last counted sequence."""
+    """Without rounds, a restart keeps the center, and workers continue after their last counted update."""
     store = begun(store_of(mode, size=1))
     push(store, 0, [2.0])
     old = update_of(store, 1, [5.0])
@@ -1164,7 +1164,7 @@ def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
 
 
 def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
-    """The driver's memory does not hold every worker's optimizer."""
+    """A large worker state is kept in an unnamed file, not in the driver's memory."""
     monkeypatch.setattr("sparkdl.server.state.IN_MEMORY", 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = begun(store_of(workers=1, size=1, optimizer=5000))
@@ -1176,7 +1176,7 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
 
 
 def test_what_comes_again_late_moves_nobody():
-    """A network may deliver twice: no worker is taken for one that begins, waits or has said nothing yet."""
+    """Late repetitions of messages do not change the training clock of a worker."""
     store = begun(store_of("asynchronous", workers=2, staleness=9, epochs=2))
     clocks, report = store.merging.clocks, report_of(store, 0, epoch=0, sequence=1)
 
@@ -1202,14 +1202,14 @@ def test_what_comes_again_late_moves_nobody():
 
 
 def store_of_client():
-    """Return a store as the client of one in worker 0 has it."""
+    """Return a coordinator as the client of a hosted run has it."""
     shape = store_of().shape
     return RemoteCoordinator(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
 
 
 @pytest.fixture
 def python_handles_interrupts():
-    """Also where pytest runs in the background of a shell, which has them ignored."""
+    """Restore Python's SIGINT handler, because a background shell may have made pytest ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -1219,7 +1219,7 @@ def python_handles_interrupts():
     "make", [lambda: begun(store_of("asynchronous", workers=1)), store_of_client], ids=["own", "of a client"]
 )
 def test_an_interrupt_leaves_no_lock_behind(make, python_handles_interrupts):
-    """Ctrl-C between the lock and the block that frees it is kept back; the driver raises it when it may."""
+    """Ctrl-C between taking and releasing the lock is deferred, and the driver raises it afterwards."""
     store, pressed = make(), []
 
     def press(_frame, event, function):

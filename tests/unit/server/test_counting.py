@@ -1,7 +1,7 @@
-"""Exactly once, proved by counting: every update adds a known amount, and the sum is exact.
+"""Tests of counting exactly once: each update adds a known amount, and the sum is exact.
 
-Between workers and the endpoint is a relay that loses requests and answers, in the middle of them too, and
-sends requests again, at once or later; or workers are processes, one of which stands still for a while.
+Between workers and the endpoint is a relay that loses requests and answers, also in the middle, and repeats
+requests at once or later. In another test, workers are processes, one of which is stopped for a while.
 """
 
 import json
@@ -36,9 +36,9 @@ TOTAL = total(WORKERS, UPDATES)
 
 @pytest.fixture
 def count(monkeypatch):
-    """A function that runs a gang through a relay; it returns the store, all replies, and what was lost."""
-    monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 10)  # pauses before a request
-    monkeypatch.setattr(client, "RETRIES", 30)  # as bad luck is not what is tested
+    """A function that runs workers through a relay and returns the coordinator, replies and losses."""
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 10)  # pause before a request
+    monkeypatch.setattr(client, "RETRIES", 30)  # bad luck is not under test
 
     def run(setting, seed, merging=None):
         store = store_of(**{"workers": WORKERS, "size": SIZE, "epochs": 1, **SETTINGS[setting]})
@@ -61,7 +61,7 @@ def count(monkeypatch):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(1, 20))])
 def test_every_update_counts_once_where_requests_and_answers_get_lost(count, setting, seed):
-    """The center, or the sum of what rounds answered, is that of all updates, whatever got lost."""
+    """Every update counts once, although the relay loses and repeats requests and answers."""
     store, replies, lost = count(setting, seed)
 
     assert all(isinstance(each, list) for each in replies), replies
@@ -75,14 +75,14 @@ def test_every_update_counts_once_where_requests_and_answers_get_lost(count, set
 
 
 class Forgetful(Asynchronous):
-    """Merges without a ledger."""
+    """An aggregation that merges without a ledger."""
 
     def counted(self, worker, sequence):
         return False
 
 
 def test_a_store_that_counts_twice_is_found(count):
-    """The sum is too large then."""
+    """The sum is too large if the coordinator counts updates twice."""
     store, _, _ = count("asynchronous", 0, Forgetful)
 
     assert store.merging.snapshot()[0][0] > TOTAL
@@ -90,7 +90,7 @@ def test_a_store_that_counts_twice_is_found(count):
 
 @pytest.fixture
 def processes():
-    """A function that serves a store, and returns another, which starts processes of its workers."""
+    """A function that serves a coordinator and returns a function that starts its worker processes."""
     with ExitStack() as stack:
 
         def serving(store):
@@ -108,14 +108,14 @@ def processes():
 
 
 def outcome_of(process):
-    """Return how a process ended, and what it printed."""
+    """Return the exit code, the output and the errors of a process."""
     out, errors = process.communicate(timeout=60)
     return process.returncode, out, errors
 
 
 @pytest.mark.parametrize("setting", by_turns(list(SETTINGS)))
 def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(processes, setting):
-    """SIGSTOP for longer than it may be silent: it ends badly, and its successor's updates count."""
+    """A worker stopped by SIGSTOP until another attempt took over is refused; the latter's updates count."""
     store = store_of(workers=2, size=SIZE, epochs=1, silence=1.0, **SETTINGS[setting])
     store.release(1, NEVER)
     start, merging = processes(store), store.merging
@@ -123,7 +123,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(proces
     assert eventually(lambda: merging.next_sequence(0) > UPDATES // 4)
     gang[0].send_signal(signal.SIGSTOP)
     second = start(0, attempt=2)
-    if isinstance(merging, SynchronousRounds):  # in which a gang dies whole
+    if isinstance(merging, SynchronousRounds):  # in rounds, the whole worker group fails
         assert eventually(lambda: store.failure)
         assert "cannot come back" in outcome_of(second)[2]
         store.restart()

@@ -1,4 +1,4 @@
-"""What ends a run by name, and what does not."""
+"""Tests of divergence detection: conditions that end a run, and conditions that do not."""
 
 from math import inf, nan
 
@@ -19,9 +19,9 @@ def update(worker, epoch=0, sequence=0):
 
 
 def has_diverged(*epochs, start=1.0, merged=True):
-    """Return whether a run has, of whose epochs the losses and the center at the end are given.
+    """Return True if a run with these epochs diverges.
 
-    And, if there is a third part, the losses of the windows' first batches.
+    An epoch is its losses, the center at its end, and optionally the losses of the windows' first batches.
     """
     watch = DivergenceDetector(center(start), merged=merged)
     for number, (losses, reached, *first) in enumerate(epochs):
@@ -41,7 +41,7 @@ FIRST = [1.0, 1.0], 1.0
     ids=str,
 )
 def test_loss_and_center_that_grow_together_end_a_run(losses, reached):
-    """Losses that are none do not hide the others, and squares of float32 do not overflow."""
+    """A loss and a center that grow together end a run, despite NaN losses and squares beyond float32."""
     assert has_diverged(FIRST, (losses, reached))
 
 
@@ -51,12 +51,12 @@ def test_loss_and_center_that_grow_together_end_a_run(losses, reached):
     ids=str,
 )
 def test_growth_of_one_of_them_does_not(losses, reached):
-    """A model that learns may grow as it likes; one that was trained before may meet harder rows."""
+    """Growth of the center alone or of the loss alone does not end a run."""
     assert not has_diverged(FIRST, (losses, reached))
 
 
 def test_a_loss_below_zero_may_rise_too():
-    """A likelihood may begin there; one that falls further is well."""
+    """A negative loss that rises far ends a run; one that falls further does not."""
     first = [-2.0, -2.0], 1.0
 
     assert has_diverged(first, ([60.0], 3.0))
@@ -64,35 +64,35 @@ def test_a_loss_below_zero_may_rise_too():
 
 
 def test_a_first_epoch_without_a_finite_loss_says_nothing():
-    """The next one is what later ones are compared with."""
+    """An epoch without a finite loss is skipped, and the next one becomes the reference."""
     assert not has_diverged(([inf], 1.0), FIRST)
     assert has_diverged(([inf], 1.0), FIRST, ([60.0], 2.0))
 
 
 def test_losses_whose_mean_would_be_infinite_are_taken_for_infinite_ones():
-    """They come to a mean as little as those, and the endpoint does not fail on them."""
+    """Losses whose mean would overflow are skipped like infinite ones, and the detector does not fail."""
     assert not has_diverged(([1.7e308, 1.7e308], 1.0), FIRST)
     assert has_diverged(FIRST, ([60.0, 1.7e308, 1.7e308], 2.0, [1.7e308, 1.7e308]))
 
 
 def test_a_center_that_begins_with_zeros_is_compared_with_that_of_the_first_epoch():
-    """As of a linear model."""
+    """A center of zeros, as in a linear model, is compared with the center of the first epoch."""
     assert not has_diverged(([1.0, 60.0], 5.0), start=0.0)
     assert has_diverged(([1.0], 5.0), ([60.0], 10.0), start=0.0)
 
 
 def test_what_plain_keras_does_is_not_judged():
-    """One worker, and workers that make each update together."""
+    """Losses of one worker, or of workers that make each update together, do not end a run."""
     assert not has_diverged(FIRST, ([1e9], 1e9), merged=False)
 
 
 def test_the_first_losses_are_what_a_run_is_compared_with():
-    """As many as are no single batch's luck, and not those of a whole epoch."""
+    """The initial loss is the mean of the first 32 batches, not of the whole first epoch."""
     assert has_diverged(([1.0] * 32 + [500.0] * 32, 2.0))
 
 
 def swinging(start, *firsts, loss=0.5):
-    """Return epochs whose windows have a loss, and begin with others; the center becomes twice as wide."""
+    """Return epochs with this loss and these losses of first batches, after which the center's norm is 2."""
     return [([loss], 2.0, [first]) for first in (start, *firsts)]
 
 
@@ -106,7 +106,7 @@ def swinging(start, *firsts, loss=0.5):
     ids=str,
 )
 def test_a_center_that_workers_have_to_mend_again_and_again_ends_a_run(epochs):
-    """No window's loss rises, and still the center is worse than at the start, three times in a row."""
+    """A center that windows have to repair in three consecutive epochs ends a run."""
     assert has_diverged(*epochs)
     assert not has_diverged(*epochs[:-1])
     assert not has_diverged(*epochs, merged=False)
@@ -125,19 +125,19 @@ def test_a_center_that_workers_have_to_mend_again_and_again_ends_a_run(epochs):
     ids=str,
 )
 def test_one_that_is_worse_for_a_while_or_that_they_do_not_mend_does_not(epochs):
-    """As with the first epochs of workers that step on their own, and with a loss that may well rise."""
+    """A center that is worse for a short time, or that windows do not repair, does not end a run."""
     assert not has_diverged(*epochs)
 
 
 def test_one_that_is_worse_than_a_well_trained_one_does_not():
-    """Whoever goes on with a small loss has little to lose, and the center does not grow."""
+    """A center that is worse than a well-trained one does not end a run while its norm hardly grows."""
     assert not has_diverged(*((losses, 1.2, first) for losses, _, first in swinging(1e-3, *[0.1] * 9)))
 
 
 @pytest.mark.parametrize("thrown", [([2.1], 2.0), ([0.8], 2.0, [2.1])], ids=str)
 @pytest.mark.parametrize("later", [[1.1] * 3, [1.9, 0.9, 1.5, 1.1]], ids=str)
 def test_a_loss_that_rose_far_and_does_not_come_back_ends_a_run(thrown, later):
-    """As of units that died, when merging threw the center away; workers may have mended it meanwhile."""
+    """A loss that rose far once and stays above the initial one ends a run."""
     epochs = [FIRST, thrown, *(([loss], 2.0) for loss in [0.9, 0.9, 0.9, *later])]
 
     assert has_diverged(*epochs)
@@ -148,12 +148,12 @@ def test_a_loss_that_rose_far_and_does_not_come_back_ends_a_run(thrown, later):
 
 
 def test_one_wild_epoch_is_forgiven():
-    """What counts is where most of the last epochs are."""
+    """A single epoch with a huge loss does not end a run, because most of the last epochs count."""
     assert not has_diverged(FIRST, ([500.0], 1.4), *[([0.9], 2.0)] * 4, ([500.0], 1.4), *[([0.9], 2.0)] * 4)
 
 
 def test_an_epoch_of_nothing_sound_ends_a_run():
-    """Whatever other epochs had: workers may be in two at once."""
+    """An epoch without a sound update ends a run, even if workers are in two epochs at once."""
     watch = DivergenceDetector(center(1.0), merged=True)
     watch.take(update(0, epoch=0), sound=True)
     watch.take(update(0, epoch=1, sequence=1), sound=True)
@@ -168,7 +168,7 @@ def test_an_epoch_of_nothing_sound_ends_a_run():
 
 @pytest.mark.parametrize("rolled_back", [True, False])
 def test_a_restart_forgets_what_comes_again(rolled_back):
-    """In rounds all updates since the last cut; elsewhere what was merged stays merged."""
+    """A restart forgets the counts of updates that are sent again: in rounds those of the epochs, too."""
     watch = DivergenceDetector(center(1.0), merged=True)
     for sequence in range(9):
         watch.take(update(0, sequence=sequence), sound=False)

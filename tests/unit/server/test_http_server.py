@@ -1,4 +1,4 @@
-"""The endpoint: what it answers, and what it refuses before it reads it."""
+"""Tests of the HTTP endpoint: its replies, and its refusals before a body is read."""
 
 import errno
 import gc
@@ -70,7 +70,7 @@ class Socket:
     def request(self, method, path, body=b"", headers=TOKEN):
         connection = tls.connection_to("127.0.0.1", self.port, self.certificate, 20)
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # what is refused is not read
+            with suppress(BrokenPipeError, ConnectionResetError):  # a refused body is not read
                 connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
@@ -79,7 +79,7 @@ class Socket:
 
 
 class TlsSocket(Socket):
-    """Requests to a server that speaks TLS."""
+    """Requests to a server that uses TLS."""
 
     def __init__(self, app, served):
         served.app = app
@@ -102,7 +102,7 @@ def app(store, traffic):
 
 
 class Served:
-    """One server for all tests, and one with TLS; each puts its own app behind it."""
+    """One server for all tests, and one with TLS. Each test sets its own app."""
 
     app = None
 
@@ -140,16 +140,16 @@ def joining(**changes):
     return json.dumps({**WHO, "host": "h", "pid": 1, **changes}).encode()
 
 
-# -- what is answered -----------------------------------------------------------------------------
+# -- replies --------------------------------------------------------------------------------------
 
 
 def test_a_ping_says_that_the_token_is_right(endpoint):
-    """It is all that a preflight asks for."""
+    """A ping with a valid token is answered with 204."""
     assert (204, b"") == endpoint.request("GET", "/v1/ping")[::2]
 
 
 def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
-    """Header and sections, as long as they say; the bytes are counted both ways."""
+    """A reply has the header and sections it announces, and its bytes are counted in both directions."""
     body = message(update_of(store, 0, np.ones(5)))
     status, _, answer = endpoint.request("POST", "/v1/exchange", body)
     reply = messages.fill(
@@ -162,7 +162,7 @@ def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
 
 
 def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
-    """Before the gang is there it is told to ask again."""
+    """A worker that joins learns the rows of all workers once they are ready."""
     store.restart()
     for worker in (0, 1):
         assert 200 == endpoint.request("POST", "/v1/join", joining(worker=worker, generation=2))[0]
@@ -184,7 +184,7 @@ def beat(*log, **fields):
 
 
 def test_a_heartbeat_is_noted(endpoint, store):
-    """The driver knows how far a worker is, what it sent again, and what it logged."""
+    """A heartbeat records a worker's progress and its log entries."""
     status, _, body = endpoint.request("POST", "/v1/heartbeat", beat(LOGGED))
 
     assert (200, {"stop": False}) == (status, json.loads(body))
@@ -193,7 +193,7 @@ def test_a_heartbeat_is_noted(endpoint, store):
 
 
 def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, store):
-    """A heartbeat brings the newest ones of an epoch; one without any leaves those that are there."""
+    """Heartbeats keep the newest metric states of the current epoch and of the one before."""
     for running in ([0, 3, "YQ=="], [0, 5, "Yg=="], [], [1, 2, "Yw=="]):
         endpoint.request("POST", "/v1/heartbeat", beat(running=running))
 
@@ -201,7 +201,7 @@ def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(end
 
 
 def test_what_was_sent_again_is_counted_once(endpoint, store):
-    """A heartbeat that comes again, or late, counts nothing twice; an attempt begins at none."""
+    """Repeated or late heartbeats count no retry twice, and a new attempt begins at zero."""
     for retries in (2, 2, 5, 2):
         endpoint.request("POST", "/v1/heartbeat", beat(retries=retries))
     store.restart()
@@ -223,21 +223,21 @@ FAILURE = WHO | {"worker": 1, "host": "h", "message": "broken", "traceback": "li
     ],
 )
 def test_a_failure_reaches_the_driver_as_its_error(endpoint, store, kind, error, text):
-    """What the user did wrong is told as such, the rest with the worker's traceback."""
+    """A data or preflight failure reaches the driver as such, any other one as a WorkerError."""
     endpoint.request("POST", "/v1/failure", json.dumps({"kind": kind, **FAILURE}).encode())
 
     assert (error, text) == (type(store.failure), str(store.failure))
 
 
 def test_a_failure_of_an_attempt_that_was_superseded_ends_nothing(endpoint, store):
-    """The worker has another one, which is at work."""
+    """A failure of a superseded attempt is refused and does not end the run."""
     body = {"kind": "worker", **FAILURE, "attempt": 0}
     status, *_ = endpoint.request("POST", "/v1/failure", json.dumps(body).encode())
 
     assert (409, None) == (status, store.failure)
 
 
-NOW = r"\d+ MiB"  # what the process has at the moment
+NOW = r"\d+ MiB"  # current memory of the process
 BREAKS = [OSError(errno.ENOSPC, "No space left on device"), MemoryError("too much"), KeyError("a defect")]
 BREAKING = {
     "join": ("/v1/join", joining()),
@@ -254,7 +254,7 @@ BREAKING = {
 def test_whatever_the_endpoint_raises_fails_the_run_by_name(
     endpoint, store, where, error, capfd, monkeypatch
 ):
-    """It is no refusal, after which a worker would ask again for ever; and no page is printed."""
+    """An error of the endpoint fails the run with its cause, and nothing is printed."""
     path, body = BREAKING[where]
     monkeypatch.setattr(store, where, mock.Mock(side_effect=error))
     status, *_ = endpoint.request("POST", path, body or message(update_of(store, 0, np.ones(5))))
@@ -267,7 +267,7 @@ def test_whatever_the_endpoint_raises_fails_the_run_by_name(
 
 
 def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, store, monkeypatch):
-    """The replies before it have gone, so that it has no status of its own."""
+    """An error of the endpoint later in a stream, when it has no HTTP status, fails the run too."""
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange):
         exchange(update_of(store, 0, np.ones(5)))
@@ -279,7 +279,7 @@ def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, stor
 
 
 def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
-    """Whatever the system calls it, the worker will send its update again."""
+    """A broken socket is a connection error for the worker and does not fail the run."""
     stream = mock.Mock()
     stream.read.side_effect = [
         messages.encode_update(update_of(store, 0, np.ones(5))),
@@ -293,7 +293,7 @@ def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
 
 
 def test_a_server_that_has_ended_is_kept_by_nobody(store):
-    """Cheroot keeps what its servers count, and with that the servers, their app and the store."""
+    """A server that has ended is collected, although cheroot keeps the statistics of its servers."""
     store = begun(store_of("asynchronous", workers=2))
     gone = weakref.ref(store)
     with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2):
@@ -305,7 +305,7 @@ def test_a_server_that_has_ended_is_kept_by_nobody(store):
 
 
 def test_a_server_that_has_ended_lets_go_of_its_store_at_once():
-    """The store has weights and updates; the collector of cycles may be long in coming."""
+    """A server that has ended releases its coordinator without the garbage collector."""
     store = begun(store_of("asynchronous", workers=2))
     gone = weakref.ref(store)
     gc.disable()
@@ -321,7 +321,7 @@ def test_a_server_that_has_ended_lets_go_of_its_store_at_once():
 
 
 def test_the_counters_can_be_read(endpoint, store):
-    """Generation, version, workers, exchanges and bytes."""
+    """The status has the generation, version, workers, exchanges and bytes."""
     update = message(update_of(store, 0, np.ones(5)))
     for _ in range(2):
         endpoint.request("POST", "/v1/exchange", update)
@@ -337,7 +337,7 @@ def test_the_counters_can_be_read(endpoint, store):
     assert 2 * len(update) == status["bytes_received"]
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 UPDATES = {
     "another run": ({"run": b"x" * 16}, 409),
@@ -351,7 +351,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_that_is_not_this_runs_is_refused(endpoint, store, name):
-    """By its header, with a status that says why; nothing changes."""
+    """An update that does not fit the run is refused by its header and changes nothing."""
     fields, status = UPDATES[name]
     before = state_of(store)
     answer = endpoint.request(
@@ -388,7 +388,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_malformed_request_is_refused(endpoint, store, name):
-    """With JSON that says what was expected, and no traceback; nothing changes."""
+    """A malformed request is refused with a JSON error and changes nothing."""
     *request, status = REQUESTS[name]
     before = state_of(store)
     answer = endpoint.request(*request)
@@ -416,7 +416,7 @@ def test_a_malformed_request_is_refused(endpoint, store, name):
     ],
 )
 def test_without_the_token_nothing_is_told(endpoint, store, method, path, headers):
-    """Not even which paths there are."""
+    """A request without a valid token is answered with 401, whatever its path."""
     before = state_of(store)
     headers = (
         {name: value.encode() for name, value in headers.items()} if isinstance(endpoint, Socket) else headers
@@ -441,14 +441,14 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
     ],
 )
 def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):
-    """Its paths are behind the token, and a body is of the right size and types."""
+    """The paths of a hosted run require the token and a body of the right size and types."""
     add_steward(app, SimpleNamespace(weight_bytes=8, leave=None))
 
     assert status == FlaskClient(app, None).request("POST", f"/v1/{path}", body, headers)[0]
 
 
 def test_weights_that_broke_off_are_not_taken(app, port):
-    """Half of a center is none."""
+    """A body of weights that breaks off half-way is refused."""
     taken = []
     add_steward(app, SimpleNamespace(weight_bytes=8, replace=lambda epoch, weights: taken.append(weights)))
     lines = "POST /v1/replace/0 HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 8"
@@ -461,7 +461,7 @@ def test_weights_that_broke_off_are_not_taken(app, port):
 
 
 def test_requests_that_are_refused_are_counted(endpoint, store):
-    """Whoever tries tokens or paths is seen, and so is who sends what is none of this run's."""
+    """Refused requests are counted, whether the token, the path, the body or the run is wrong."""
     other = message(replace(update_of(store, 0, np.ones(5)), run=b"x" * 16))
     endpoint.request("GET", "/v1/ping", headers={})
     endpoint.request("GET", "/v2/ping")
@@ -475,7 +475,7 @@ def test_requests_that_are_refused_are_counted(endpoint, store):
 
 @contextmanager
 def talk(port, *lines):
-    """Send the head of a request as it is; yields the socket and its answer's status."""
+    """Send the head of a request; yield the socket and the stream of its answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall("\r\n".join([*lines, "Host: h", "", ""]).encode())
         with sock.makefile("rb") as stream:
@@ -483,7 +483,7 @@ def talk(port, *lines):
 
 
 def test_a_request_with_json_has_to_say_how_long_it_is(port):
-    """A body in chunks has no length before it is read."""
+    """A JSON request without a length, such as a chunked one, is refused with 411."""
     lines = "POST /v1/join HTTP/1.1", "Authorization: Bearer secret", "Transfer-Encoding: chunked"
     with talk(port, *lines) as (_, stream):
         assert b"HTTP/1.1 411" == stream.readline()[:12]
@@ -494,7 +494,7 @@ def test_a_request_with_json_has_to_say_how_long_it_is(port):
     [("wrong", "/v1/exchange", b"401"), ("wrong", "/v1/join", b"401"), ("secret", "/v1/join", b"413")],
 )
 def test_a_body_that_is_refused_is_not_read(port, token, path, status):
-    """The answer comes before a byte of the body, and then the end of the connection."""
+    """A refused request is answered, and its connection closed, before its body is read."""
     lines = f"POST {path} HTTP/1.1", f"Authorization: Bearer {token}", f"Content-Length: {10**10}"
     with talk(port, *lines) as (_, stream):
         answer = stream.read()
@@ -503,7 +503,7 @@ def test_a_body_that_is_refused_is_not_read(port, token, path, status):
 
 
 def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
-    """Its header is enough to know."""
+    """An update that its header rules out is refused before its sections are read."""
     update = replace(update_of(store, 0, np.ones(5)), run=b"x" * 16)
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (sock, stream):
@@ -515,7 +515,7 @@ def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
 
 @pytest.mark.parametrize("length", ["-1", "+1", "1_0", "9" * 30, "x"])
 def test_a_length_that_is_none_is_refused(port, length):
-    """A negative one would be read as far as it comes."""
+    """An invalid Content-Length is refused; a negative one would be read without limit."""
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {length}"
     with talk(port, *lines) as (_, stream):
         assert b"HTTP/1.1 400" == stream.readline()[:12]
@@ -531,7 +531,7 @@ def test_a_length_that_is_none_is_refused(port, length):
     ],
 )
 def test_another_version_or_encoding_is_refused(port, lines):
-    """As a mistake of who sends it: the endpoint has made none."""
+    """An unsupported HTTP version or encoding is a mistake of the client: 400."""
     with talk(port, *lines, "Authorization: Bearer secret") as (_, stream):
         answer = stream.read()
 
@@ -540,7 +540,7 @@ def test_another_version_or_encoding_is_refused(port, lines):
 
 @pytest.mark.parametrize("path", ["//[", "//[]", "//[x]/v1/ping"])
 def test_a_path_that_looks_like_a_host_is_refused(port, path):
-    """And is none."""
+    """A path that starts like a host but is not a valid one is refused."""
     with talk(port, f"GET {path} HTTP/1.1", "Authorization: Bearer secret") as (_, stream):
         assert b"HTTP/1.1 400" == stream.readline()[:12]
 
@@ -566,20 +566,20 @@ def test_a_path_that_looks_like_a_host_is_refused(port, path):
     ],
 )
 def test_a_path_leads_nowhere_else(port, path, status):
-    """Neither out of the endpoint nor on another way to one of its paths, nor without the token to any."""
+    """A path that leaves the endpoint or reaches one of its paths indirectly is refused."""
     for token, expected in (("secret", status), ("wrong", min(status, 401))):
         with talk(port, f"GET {path} HTTP/1.1", f"Authorization: Bearer {token}") as (_, stream):
             assert b"HTTP/1.1 %d" % expected == stream.readline()[:12]
 
 
 def test_a_head_that_begins_with_a_continuation_is_refused(port):
-    """There is nothing that it goes on with."""
+    """A request whose headers begin with a continuation line is refused."""
     with talk(port, "GET /v1/ping HTTP/1.1", " secret") as (_, stream):
         assert b"HTTP/1.1 400" == stream.readline()[:12]
 
 
 def test_a_body_that_nobody_asked_for_is_not_read(port):
-    """The answer comes before it, and then the end of the connection."""
+    """The body of a request that should have none is not read, and the connection is closed."""
     lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (_, stream):
         answer = stream.read()
@@ -589,7 +589,7 @@ def test_a_body_that_nobody_asked_for_is_not_read(port):
 
 @pytest.mark.parametrize("path", ["/v1/join", "/v1/exchange"])
 def test_a_compressed_body_is_not_unpacked(endpoint, store, path):
-    """Whatever its head says it is taken as it is, and some kilobytes do not become gigabytes."""
+    """A compressed body is not decompressed, so that a small one cannot fill the memory."""
     valid = joining() if path == "/v1/join" else message(update_of(store, 0, np.ones(5)))
     bomb = gzip.compress(valid + b" " * (64 << 20), 1)
     before = state_of(store)
@@ -613,7 +613,7 @@ def chunk(data):
 
 
 def test_updates_follow_each_other_in_one_request(port, store):
-    """Each is answered before the next one comes, and an end of the request ends the answer."""
+    """Each update of a stream is answered before the next one arrives."""
     with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
         for sequence in range(3):
             sock.sendall(chunk(message(update_of(store, 0, np.ones(5), sequence=sequence))))
@@ -630,7 +630,7 @@ def test_updates_follow_each_other_in_one_request(port, store):
     [b"x\r\n", b"-1\r\n", b"\r\n", b"4\r\n1234xx", b"f" * 20 + b"\r\n", b"1" * 1000, b"7fffffffffff\r\n1"],
 )
 def test_what_is_not_in_chunks_is_refused(port, store, sent):
-    """Whatever length a chunk says it has, no memory is taken for it."""
+    """A body with malformed chunks is refused, and no memory is allocated for an announced length."""
     before = state_of(store)
     with talk(port, *STREAM) as (sock, stream):
         sock.sendall(sent)
@@ -642,7 +642,7 @@ def test_what_is_not_in_chunks_is_refused(port, store, sent):
 
 
 def test_an_update_may_come_in_any_chunks(port, store):
-    """The message is what is in them."""
+    """An update may be split into chunks anywhere."""
     body = message(update_of(store, 0, np.ones(5)))
     with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
         for start in range(0, len(body), 50):
@@ -654,7 +654,7 @@ def test_an_update_may_come_in_any_chunks(port, store):
 
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])
 def test_a_stream_ends_where_an_update_is_refused(port, store, traffic, bad):
-    """What was answered counts; the worker learns why when it asks again."""
+    """A refused update ends the stream, but the replies before it count."""
     old = message(update_of(store, 0, np.ones(5), sequence=1, generation=0))
     with talk(port, *STREAM) as (sock, stream):
         sock.sendall(chunk(message(update_of(store, 0, np.ones(5)))))
@@ -668,7 +668,7 @@ def test_a_stream_ends_where_an_update_is_refused(port, store, traffic, bad):
 
 @pytest.mark.parametrize("end", [2, 40, -30, -2, "no chunk"])
 def test_a_stream_that_breaks_off_changes_nothing(port, store, caplog, end):
-    """In the middle of a head, an update or its sections; nobody has made a mistake that is to be logged."""
+    """A stream that breaks off anywhere changes nothing and logs nothing."""
     update = chunk(message(update_of(store, 0, np.ones(5))))
     before = state_of(store)
     with talk(port, *STREAM) as (sock, stream):
@@ -681,7 +681,7 @@ def test_a_stream_that_breaks_off_changes_nothing(port, store, caplog, end):
 
 
 def test_a_connection_that_is_reset_in_a_body_is_nobodys_mistake(app, store, caplog):
-    """Nothing changes, and nothing is logged."""
+    """A connection that is reset within a body changes nothing and logs nothing."""
     before = state_of(store)
     with serve(app, "127.0.0.1", 0, 2) as port:
         lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 1000"
@@ -694,7 +694,7 @@ def test_a_connection_that_is_reset_in_a_body_is_nobodys_mistake(app, store, cap
 
 
 def test_a_connection_is_kept_for_the_next_request(port):
-    """A worker connects once."""
+    """A connection stays open for the next request."""
     lines = "GET /v1/ping HTTP/1.1", "Authorization: Bearer secret"
     with talk(port, *lines) as (sock, stream):
         for _ in range(3):
@@ -705,7 +705,7 @@ def test_a_connection_is_kept_for_the_next_request(port):
 
 
 def test_however_many_connections_wait_all_are_kept(port):
-    """Every worker has one for its heartbeats; the endpoint says of none that it will be closed."""
+    """The server keeps all idle connections open, however many there are."""
     with ExitStack() as stack:
         for _ in range(30):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -717,7 +717,7 @@ def test_however_many_connections_wait_all_are_kept(port):
 
 
 def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypatch, caplog):
-    """Its body may lie unread in the socket; the next request would begin in its middle."""
+    """An internal error closes the connection, because an unread body may be left in its socket."""
     monkeypatch.setattr(store, "exchange", lambda update, read: 1 / 0)
     body = message(update_of(store, 0, np.ones(5)))
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {len(body)}"
@@ -730,7 +730,7 @@ def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypa
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypatch, times):
-    """Cheroot answers 500 without a word of ours, and the run goes on."""
+    """A request that fails before it reaches the app is retried, and the run continues."""
     failing, read = itertools.count(), http_server._Request.read_request_headers
 
     def read_headers(request):
@@ -748,7 +748,7 @@ def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypat
 
 
 def test_a_port_is_searched_in_a_range(app):
-    """The first free one is taken; if none is, the error says which were tried."""
+    """The first free port of a range is used; if none is free, the error lists the ports tried."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with serve(app, "127.0.0.1", range(number, number + 20), 1) as port:
@@ -758,7 +758,7 @@ def test_a_port_is_searched_in_a_range(app):
 
 
 def test_an_address_of_another_machine_is_refused(app):
-    """It cannot be listened on, and the error says what to set."""
+    """Binding to an address of another machine fails with an error that names the setting."""
     with (
         pytest.raises(ClusterError, match="bind_address= to an address of this machine"),
         serve(app, "192.0.2.1", 0, 1),
@@ -767,7 +767,7 @@ def test_an_address_of_another_machine_is_refused(app):
 
 
 def test_a_server_that_stops_leaves_its_port_free(app):
-    """The next fit may want it."""
+    """A server that has stopped leaves its port free."""
     with serve(app, "127.0.0.1", 0, 1) as port:
         pass
     with serve(app, "127.0.0.1", port, 1) as again:
@@ -812,7 +812,7 @@ for number in itertools.count(1):
 
 
 def test_a_start_that_runs_out_of_threads_leaves_nothing_behind():
-    """Whichever thread cannot start: an error says so, no thread and no port stays, the process exits."""
+    """A start that fails for lack of threads leaves no thread and no port behind."""
     run = subprocess.run(
         [sys.executable, "-c", FAILING_STARTS],
         check=False,
@@ -833,7 +833,7 @@ def test_a_start_that_runs_out_of_threads_leaves_nothing_behind():
 
 @pytest.mark.parametrize("where", ["PendingConnections", "socket.socket"])
 def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch):
-    """The error names the cause; the other ports are not tried, and no thread and no port stays."""
+    """A start that fails for lack of files reports the cause, and tries no other port."""
     full = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     ports = listening()
     monkeypatch.setattr(f"sparkdl.server.http_server.{where}", full)
@@ -850,7 +850,7 @@ def test_a_start_that_runs_out_of_files_is_no_busy_port(app, where, monkeypatch)
 
 @pytest.mark.parametrize("tls_too", [False, True])
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypatch):
-    """A host that vanished in the middle of a reply is given up with the server, not a minute later."""
+    """A client that vanished during a reply does not delay the end of the server."""
     monkeypatch.setattr(http_server, "STOP_SECONDS", 0.1)
     context, certificate = tls.server_context() if tls_too else (None, b"")
     sending, leave = threading.Event(), threading.Event()
@@ -858,7 +858,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
     def app(environ, start_response):
         start_response("200 OK", [("Content-Length", str(1 << 28))])
         sending.set()
-        return [bytes(1 << 28)]  # more than the sockets' buffers hold
+        return [bytes(1 << 28)]  # more than the buffers of the sockets hold
 
     def run():
         with serve(app, "127.0.0.1", 0, 1, context) as ports[0]:
@@ -879,7 +879,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 
 
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
-    """A worker that waits for its round takes no memory of the driver's."""
+    """The header of an update that waits keeps no body in memory."""
     update = Update(Kind.DELTA)
     filled = http_app._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
 
@@ -887,7 +887,7 @@ def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
 
 
 # Internals of cheroot that sparkdl/server/http_server.py and sparkdl/transport/connections.py replace or rely
-# on. It has no public way to do this.
+# on. cheroot has no public API for this.
 INTERNALS = {
     cheroot.server.HTTPRequest: (
         "read_request_line",
@@ -927,7 +927,7 @@ INTERNALS = {
 
 
 def test_cheroot_has_what_we_replace_of_it():
-    """A release without it fails here by name, and not in a fit; setup.cfg bounds what is installed."""
+    """The installed cheroot has the internals that the server replaces; setup.cfg bounds its version."""
     missing = [
         f"{kind.__name__}.{name}"
         for kind, names in INTERNALS.items()

@@ -1,4 +1,4 @@
-"""What becomes of a run whose rows are computed again: the same, in another order, elsewhere, others."""
+"""Tests of a run whose rows are recomputed: unchanged, reordered, on other workers, or different."""
 
 import pytest
 from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
@@ -21,7 +21,7 @@ options = {"workers": 2, "size": 1, "metrics": 1, "generators": 1, "cuts": (2,),
 
 
 def trained(*, joint=False):
-    """Return a store that has ended an epoch, and has a cut in the middle of the next one."""
+    """Return a coordinator that has ended an epoch and has a snapshot within the next one."""
     store = store_of(joint=joint, merge=None if joint else "average", **options)
     outcomes_of(store, HELD)
     steps = store.plans[0].windows
@@ -35,7 +35,7 @@ def trained(*, joint=False):
 
 
 def rounds_of(store, sequence, epoch):
-    """Let every worker send 1 in a round, and say what it is where it is asked."""
+    """Let every worker send 1 in a round, and report its state if it is asked to."""
     replies = together(*(lambda k=k: push(store, k, [1.0], sequence=sequence, epoch=epoch) for k in (0, 1)))
     for worker, reply in enumerate(replies):
         if reply.flags & Flag.CUT:
@@ -43,7 +43,7 @@ def rounds_of(store, sequence, epoch):
 
 
 def standing(store, worker, kind, **fields):
-    """Return what a worker says of itself, the first replica with weights that count rounds."""
+    """Return a worker's report of its state; that of replica 0 has weights that count rounds."""
     counts = store.shape.plan.joint and not worker
     own = {"parameters": vector(float(store.merging.version))} if counts else {}
     return update_of(store, worker, kind=kind, rows=10, metrics=b"m", state=b"%d" % worker, **own, **fields)
@@ -58,7 +58,7 @@ def end_epoch(store, epoch):
 
 
 def again(store, after):
-    """Return a store whose gang begins anew: of the same driver, or of one that has the checkpoint."""
+    """Return a coordinator for a new start: in the same driver, or resumed from a checkpoint."""
     if after == "restart":
         store.restart()
         return store
@@ -91,7 +91,7 @@ def warnings_of(store):
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("after", AFTER)
 def test_the_same_rows_are_gone_on_with_in_the_middle_of_an_epoch(after, joint):
-    """As if nothing had happened."""
+    """A run continues within an epoch, without a warning, if the workers hold the same rows."""
     store = again(trained(joint=joint), after)
     begins = outcomes_of(store, HELD)
 
@@ -104,7 +104,7 @@ def test_the_same_rows_are_gone_on_with_in_the_middle_of_an_epoch(after, joint):
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("held", [OTHERWISE, MOVED, UNEVEN])
 def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
-    """Center, states, losses and progress are those of its beginning; so where rows are on other workers."""
+    """If rows change order or worker, the epoch begins again with its center, states and progress."""
     before = trained(joint=joint)
     boundary, progress = before.cut.before, before.cut.before.progress
     store = again(before, after)
@@ -137,7 +137,7 @@ def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
 
 
 def test_a_first_epoch_begins_again_with_the_model_of_the_driver():
-    """There is no state to restore."""
+    """A first epoch begins again with the driver's model, without a state to restore."""
     store = store_of(joint=False, merge="average", **options)
     outcomes_of(store, HELD)
     for sequence in range(2):
@@ -152,7 +152,7 @@ def test_a_first_epoch_begins_again_with_the_model_of_the_driver():
 
 @pytest.mark.parametrize("after", AFTER)
 def test_at_an_epochs_end_there_is_nothing_to_undo(after):
-    """The run goes on with a word, and then with these rows."""
+    """Reordered rows at an epoch's end undo nothing; the run warns once and continues with them."""
     store = store_of(joint=False, merge="average", **options)
     outcomes_of(store, HELD)
     for sequence in range(store.plans[0].windows):
@@ -179,7 +179,7 @@ def test_at_an_epochs_end_there_is_nothing_to_undo(after):
     ],
 )
 def test_other_rows_end_the_run(held, words, after, mode):
-    """What they are is said, and what to do."""
+    """Different rows end the run with an error that shows the counts and a remedy."""
     store = trained() if mode == "synchronous" else pushed()
     version, store = store.noted.version, again(store, after)
     with impatient():
@@ -194,7 +194,7 @@ def test_other_rows_end_the_run(held, words, after, mode):
 
 
 def pushed():
-    """Return a store without rounds in the middle of an epoch."""
+    """Return a coordinator without rounds in the middle of an epoch."""
     store = store_of("asynchronous", merge="average", **options)
     outcomes_of(store, HELD)
     push(store, 0, [2.0])
@@ -205,7 +205,7 @@ def pushed():
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("held", [HELD, OTHERWISE, MOVED])
 def test_without_rounds_workers_go_on_after_what_was_counted(held, after):
-    """In whatever order; the driver hears of it."""
+    """Without rounds, a run continues after the counted updates in any order of rows, with one warning."""
     store = again(pushed(), after)
     begins = outcomes_of(store, held)
 
@@ -215,7 +215,7 @@ def test_without_rounds_workers_go_on_after_what_was_counted(held, after):
 
 
 def test_without_rounds_the_number_of_rows_of_each_worker_stays():
-    """What was counted of a worker is so many windows of its own."""
+    """Without rounds, a changed number of rows of a worker ends the run: its windows would not match."""
     store = again(pushed(), "restart")
     with impatient():
         outcomes_of(store, UNEVEN)
@@ -224,7 +224,7 @@ def test_without_rounds_the_number_of_rows_of_each_worker_stays():
 
 
 def test_a_worker_that_returns_alone_may_have_taken_rows_of_others():
-    """Nobody can tell; one word is enough, and the gang is still compared with what it held whole."""
+    """A worker that returns alone with other rows causes one warning; another number is refused."""
     store = pushed()
 
     def comes_back(attempt, held):
@@ -245,7 +245,7 @@ def test_a_worker_that_returns_alone_may_have_taken_rows_of_others():
 
 
 def test_a_worker_says_once_what_it_holds():
-    """What an attempt says later than at first is a mistake, and changes nothing."""
+    """An attempt that later reports other rows is refused, and nothing changes."""
     store = trained()
     for held in (OTHERWISE[0], MORE[0]):
         with pytest.raises(RefusedError, match="holds other rows than it said before"):

@@ -1,4 +1,4 @@
-"""Many workers of given speeds over the real store and rules, in virtual time."""
+"""Tests with many workers of given speeds over the real coordinator and rules, in virtual time."""
 
 from unittest import mock
 
@@ -15,19 +15,19 @@ from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.transport.messages import Flag, Kind, Update
 
-BATCHES = 20  # of each worker; an exchange each
+BATCHES = 20  # per worker, with one exchange per batch
 paces_ = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 
 
 class Trace:
-    """What happened to each worker.
+    """Record of each worker's exchanges.
 
     Attributes:
-        ends: when each of its exchanges ended.
-        staleness: how many versions old its center was when it sent an update.
-        applied: the sum of all that it was answered.
-        ahead: by how many exchanges somebody was ahead of somebody else who was training.
-        given: how many updates were handed to the store.
+        ends: end times of each worker's exchanges.
+        staleness: versions merged since the center on which each update is based.
+        applied: sum of all replies to each worker.
+        ahead: largest lead of a worker over the slowest training one, in exchanges.
+        given: number of updates handed to the coordinator.
     """
 
     def __init__(self, workers):
@@ -46,13 +46,13 @@ class Trace:
 
 
 class Simulation:
-    """Workers that exchange an update per batch; one of pace p takes p seconds for a batch.
+    """Simulation of workers that exchange an update per batch. A worker of pace p takes p seconds per batch.
 
     Args:
-        store: the store.
+        store: the coordinator.
         paces: seconds per batch of each worker.
-        batches: per epoch, of each worker.
-        lives: when workers die, and when another attempt of each begins; None: never.
+        batches: batches per epoch of each worker.
+        lives: for each worker that dies, the time of its death and of the next attempt; None: never.
     """
 
     def __init__(self, store, paces, batches, lives):
@@ -64,7 +64,7 @@ class Simulation:
         store.state.clock = lambda: self.world.now
 
     def run(self):
-        """Let it happen."""
+        """Run the simulation."""
         for worker in range(len(self.paces)):
             self.world.spawn(self.live, worker)
         for worker in range(len(self.paces)) if self.lives else ():
@@ -80,7 +80,7 @@ class Simulation:
         return attempt == 0 and worker in self.lives and self.world.now >= self.lives[worker][0]
 
     def live(self, worker, attempt=0):
-        """Be an attempt of a worker, which ends where it dies."""
+        """Run an attempt of a worker until it ends or dies."""
         if attempt:
             self.world.sleep(self.lives[worker][1])
         try:
@@ -89,7 +89,7 @@ class Simulation:
             assert self.is_dead(worker, attempt)
 
     def beat(self, worker, attempt=0):
-        """Let the store hear of an attempt of a worker while it lives."""
+        """Send heartbeats of a worker's attempt while it lives."""
         if attempt:
             self.world.sleep(self.lives[worker][1])
         while not (self.store.stopping or self.is_dead(worker, attempt)):
@@ -117,7 +117,7 @@ class Simulation:
             exchange(Update(Kind.REPORT, rows=rows, base_version=version, epoch=epoch))
 
     def step(self, exchange, epoch, sequence, version):
-        """Exchange an update; return the last reply, and the number of the next exchange."""
+        """Exchange an update; return the last reply and the number of the next exchange."""
         trace, worker = self.trace, exchange.worker
         trace.given += 1
         trace.staleness.append(self.store.merging.version - version)
@@ -134,14 +134,14 @@ class Simulation:
         reply = exchange(update)
         trace.ended(worker, self.world.now)
         trace.applied[worker] += float(reply.parameters[0])
-        while self.joint and reply.round > sequence + 1:  # the means that it missed
+        while self.joint and reply.round > sequence + 1:  # the means that the worker missed
             sequence += 1
             reply = exchange(Update(self.kind, sequence=sequence, epoch=epoch))
             trace.applied[worker] += float(reply.parameters[0])
         return reply, max(sequence + 1, reply.round)
 
     def drive(self):
-        """Be the driver, who looks for silent workers where there may be some."""
+        """Run the driver, which looks for silent workers if any may die."""
         for epoch in range(self.epochs):
             self.store.release(epoch, float("nan"))
             while (result := self.store.wait_epoch(epoch, 1.0 if self.lives else 1e9)) is None:
@@ -152,19 +152,19 @@ class Simulation:
 
 
 def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, **terms):
-    """Let workers exchange an update per batch.
+    """Run workers that exchange an update per batch.
 
     Args:
         mode: the mode.
         paces: seconds per batch of each worker.
-        joint: whether they send gradients; None: as the mode does by default.
-        batches: per epoch, of all workers or of each.
-        epochs: how many.
-        lives: as ``Simulation`` takes them.
-        **terms: what else ``store_of`` takes.
+        joint: True if workers send gradients; None: the default of the mode.
+        batches: batches per epoch, one number for all workers or one for each.
+        epochs: number of epochs.
+        lives: see ``Simulation``.
+        **terms: further arguments of ``store_of``.
 
     Returns:
-        The store, and what happened.
+        The coordinator and the trace.
     """
     batches = batches if isinstance(batches, list) else [batches] * len(paces)
     plan = Plan((), 0, 4, 1, mode == "synchronous" if joint is None else joint, False, 0)
@@ -175,7 +175,7 @@ def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, 
 
 
 def test_a_round_takes_as_long_as_the_slowest_worker():
-    """Everybody waits for it; 256 of them, too."""
+    """A synchronous round takes as long as its slowest worker, with 256 workers too."""
     paces = np.linspace(1, 3, 256)
     store, trace = simulate("synchronous", paces)
 
@@ -186,7 +186,7 @@ def test_a_round_takes_as_long_as_the_slowest_worker():
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_nobody_waits_without_rounds(mode):
-    """Every worker keeps its own pace, and every update is merged."""
+    """Without rounds, every worker keeps its own pace, and every update is merged."""
     paces = np.linspace(1, 3, 256)
     store, trace = simulate(mode, paces, merge="sum")
 
@@ -197,14 +197,14 @@ def test_nobody_waits_without_rounds(mode):
 
 @pytest.mark.parametrize("workers", [2, 16, 256])
 def test_equal_workers_are_as_stale_as_there_are_others(workers):
-    """K workers of one pace: all but the first updates are K - 1 versions stale."""
+    """With K workers of one pace, all but the first updates are K - 1 versions stale."""
     _, trace = simulate("asynchronous", [1.0] * workers)
 
     assert list(range(workers)) + [workers - 1] * (BATCHES - 1) * workers == trace.staleness
 
 
 def test_slow_workers_are_the_stale_ones():
-    """A worker at a tenth of the pace of three others: thirty updates were merged while it computed one."""
+    """While three workers train, the updates of one that is 10.5 times slower are 30 versions stale."""
     store, trace = simulate("asynchronous", [1.0, 1.0, 1.0, 10.5])
 
     assert [30, 30] == [stale for stale in trace.staleness if stale > 3]
@@ -218,7 +218,7 @@ def test_slow_workers_are_the_stale_ones():
     st.sampled_from(["asynchronous", "hogwild"]),
 )
 def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
-    """Stale-synchronous parallel, whatever the speeds; all updates are merged, and nobody waits for ever."""
+    """A staleness bound holds at any speeds, all updates are merged, and no worker waits forever."""
     store, trace = simulate(mode, paces, staleness=bound)
 
     assert trace.ahead <= bound + 1
@@ -235,7 +235,7 @@ def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
     st.integers(2, 5),
 )
 def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
-    """Workers with more and fewer batches wait for each other at epochs' ends, too."""
+    """Workers with different numbers of batches wait for each other at epochs' ends without a deadlock."""
     paces, batches = map(list, zip(*workers, strict=True))
     store, trace = simulate("asynchronous", paces, batches=batches, epochs=epochs, staleness=bound)
 
@@ -244,7 +244,7 @@ def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
 
 
 def test_a_bound_holds_at_256_workers():
-    """The fastest is held back to the slowest one's pace, less the bound."""
+    """A staleness bound holds the fastest of 256 workers back to the pace of the slowest one."""
     paces = np.linspace(1, 4, 256)
     _, trace = simulate("asynchronous", paces, staleness=3)
 
@@ -253,12 +253,12 @@ def test_a_bound_holds_at_256_workers():
 
 
 def test_a_cut_without_a_lock_has_in_it_what_it_counts():
-    """A run that goes on from it loses nothing, though additions were under way when it was asked for."""
+    """A hogwild snapshot requested during an addition contains every update that it counts."""
     store, world = begun(store_of("hogwild", workers=2, size=1, merge="sum")), World()
     world.live_in(store)
 
     class Stripe:
-        """A lock for which an addition waits a second."""
+        """A lock for which an addition waits one second."""
 
         def __enter__(self):
             world.sleep(1.0)
@@ -280,12 +280,12 @@ def test_a_cut_without_a_lock_has_in_it_what_it_counts():
     assert [7.0] == store.merging.parameters.tolist()
 
 
-# -- rounds that close without everybody ----------------------------------------------------------
+# -- rounds that close without all workers --------------------------------------------------------
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_quorum_does_not_wait_for_the_slowest(joint):
-    """With one backup worker of four, rounds go at the pace of the third."""
+    """With a quorum of three out of four workers, rounds go at the pace of the third."""
     store, trace = simulate("synchronous", [1.0, 1.0, 1.5, 9.0], joint=joint, hybrid=Hybrid(3))
 
     assert BATCHES == store.merging.version
@@ -295,7 +295,7 @@ def test_a_quorum_does_not_wait_for_the_slowest(joint):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_round_goes_on_when_its_time_is_up(joint):
-    """The time begins with the first update of a round."""
+    """A round closes when its time is up, counted from its first update."""
     store, trace = simulate("synchronous", [1.0, 1.0, 1.3, 9.0], joint=joint, hybrid=Hybrid(4, 0.5))
 
     assert pytest.approx(1.5 * BATCHES) == trace.ends[0][-1]
@@ -303,7 +303,7 @@ def test_a_round_goes_on_when_its_time_is_up(joint):
 
 
 def test_a_time_out_that_nobody_reaches_changes_nothing():
-    """Everybody is in before, and the rounds are those of all."""
+    """A time-out that no round reaches changes nothing."""
     store, trace = simulate("synchronous", [1.0, 1.2, 1.4], hybrid=Hybrid(3, 1.0))
 
     assert pytest.approx(1.4 * BATCHES) == trace.ends[0][-1]
@@ -313,10 +313,10 @@ def test_a_time_out_that_nobody_reaches_changes_nothing():
 @settings(max_examples=40)
 @given(paces_, st.integers(1, 8), st.none() | st.floats(0, 5), st.booleans())
 def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeout, merge_late):
-    """Whatever the speeds, the quorum and the time-out; the rule is the sum, of ones."""
+    """Every update is merged once, or dropped and counted, at any speeds, quorum and time-out."""
     hybrid = Hybrid(min(quorum, len(paces)), timeout, merge_late)
     store, trace = simulate("synchronous", paces, joint=False, merge="sum", hybrid=hybrid)
-    left = store.merging.late  # late updates of a round that nobody is left for
+    left = store.merging.late  # late updates of a round that no worker is left for
     dropped = store.merging.dropped.total()
 
     assert BATCHES == store.merging.version
@@ -327,7 +327,7 @@ def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeo
 @settings(max_examples=40)
 @given(paces_, st.integers(1, 8), st.booleans(), st.integers(1, 5))
 def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late, kept):
-    """In synchronous/batch a late worker applies every mean that it missed, in order."""
+    """A late worker applies every mean that it missed in order, so that replicas stay identical."""
     with mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=kept):
         hybrid = Hybrid(min(quorum, len(paces)), None, merge_late)
         store, trace = simulate("synchronous", paces, hybrid=hybrid)
@@ -337,7 +337,7 @@ def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late,
 
 
 def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
-    """Its replica could not be brought up to the others': three rounds in the time of one of its batches."""
+    """Rounds wait for a worker that missed all kept means: three rounds per batch of that worker."""
     with mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=3):
         _, trace = simulate("synchronous", [1.0, 1.0, 100.0], hybrid=Hybrid(2))
 
@@ -346,7 +346,7 @@ def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
 
 
 def test_256_workers_with_backups():
-    """A tenth of them is spared, and the round takes as long as the slowest of the others."""
+    """With 230 of 256 workers as quorum, a round takes as long as the slowest of them."""
     paces = np.linspace(1, 2, 256)
     _, trace = simulate("synchronous", paces, hybrid=Hybrid(230))
 
@@ -360,7 +360,7 @@ LOSSES = {"goes_on": True, "stall": 5.0}
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_rounds_wait_for_a_dead_worker_once(joint):
-    """For as long as it may be silent; then they go on at the pace of the others."""
+    """Rounds wait for a dead worker until it counts as lost, and then go at the pace of the others."""
     store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives={2: (7.5, None)}, **LOSSES)
 
     assert [BATCHES, BATCHES, 7] == trace.sent
@@ -371,7 +371,7 @@ def test_rounds_wait_for_a_dead_worker_once(joint):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_nobody_waits_for_a_dead_worker_without_rounds(mode):
-    """Every other worker keeps its pace, and all that was sent is merged."""
+    """Without rounds, a dead worker slows no other one, and all updates sent are merged."""
     store, trace = simulate(mode, [1.0, 1.3, 1.0], merge="sum", lives={2: (7.5, None)}, **LOSSES)
 
     assert [BATCHES, BATCHES, 7] == trace.sent
@@ -380,7 +380,7 @@ def test_nobody_waits_for_a_dead_worker_without_rounds(mode):
 
 
 def test_a_bound_waits_for_a_dead_worker_once():
-    """Then the slowest is one that is there."""
+    """A staleness bound waits for a dead worker until it counts as lost, and only once."""
     _, trace = simulate("asynchronous", [1.0, 1.0, 1.0], staleness=2, lives={2: (7.5, None)}, **LOSSES)
 
     assert [BATCHES, BATCHES, 7] == trace.sent
@@ -389,7 +389,7 @@ def test_a_bound_waits_for_a_dead_worker_once():
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_worker_that_returns_is_in_the_rounds_again(joint):
-    """From the cut that is made for it, in the middle of the epoch."""
+    """A returning worker takes part in rounds again from a snapshot made for it within the epoch."""
     lives = {2: (7.5, 14.2)}
     store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives=lives, **LOSSES)
 
@@ -416,7 +416,7 @@ MODES = [
     st.none() | st.integers(0, 3),
 )
 def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, epochs, bound):
-    """Whenever it does, and whenever it returns; nobody waits for ever. The rule is the sum, of ones."""
+    """Every update counts once whenever a worker dies and returns, and no worker waits forever."""
     mode, joint, hybrid = mode
     lives = {0: (death, None if back is None else death + 9.0 + back)}
     terms = {"staleness": bound} if mode != "synchronous" else {"hybrid": hybrid}
@@ -429,7 +429,7 @@ def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, 
 
 
 def test_threads_that_wait_for_each_other_are_found():
-    """A run that would hang ends at once."""
+    """The simulator reports threads that wait for each other, instead of hanging."""
     world = World()
     condition = Condition(world)
     world.spawn(condition.wait)

@@ -1,4 +1,4 @@
-"""The soak: some seconds of it pass, and it finds what grows and what does not add up."""
+"""Tests of the soak test: it passes for some seconds, and it finds growth and wrong sums."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def test_some_seconds_of_it():
 
 @pytest.mark.parametrize("name", soak.BARS)
 def test_what_grows_is_found(name):
-    """What goes up and down is none of that, nor what grows while the process gets warm."""
+    """Steady growth is found; fluctuation and growth during warm-up are not reported."""
     steady = {each: 30.0 + np.arange(220) % 2 for each in soak.BARS}
     steady[name][:60] -= 20
     growing = steady | {name: steady[name] + np.arange(220) / 5}
@@ -39,7 +39,7 @@ def test_what_grows_is_found(name):
 
 @pytest.mark.parametrize("seconds", [1, 12])
 def test_a_process_that_never_got_warm_has_not_grown(seconds):
-    """Some seconds are of a process that loads its code and fills its pools."""
+    """A process that is still loading code and filling pools is not reported as growing."""
     assert [] == soak.grown({each: 30.0 + np.arange(seconds) for each in soak.BARS})
 
 
@@ -63,6 +63,6 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_does_not_add_up_is_found(lie):
-    """A worker's number, what a worker said in the end, or a counter."""
+    """A wrong sum, version or counter, or a worker's missing report, is found."""
     assert soak.adds_up(SOUND)
     assert not soak.adds_up(SOUND | lie)

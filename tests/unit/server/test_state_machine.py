@@ -1,7 +1,7 @@
-"""The laws of a store, under whatever happens: versions only grow, a sequence counts once, nothing is lost.
+"""Laws of a coordinator under any events: versions only grow, a sequence counts once, nothing is lost.
 
-Workers make one step at a time, in one thread and by a clock of the test's; none waits, each is told to ask
-again. Every update has a whole number in it, so that the center is the exact sum of those that count.
+Workers make one step at a time, in one thread and by a test clock. None blocks: each is told to ask again.
+Every update holds a whole number, so that the center is the exact sum of the counted updates.
 """
 
 from contextlib import suppress
@@ -37,28 +37,29 @@ from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind
 
-WORKERS, ROWS, WINDOWS = 3, 10, 4  # rows of each worker, exchanges of each in an epoch
+WORKERS, ROWS, WINDOWS = 3, 10, 4  # rows and exchanges per epoch of each worker
 SILENCE, STALL = 3.0, 1000.0
-DEPTH = 2  # by how many rounds a replica may be late
-EVERY = 3  # updates, or rounds of an epoch, between cuts
+DEPTH = 2  # number of rounds that a replica may be late
+EVERY = 3  # updates, or rounds of an epoch, between snapshots
 workers_ = st.integers(0, WORKERS - 1)
-settled = precondition(lambda self: self.heard_since > 5)  # what begins anew again and again gets nowhere
-values_ = st.integers(-1000, 1000).map(lambda value: 60 * value)  # whose mean is whole for up to 6 of them
+settled = precondition(lambda self: self.heard_since > 5)  # restarts in quick succession make no progress
+values_ = st.integers(-1000, 1000).map(lambda value: 60 * value)  # means of up to 6 of them are whole numbers
 
 
 class Machine(RuleBasedStateMachine):
-    """Workers that join, push, repeat themselves, fall silent; a driver that makes cuts, and begins anew.
+    """State machine of workers that push, repeat and fall silent, and a driver that snapshots and restarts.
 
     Attributes:
-        kind: the class of the store.
-        goes_on_without: whether the run goes on without a worker that is lost.
-        absent: the workers that it goes on without; ``waiting_room``: those of them that wait to come back.
-        ledger: what the store must know by now.
-        noted: what its newest cut must know.
-        kept: a checkpoint, and what it must know.
-        sent: the last update of each worker.
-        heard_since: how often workers have been heard since the gang began.
-        order: the order that the rows of all workers have.
+        kind: class of the coordinator.
+        goes_on_without: True if the run continues without a lost worker.
+        absent: workers without which the run continues.
+        waiting_room: absent workers that wait to return.
+        ledger: expected state of the coordinator.
+        noted: expected state of its newest snapshot.
+        kept: a checkpoint, and its expected state.
+        sent: last update of each worker.
+        heard_since: number of messages of workers since the worker group began.
+        order: order of the rows of all workers.
     """
 
     mode, joint, terms, kind = "asynchronous", False, {}, Coordinator
@@ -106,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.generation, self.version = 1, 0
 
     def join_all(self):
-        """Let the gang form; whoever is early is told to ask again."""
+        """Let the worker group form. Each worker but the last is told to ask again."""
         self.sent = [None] * WORKERS
         self.absent, self.waiting_room = set(), set()
         self.store.release(self.store.cut.epoch, NEVER)
@@ -118,7 +119,7 @@ class Machine(RuleBasedStateMachine):
         self.heard_since = 0
 
     def join(self, worker):
-        """Let a newer attempt of a worker say that it is there; return whether it may begin."""
+        """Let a newer attempt of a worker join; return True if it may begin."""
         joined = self.store.join(worker, self.generation, self.attempts[worker] + 1, "host", 1)
         self.attempts[worker] += joined
         return joined
@@ -137,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         return names | {"run": self.store.shape.run} | fields
 
     def update(self, worker, value, sequence, **fields):
-        """Return a worker's update with a value in it, or with nothing, where it had no rows for it."""
+        """Return a worker's update with a value, or with nothing if the worker had no rows."""
         body = EMPTY if value is None else [value, -value]
         return update_of(self.store, worker, body, sequence=sequence, **self.stamp(worker, **fields))
 
@@ -153,22 +154,22 @@ class Machine(RuleBasedStateMachine):
         return reply
 
     def restored(self, worker):
-        """Return what a worker begins with, which is the center of this moment."""
+        """Assert the current center in the reply that a worker begins with; return the reply."""
         reply = self.give(self.say(worker, Kind.RESTORE))
         assert [self.center(), self.ledger.version] == [reply.parameters[0], reply.version]
         return reply
 
-    # Who is not of the run any more.
+    # Requests of workers that do not belong to the run any more.
 
     @rule(worker=workers_, value=values_, what=st.sampled_from(["generation", "attempt"]))
     def push_of_the_past(self, worker, value, what):
-        """The update of an old generation, or of a superseded attempt, changes nothing."""
+        """An update of an old generation or of a superseded attempt changes nothing."""
         past = {what: self.stamp(worker)[what] - 1}
         self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), **past))
 
     @rule(worker=workers_, value=values_)
     def push_of_another_run(self, worker, value):
-        """Neither does that of a worker whose driver has died."""
+        """An update of a worker of another run, whose driver has died, changes nothing."""
         other = bytes([(self.run - 1) % 256]) * 16
         self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), run=other))
 
@@ -177,18 +178,18 @@ class Machine(RuleBasedStateMachine):
         assert 409 == status_of(lambda: give(self.store, update))
         assert before == state_of(self.store)
 
-    # What becomes of workers and of the driver.
+    # Events of workers and of the driver.
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0]))
     def pass_time(self, seconds):
-        """Nobody says anything for a while, and the driver is there to hear it."""
+        """All workers are silent for a while, and the driver checks for it."""
         self.now += seconds
         self.store.membership.looked = self.now
 
     @settled
     @rule(worker=workers_, seconds=st.sampled_from([0.0, SILENCE]))
     def supersede(self, worker, seconds):
-        """A newer attempt takes the place of one that is silent, and not of one that is at work."""
+        """A newer attempt replaces a silent one, but not an active one."""
         self.pass_time(seconds)
         if worker in self.absent:
             return
@@ -200,7 +201,7 @@ class Machine(RuleBasedStateMachine):
     @settled
     @rule(early=st.integers(0, WORKERS))
     def restart(self, early):
-        """The driver starts the gang again; and once more, when some of it have joined."""
+        """The driver restarts the worker group, perhaps again after some workers have joined."""
         if early:
             self.generation = self.store.restart()
             for worker in range(early):
@@ -212,7 +213,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def keep(self):
-        """The driver writes the newest cut into a checkpoint."""
+        """The driver writes the newest snapshot into a checkpoint."""
         store = self.store
         program = Description({}, 0.1, [], "")
         saved = Saved(
@@ -234,7 +235,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.kept is not None)
     @rule()
     def resume(self):
-        """The driver dies, and another one goes on from the checkpoint."""
+        """The driver dies, and another one resumes from the checkpoint."""
         data, ledger, self.order = self.kept
         saved = Saved.of(packing.unpack(memoryview(data)))
         self.run += 1
@@ -249,13 +250,13 @@ class Machine(RuleBasedStateMachine):
         return set(range(WORKERS)) - self.absent
 
     def gone(self, worker):
-        """Note that the run goes on without a worker."""
+        """Record a worker as lost by a run that continues."""
         self.absent.add(worker)
         self.waiting_room.discard(worker)
         self.sent[worker] = None
 
     def end_epoch(self, epoch):
-        """The driver takes what all workers have reported that are there, once each."""
+        """The driver takes the reports of all present workers, once each."""
         result = self.store.wait_epoch(epoch, 0)
         assert len(self.reporters(epoch)) * ROWS == result.rows
         self.ledger.handed += len(result.losses)
@@ -266,18 +267,18 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def versions_only_grow(self):
-        """Within a generation no version comes again; there is one for each update, or round, that counts."""
+        """Within a generation the version grows by one for each counted update or round."""
         assert self.version <= self.store.merging.version == self.ledger.version
         self.version = self.store.merging.version
 
     @invariant()
     def nothing_is_lost_and_nothing_counted_twice(self):
-        """The center is the sum of what counts."""
+        """The center is the sum of the counted updates."""
         assert [self.center(), -self.center()] == self.store.merging.parameters.tolist()
 
     @invariant()
     def the_driver_learns_each_loss_once(self):
-        """They are with the driver, or wait for it."""
+        """Each loss is with the driver or waits for it."""
         assert self.ledger.version == self.ledger.handed + len(self.store.merging.losses)
 
 
@@ -286,13 +287,13 @@ class Machine(RuleBasedStateMachine):
 
 @dataclass
 class OneByOneLaw:
-    """Every update counts as it comes.
+    """Expected state without rounds: every update counts on arrival.
 
     Attributes:
-        counted: the value of each update, by worker and sequence.
-        said: what each worker said last that it is.
-        reports: who has reported which epoch.
-        handed: how many losses the driver has.
+        counted: value of each update, by worker and sequence.
+        said: last reported state of each worker.
+        reports: pairs of a worker and an epoch that it has reported.
+        handed: number of losses that the driver has.
     """
 
     counted: dict = field(default_factory=dict)
@@ -309,12 +310,13 @@ class OneByOneLaw:
 
 
 class OneByOne(Machine):
-    """Updates are merged as they come; only another driver takes anything back.
+    """Runs without rounds: updates are merged on arrival, and only a new driver rolls back.
 
     Attributes:
-        over: the epochs that all who were there at some moment had reported.
-        unsaid: the workers that have not said what they are since the last cut in the middle of an epoch.
-        told: those of them that know; ``stood``: what each has said last in the middle of an epoch.
+        over: epochs that all workers present at some moment had reported.
+        unsaid: workers that have not reported their state since the last snapshot within an epoch.
+        told: workers of ``unsaid`` that know it.
+        stood: last report of each worker's state within an epoch.
     """
 
     law = OneByOneLaw
@@ -336,7 +338,7 @@ class OneByOne(Machine):
         return {worker for worker, reported in self.ledger.reports if reported == epoch}
 
     def epoch_of(self, worker):
-        """Return the first epoch that a worker has not reported, and that is not over."""
+        """Return the first epoch that a worker has not reported and that is not over."""
         epoch = self.store.cut.epoch
         while epoch in self.over or (worker, epoch) in self.ledger.reports:
             epoch += 1
@@ -348,7 +350,7 @@ class OneByOne(Machine):
         self.note_ends()
 
     def let_in(self, worker, begin):
-        """One that is absent comes back at once."""
+        """Readmit an absent worker at once."""
         self.absent.discard(worker)
         self.goes_on(worker, begin)
 
@@ -356,10 +358,10 @@ class OneByOne(Machine):
         return sum(self.ledger.counted.values())
 
     def roll_back(self):
-        """A restart takes nothing back."""
+        """Roll back nothing."""
 
     def goes_on(self, worker, begin):
-        """A worker begins after its last update that counts, in the epoch that it has not reported."""
+        """A worker begins after its last counted update, in the epoch that it has not reported."""
         assert self.ledger.next_sequence(worker) == begin["sequence"]
         assert self.epoch_of(worker) == begin["epoch"]
         assert self.ledger.said.get(worker, b"") == self.restored(worker).state
@@ -375,35 +377,35 @@ class OneByOne(Machine):
         self.goes_on(worker, self.ready(worker))
 
     def enter(self, worker):
-        """Note that a worker is training."""
+        """Record a worker that trains."""
 
     def leave(self, worker):
-        """Note that nobody waits for a worker any more."""
+        """Record an idle worker."""
 
     def may_train(self, worker):
-        """Return whether a worker is let into its epoch: it is at most one ahead."""
+        """Return True if a worker may train its epoch: it is at most one ahead."""
         return worker in self.there and self.epoch_of(worker) <= self.store.released
 
     def may_push(self, worker):
         return self.may_train(worker)
 
     def too_far(self, worker):
-        """Return whether a worker has to wait for others."""
+        """Return True if a worker has to wait for others."""
         return False
 
     def flag(self, worker):
-        """Return what a worker is told with the center after the update that it sent."""
+        """Return the expected flag of the reply to a worker's last update."""
         if self.too_far(worker):
             return Flag.AGAIN
         within = (self.sent[worker].sequence + 1) % WINDOWS
         return Flag.CUT if within and worker in self.unsaid else Flag.NONE
 
     def is_now(self, worker, epoch):
-        """Return the state of a worker, which another moment's is not."""
+        """Return the state of a worker, which is unique to this moment."""
         return np.array([self.run, self.ledger.next_sequence(worker), epoch], "<i4").tobytes()
 
     def stand(self, worker):
-        """A worker that was told to says what it is before it goes on."""
+        """Let a worker that was asked to report its state do so before it continues."""
         if worker not in self.told:
             return
         epoch, sequence = self.epoch_of(worker), self.ledger.next_sequence(worker)
@@ -416,19 +418,19 @@ class OneByOne(Machine):
 
     @rule(worker=workers_)
     def stand_again(self, worker):
-        """What a worker said comes again, when it has gone on too: its newest state stays what it is."""
+        """A repeated report of a worker's state does not replace a newer one."""
         if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.told:
             unsaid = worker in self.store.snapshots.awaited
             self.give(stood)
             assert unsaid or worker not in self.store.snapshots.awaited
 
     def noted_now(self):
-        """Note that there is a cut of this moment, after which every worker is to say what it is."""
+        """Record a snapshot of this moment, after which every worker should report its state."""
         self.noted, self.unsaid = deepcopy(self.ledger), set(range(WORKERS))
 
     @rule(pushes=st.lists(st.tuples(workers_, values_, st.integers(0, 2)), min_size=1, max_size=6))
     def push_many(self, pushes):
-        """Workers send what they have; those with fewer batches skip sequences at an epoch's end."""
+        """Workers push updates. Those with fewer batches skip sequences at an epoch's end."""
         for push in pushes:
             self.push(*push)
 
@@ -446,7 +448,7 @@ class OneByOne(Machine):
         self.answered(worker, reply, self.flag(worker))
 
     def count(self, worker):
-        """Note that a worker has made an exchange."""
+        """Count an exchange of a worker."""
 
     def answered(self, worker, reply, flag):
         assert flag == reply.flags
@@ -456,7 +458,7 @@ class OneByOne(Machine):
 
     @rule(worker=workers_, again=st.booleans())
     def repeat(self, worker, again):
-        """The answer was lost, and the worker sends the update again, or asks for the answer."""
+        """After a lost answer, the worker repeats the update or asks for the answer."""
         if (sent := self.sent[worker]) is not None:
             flag = self.flag(worker)
             reply = self.give(awaiting(sent) if again else sent)
@@ -464,7 +466,7 @@ class OneByOne(Machine):
 
     @rule(worker=workers_, known=st.booleans())
     def pull(self, worker, known):
-        """A worker asks for the center of this moment, which it may have."""
+        """A worker requests the current center, which it may have."""
         if worker in self.absent:
             return
         version = self.store.merging.version if known else 0
@@ -475,12 +477,12 @@ class OneByOne(Machine):
 
     @rule(reports=st.lists(st.tuples(workers_, st.booleans()), min_size=1, max_size=4))
     def report_many(self, reports):
-        """Workers come to the end of an epoch."""
+        """Workers reach the end of an epoch."""
         for report in reports:
             self.report(*report)
 
     def report(self, worker, twice):
-        """A worker ends its epoch, or asks whether it may go on to the next one."""
+        """A worker ends its epoch, or asks to go on to the next one."""
         if self.may_push(worker):
             self.stand(worker)
             epoch = self.epoch_of(worker)
@@ -507,7 +509,7 @@ class OneByOne(Machine):
 
     @rule()
     def note(self):
-        """The driver asks for a cut, and has taken the epoch's end before where there is one."""
+        """The driver requests a snapshot, after it has taken the epoch's end if there is one."""
         unsaid, ends = self.unsaid, self.store.cut.epoch in self.over
         if ends:
             self.end_epoch(self.store.cut.epoch)
@@ -518,18 +520,18 @@ class OneByOne(Machine):
 
     @invariant()
     def nobody_takes_room(self):
-        """All replies have gone."""
+        """All replies have been sent, so that no exchange takes room."""
         assert 0 == self.store.merging.flights
 
 
 class Hogwild(OneByOne):
-    """The same laws without the lock."""
+    """Hogwild runs, under the same laws."""
 
     mode = "hogwild"
 
 
 class Bounded(OneByOne):
-    """Nobody goes on who is further ahead of the slowest than the bound."""
+    """Runs with a staleness bound. A worker that exceeds it does not continue."""
 
     terms = {"staleness": 1}
 
@@ -554,7 +556,7 @@ class Bounded(OneByOne):
 
     @invariant()
     def nobody_is_too_far(self):
-        """The store's clocks are these."""
+        """The coordinator's clocks are the expected ones."""
         assert self.clocks == self.store.merging.clocks
         assert max(self.clocks.values(), default=0) - min(self.clocks.values(), default=0) <= 2
 
@@ -564,11 +566,11 @@ class Bounded(OneByOne):
 
 @dataclass
 class RoundsLaw:
-    """What rounds have come to.
+    """Expected state with rounds.
 
     Attributes:
-        closed: by how much each of them moved the center.
-        handed: how many losses the driver has.
+        closed: movement of the center by each closed round.
+        handed: number of losses that the driver has.
     """
 
     closed: list = field(default_factory=list)
@@ -580,19 +582,21 @@ class RoundsLaw:
 
 
 class InRounds(Machine):
-    """Rounds of all workers, or of some of them, rolled back to the last cut when one is lost.
+    """Runs in rounds, of all workers or some. The loss of a worker rolls back to the last snapshot.
 
     Attributes:
-        at: the round for which each worker sends its next update.
-        missed: up to which round each worker takes up the means of those that closed without it.
-        open: the values in the open round, by worker; ``late``: those of the updates that are late.
-        waiting: the update of each worker that has no answer yet.
-        standing: the workers that were told to stand for a cut, and have not said what they are.
-        reported: the workers that have ended the epoch.
-        speaks: the workers that say what all replicas have; ``spoken``: whether one has at this epoch's end.
-        returning: those that were taken in again, and do not know it yet.
-        seen: the newest cut that is known of.
-        replicas: where each worker's replica is, where gradients are exchanged.
+        at: round of each worker's next update.
+        missed: round up to which each worker applies the means of rounds that closed without it.
+        open: values in the open round, by worker.
+        late: values of the late updates.
+        waiting: update of each worker that has no answer yet.
+        standing: workers asked to report their state for a snapshot that have not done so.
+        reported: workers that have ended the epoch.
+        speaks: workers that report the shared weights.
+        spoken: True if the shared weights were reported at this epoch's end.
+        returning: readmitted workers that do not know it yet.
+        seen: newest known snapshot.
+        replicas: replica of each worker, if gradients are exchanged.
     """
 
     mode, law, hybrid = "synchronous", RoundsLaw, None
@@ -613,13 +617,13 @@ class InRounds(Machine):
         self.open, self.late, self.deadline = {}, [], inf
 
     def goes_on(self, worker, begin):
-        """A worker begins after the cut."""
+        """A worker begins after the snapshot."""
         assert self.ledger.version == begin["sequence"]
         assert self.ledger.version // WINDOWS == begin["epoch"]
         self.at[worker], self.replicas[worker] = begin["sequence"], self.restored(worker).parameters[0]
 
     def roll_back(self):
-        """All begin after the last cut, or after an epoch that all have reported, which the driver takes."""
+        """Return to the last snapshot, or to an epoch that all have reported, which the driver takes."""
         if self.there <= self.reported and not self.mute:
             super().end_epoch(self.store.cut.epoch - 1)
             self.noted = deepcopy(self.ledger)
@@ -628,13 +632,13 @@ class InRounds(Machine):
     @settled
     @rule()
     def restart_with_another_order(self):
-        """Spark computes the rows again, in another order, and the epoch begins again."""
+        """Spark recomputes the rows in another order, and the epoch begins again."""
         self.order += 1
         del self.noted.closed[self.noted.version // WINDOWS * WINDOWS :]
         self.restart(0)
 
     def replace_worker(self, worker):
-        """One that comes back has lost its replica: all go on from the cut, or without it for a while."""
+        """A replaced worker has lost its replica: all restart from the snapshot, or continue without it."""
         if self.goes_on_without and self.there - {worker}:
             assert self.join(worker)
             self.gone(worker)
@@ -652,12 +656,12 @@ class InRounds(Machine):
         self.note_cut()
 
     def let_in(self, worker, begin):
-        """One that is absent waits for a cut."""
+        """Let an absent worker wait for a snapshot."""
         assert begin is None
         self.waiting_room.add(worker)
 
     def note_cut(self):
-        """See whether there is a cut at this moment, which takes in who waits, but for updates after it."""
+        """Record a new snapshot, which readmits waiting workers without an update after it."""
         store = self.store
         if store.noted.version != self.ledger.version or store.noted is self.seen:
             return
@@ -675,11 +679,11 @@ class InRounds(Machine):
 
     @property
     def mute(self):
-        """Whether nobody has said yet what all replicas have."""
+        """True if the shared weights were not reported before worker 0 was lost."""
         return self.joint and 0 in self.absent and not self.spoken
 
     def give(self, update):
-        """Hand an update to the store, and note who is to speak for the replicas."""
+        """Hand an update to the coordinator, and record a request for the shared weights."""
         reply = super().give(update)
         if reply.flags & Flag.SPEAK:
             assert self.joint
@@ -690,7 +694,7 @@ class InRounds(Machine):
         return replace(reply, flags=reply.flags & ~Flag.SPEAK)
 
     def center(self):
-        """Return the center, which is that of the cut where workers have replicas of their own."""
+        """Return the center. With replicas, it is the center of the snapshot."""
         return sum((self.noted if self.joint else self.ledger).closed)
 
     @property
@@ -699,12 +703,12 @@ class InRounds(Machine):
 
     @rule(steps=st.lists(st.tuples(workers_, st.none() | values_, st.booleans()), min_size=1, max_size=6))
     def step_some(self, steps):
-        """Workers go on, some faster than others."""
+        """Workers take steps, some more than others."""
         for step in steps:
             self.step(*step)
 
     def step(self, worker, value, twice):
-        """A worker does what comes next: stands, asks again, reports or pushes; it may say so twice."""
+        """Take a worker's next step, perhaps twice: report its state, ask again, end its epoch or push."""
         if worker in self.absent:
             assert worker not in self.waiting_room or self.ready(worker) is None
         elif worker in self.returning:
@@ -721,14 +725,14 @@ class InRounds(Machine):
 
     @rule(order=st.permutations(range(WORKERS)), values=st.lists(values_, min_size=1, max_size=8))
     def step_together(self, order, values):
-        """Every worker does what comes next, again and again, and the driver after them."""
+        """All workers take several steps in turn, and the driver follows."""
         for value in values:
             for worker in order:
                 self.step(worker, value, False)
             self.end_epoch(self.store.cut.epoch)
 
     def goes_on_again(self, worker, begin):
-        """One that was taken in again begins at that cut, though rounds may have closed since without it."""
+        """A readmitted worker begins at that snapshot, though rounds may have closed without it since."""
         assert self.at[worker] == begin["sequence"]
         self.returning.discard(worker)
         self.speaks |= {worker} & {0}
@@ -748,7 +752,7 @@ class InRounds(Machine):
         self.hand_in(worker, update)
 
     def hand_in(self, worker, update):
-        """Give an update to the store, which closes the round if that may be."""
+        """Give an update to the coordinator, which closes the round if it may."""
         closes = update.sequence == self.ledger.version and self.may_close()
         rounds = self.ledger.version + closes
         if closes:
@@ -766,7 +770,7 @@ class InRounds(Machine):
             self.standing.add(worker)
 
     def take(self, worker, reply):
-        """Check that a reply brings the center of this moment, or the replica to where that round was."""
+        """Apply a reply; it must hold the current center or move the replica to that round."""
         if not self.joint:
             assert self.center() == reply.parameters[0]
             return
@@ -774,7 +778,7 @@ class InRounds(Machine):
         assert sum(self.ledger.closed[: self.at[worker]]) == self.replicas[worker]
 
     def may_close(self):
-        """Return whether the open round has all of its workers, or enough, and lets none be too late."""
+        """Return True if the open round may close: it has all workers, or enough and none too far behind."""
         if self.hybrid is None or self.store.merging.whole or self.there <= self.open.keys():
             return self.there <= self.open.keys()
         with_rows = sum(value is not None for value in self.open.values())
@@ -788,7 +792,7 @@ class InRounds(Machine):
         self.open_round()
 
     def stand(self, worker, twice):
-        """A worker says what it is; that of all is a cut."""
+        """A worker reports its state. The states of all workers are a snapshot."""
         self.standing.discard(worker)
         for _ in range(1 + twice):
             self.give(self.standing_as(worker, Kind.CUT, sequence=self.at[worker]))
@@ -801,7 +805,7 @@ class InRounds(Machine):
         return self.say(worker, kind, **said | fields)
 
     def report(self, worker, twice):
-        """A worker ends its epoch, and says more where it is asked to; the last one lets the driver go on."""
+        """A worker ends its epoch, with the shared weights if asked."""
         self.reported.add(worker)
         for _ in range(1 + twice):
             reply = self.give(self.standing_as(worker, Kind.REPORT))
@@ -822,7 +826,7 @@ class InRounds(Machine):
 
     @rule(worker=workers_)
     def repeat(self, worker):
-        """An update comes again, long after its answer: it changes nothing."""
+        """An update repeated long after its answer changes nothing."""
         sent = self.sent[worker]
         if sent is None or self.waiting[worker] is not None:
             return
@@ -833,35 +837,35 @@ class InRounds(Machine):
 
     @rule()
     def note(self):
-        """The driver asks for a cut as soon as rounds allow."""
+        """The driver requests a snapshot as soon as rounds allow."""
         self.store.note()
 
     @invariant()
     def what_was_dropped_is_known(self):
-        """Late updates are counted."""
+        """Dropped late updates are counted."""
         assert self.dropped == self.store.merging.dropped.total()
 
 
 class Gradients(InRounds):
-    """The mean of a round goes to every worker's replica."""
+    """Rounds of gradients: the mean goes to every worker's replica."""
 
     joint = True
 
 
 class Quorum(InRounds):
-    """Two of three workers are enough for a round, or one when its time is up."""
+    """Rounds with a quorum: two of three workers close one, or a single one when its time is up."""
 
     hybrid = Hybrid(2, 1.5)
 
 
 class LateMerged(InRounds):
-    """Rounds wait for all workers, but not for long; who is late is in the next one."""
+    """Rounds with a deadline, after which a late update is merged into the next round."""
 
     hybrid = Hybrid(WORKERS, 1.5, merge_late=True)
 
 
 class GradientsOfSome(InRounds):
-    """Replicas that are late take up the means that they missed."""
+    """Gradient rounds in which late replicas apply the means that they missed."""
 
     joint, hybrid = True, Hybrid(1, 1.5)
 
@@ -879,14 +883,14 @@ class GradientsOfSome(InRounds):
 
 
 class GoingOn:
-    """Workers are lost one by one, and come back."""
+    """Events in which workers are lost one by one and return."""
 
     goes_on_without = True
 
     @settled
     @rule(worker=workers_)
     def lose(self, worker):
-        """A worker, at work or waiting to come back, is silent for too long, and the driver looks."""
+        """A worker, active or waiting to return, is silent for too long, and the driver looks."""
         if len(self.there - {worker}) == 0 or worker in self.absent - self.waiting_room:
             return
         self.pass_time(STALL + 1)
@@ -901,7 +905,7 @@ class GoingOn:
     @precondition(lambda self: getattr(self, "standing", None))
     @rule(value=values_)
     def lose_one_that_is_ahead(self, value):
-        """A worker stood for a cut, sent an update and died, and is back before all others have stood."""
+        """A worker reports for a snapshot, pushes, dies and returns before all others have reported."""
         worker = min(self.standing)
         for _ in range(2):
             self.step(worker, value, False)
@@ -913,14 +917,14 @@ class GoingOn:
     @precondition(lambda self: self.absent - self.waiting_room)
     @rule(data=st.data())
     def push_of_the_lost(self, data):
-        """What a lost attempt still sends changes nothing."""
+        """Messages of a lost attempt change nothing."""
         worker = data.draw(st.sampled_from(sorted(self.absent - self.waiting_room)))
         self.refuse(self.update(worker, 60, self.store.merging.next_sequence(worker)))
 
     @precondition(lambda self: self.absent)
     @rule(data=st.data())
     def come_back(self, data):
-        """Spark has started the task of an absent worker again, or once more."""
+        """Spark starts the task of an absent worker again, perhaps repeatedly."""
         worker = data.draw(st.sampled_from(sorted(self.absent)))
         if worker in self.waiting_room and self.now - self.heard[worker] < SILENCE:
             assert not self.join(worker)
@@ -930,7 +934,7 @@ class GoingOn:
 
 
 def going_on(machine):
-    """Return a machine whose run goes on without workers that are lost."""
+    """Return a machine whose run continues without lost workers."""
     return type(f"{machine.__name__}GoesOn", (GoingOn, machine), {})
 
 
@@ -941,19 +945,19 @@ each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: 
 
 @each_machine
 def test_the_laws_hold(machine):
-    """Whatever happens."""
+    """The laws hold in 100 random runs of 40 steps."""
     run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40))
 
 
 @pytest.mark.whole
 @each_machine
 def test_the_laws_hold_for_long(machine):
-    """In much more that may happen."""
+    """The laws hold in 1000 random runs of 60 steps."""
     run_state_machine_as_test(machine, settings=settings(max_examples=1000, stateful_step_count=60))
 
 
 class CountsTwice(Coordinator):
-    """A store that takes an update again when it comes again."""
+    """A coordinator that counts a repeated update again."""
 
     def exchange(self, update, read):
         aggregation = self.merging
@@ -964,21 +968,21 @@ class CountsTwice(Coordinator):
 
 
 class ForgetsTheLedger(Coordinator):
-    """A store that goes on from a checkpoint as if nobody had sent anything."""
+    """A coordinator that resumes from a checkpoint without its ledger."""
 
     def resume(self, cut, held):
         super().resume(replace(cut, ledger={}), held)
 
 
 class ForgetsTheLosses(Coordinator):
-    """A store that goes on from a checkpoint with an epoch that has no losses yet."""
+    """A coordinator that resumes from a checkpoint without the losses of the epoch."""
 
     def resume(self, cut, held):
         super().resume(replace(cut, losses=[]), held)
 
 
 class LosesTheRounds(Coordinator):
-    """A store that goes on from its cut at the round that was open."""
+    """A coordinator that restarts from its snapshot with the version of the open round."""
 
     def restart(self):
         aggregation, version = self.merging, self.merging.version
@@ -988,7 +992,7 @@ class LosesTheRounds(Coordinator):
 
 
 class TrustsTheOrder(RowAgreement):
-    """An agreement that goes on in the middle of an epoch whatever order its rows have now."""
+    """An agreement that continues within an epoch although the order of its rows has changed."""
 
     def _compare(self, held):
         self.snapshots.committed = replace(self.snapshots.committed, before=None)
@@ -996,7 +1000,7 @@ class TrustsTheOrder(RowAgreement):
 
 
 class NotesWhatIsToCome(UpdateSnapshots):
-    """Snapshots that go on to take in what workers report."""
+    """Faulty snapshots, to which later reports of workers are added."""
 
     def request(self, reports, *, ends=False):
         super().request(reports, ends=ends)
@@ -1004,7 +1008,7 @@ class NotesWhatIsToCome(UpdateSnapshots):
 
 
 class ForgetsWhatWasSaid(UpdateSnapshots):
-    """Snapshots that have of each worker what it was at an epoch's end."""
+    """Faulty snapshots, with each worker's state at an epoch's end."""
 
     def request(self, reports, *, ends=False):
         super().request(reports, ends=ends)
@@ -1012,14 +1016,14 @@ class ForgetsWhatWasSaid(UpdateSnapshots):
 
 
 class BelievesWhatIsOld(Coordinator):
-    """A store that takes what a worker was for what it is, if that comes again."""
+    """A coordinator that takes a repeated old state of a worker for its current one."""
 
     def _is_current(self, update):
         return True
 
 
 class TakesBackTooEarly(WorkerLoss):
-    """A part that takes back, at a snapshot, a worker whose update is in the round after it."""
+    """A part that readmits a worker whose update is already in the round after the snapshot."""
 
     def readmit_waiting(self):
         for worker in sorted(self.merging.absent):
@@ -1029,7 +1033,7 @@ class TakesBackTooEarly(WorkerLoss):
 
 
 class WaitsForNobodyToSpeak(RoundSnapshots):
-    """Snapshots that are made whether or not a replica has said what all have."""
+    """Faulty snapshots, made without the shared weights of the replicas."""
 
     def lacks_weights(self, report):
         return False
@@ -1044,7 +1048,7 @@ PARTS = {
 
 
 def with_part(kind):
-    """Return a coordinator one of whose parts is of this kind."""
+    """Return a coordinator class with one part of this kind."""
 
     class Mistaken(Coordinator):
         def __init__(self, *arguments):
@@ -1077,7 +1081,7 @@ def with_part(kind):
     ],
 )
 def test_a_mistake_is_found(machine, mistake):
-    """The laws are such that a store which does not keep them is seen to."""
+    """A coordinator with a known mistake breaks one of the laws."""
     kind = mistake if issubclass(mistake, Coordinator) else with_part(mistake)
     mistaken = type(mistake.__name__, (machine,), {"kind": kind})
     found = settings(

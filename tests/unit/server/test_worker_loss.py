@@ -1,4 +1,4 @@
-"""A run that goes on without a worker: what nobody waits for then, and how another attempt comes back."""
+"""Tests of a run that continues without lost workers, and of the return of another attempt."""
 
 import logging
 from functools import partial
@@ -32,14 +32,14 @@ MODES = ["synchronous", "asynchronous", "hogwild"]
 
 
 def going_on(mode="synchronous", **options):
-    """Return a store that has begun, goes on without a worker that is lost, and has a clock."""
+    """Return a coordinator with a test clock that has begun and continues without lost workers."""
     store = begun(store_of(mode, goes_on=True, stall=STALL, **{"size": 1, **options}))
     store.at = moved(store)
     return store
 
 
 def lose(store, *workers):
-    """Let all workers but these be heard after a long silence, and the driver look."""
+    """Let all workers except these send a heartbeat after a long silence, and the driver look."""
     now = store.state.clock() + STALL + 1
     store.at(now)
     store.membership.looked = now
@@ -50,7 +50,7 @@ def lose(store, *workers):
 
 
 def come_back(store, worker, attempt=2, rows=10):
-    """Let another attempt of a worker say that it is ready; return what it is answered, None: ask again."""
+    """Let another attempt of a worker report ready; return the reply, or None if it has to ask again."""
     with impatient():
         assert store.join(worker, store.generation, attempt, "host", 2)
         return store.ready(worker, store.generation, attempt, rows, 0, {})
@@ -65,12 +65,12 @@ def counts(store):
     return store.summary()["lost"], store.summary()["returned"]
 
 
-# -- being lost -----------------------------------------------------------------------------------
+# -- loss -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
-    """The driver has no failure to act on, and says who it was."""
+    """The loss of a silent worker is logged with its name, and the run continues."""
     store = going_on(mode)
     lose(store, 1)
     said = store.log.pop()
@@ -82,7 +82,7 @@ def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
 
 
 def test_a_worker_is_lost_once():
-    """However often the driver looks."""
+    """A worker is lost once, however often the driver looks."""
     store = going_on()
     lose(store, 1)
     lose(store, 1)
@@ -92,7 +92,7 @@ def test_a_worker_is_lost_once():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_lost_attempt_still_sends_is_refused(mode):
-    """Its machine may come back from wherever it was; another attempt takes its place."""
+    """Messages of a lost attempt are refused and change nothing."""
     store = going_on(mode)
     lose(store, 1)
     before = state_of(store)
@@ -106,7 +106,7 @@ def test_what_a_lost_attempt_still_sends_is_refused(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_body_that_was_on_its_way_is_refused(mode):
-    """The update was admitted before its worker was lost, and counts for nothing."""
+    """An update admitted before its worker was lost is refused when its body has arrived."""
     store = going_on(mode)
 
     def reading(update):
@@ -121,7 +121,7 @@ def test_a_body_that_was_on_its_way_is_refused(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_whose_workers_are_all_lost_fails(mode):
-    """There is nobody to go on with; the driver starts the gang again, and all are waited for."""
+    """A run that has lost all workers fails, and after a restart it waits for all of them."""
     store = going_on(mode, workers=2)
     lose(store, 1)
     assert store.failure is None
@@ -134,7 +134,7 @@ def test_a_run_whose_workers_are_all_lost_fails(mode):
 
 
 def test_workers_without_rows_are_nobody_to_go_on_with():
-    """A run of theirs would be over without a step."""
+    """A run fails when only workers without rows are left."""
     store = store_of("asynchronous", workers=2, goes_on=True, stall=STALL)
     store.release(0, NEVER)
     for worker in (0, 1):
@@ -147,7 +147,7 @@ def test_workers_without_rows_are_nobody_to_go_on_with():
 
 
 def test_a_gang_that_never_was_complete_does_not_go_on():
-    """Nobody knows the rows of a worker that was never ready."""
+    """A worker group that was never complete does not continue without a worker: its rows are unknown."""
     store = store_of(workers=2, goes_on=True, stall=STALL)
     for worker in (0, 1):
         store.join(worker, 1, 1, "host", 1)
@@ -163,7 +163,7 @@ def test_a_gang_that_never_was_complete_does_not_go_on():
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_round_closes_with_those_who_are_there(joint, lost):
-    """Its mean is over their rows."""
+    """A round closes without the lost worker, with the mean over the rows of the others."""
     store = going_on(joint=joint, merge=None if joint else "average")
     there = [worker for worker in range(3) if worker != lost]
     with impatient():
@@ -180,7 +180,7 @@ def test_a_round_closes_with_those_who_are_there(joint, lost):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_round_that_waits_goes_on_when_a_worker_is_lost(joint):
-    """Requests that wait for it are answered, and not only those that come."""
+    """Waiting workers get the reply of their round when the missing worker is lost."""
     store = going_on(joint=joint, merge=None if joint else "average")
 
     def lose_when_they_wait():
@@ -194,7 +194,7 @@ def test_a_round_that_waits_goes_on_when_a_worker_is_lost(joint):
 
 
 def test_what_a_lost_worker_has_in_the_open_round_counts():
-    """It was counted, and comes in its place in the sum."""
+    """The update of a lost worker in the open round counts."""
     store = going_on()
     with impatient():
         push(store, 1, [5.0])
@@ -206,7 +206,7 @@ def test_what_a_lost_worker_has_in_the_open_round_counts():
 
 
 def test_a_body_waits_for_no_lost_worker(monkeypatch):
-    """Those beyond the budget are read when it is their turn, which the lost one has no more."""
+    """A body beyond the budget does not wait for the turn of a lost worker."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     store = going_on()
     waits = partial(push, store, 2, [3.0]), partial(push, store, 1, [1.0]), partial(lose, store, 0)
@@ -216,7 +216,7 @@ def test_a_body_waits_for_no_lost_worker(monkeypatch):
 
 
 def test_a_quorum_that_is_not_there_any_more_is_all_who_are():
-    """Else nothing would go on."""
+    """A quorum larger than the number of present workers closes with all of them."""
     store = going_on(joint=False, merge="average", hybrid=Hybrid(3))
     with impatient():
         lose(store, 2)
@@ -227,7 +227,7 @@ def test_a_quorum_that_is_not_there_any_more_is_all_who_are():
 
 
 def test_replicas_that_are_late_wait_for_no_lost_one(monkeypatch):
-    """A round that would let go of a mean that one misses waits; one that is lost takes none up."""
+    """A round that waits for a late replica closes when that replica is lost."""
     monkeypatch.setattr(limits, "KEPT_BYTES", 0)
     monkeypatch.setattr(limits, "LEAST_KEPT", 1)
     store = going_on(hybrid=Hybrid(1))
@@ -244,7 +244,7 @@ def test_replicas_that_are_late_wait_for_no_lost_one(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_bound_does_not_count_a_lost_worker(mode):
-    """Stale-synchronous parallel waits for the slowest one that is there."""
+    """A staleness bound ignores a lost worker."""
     store = going_on(mode, workers=2, staleness=1)
     with impatient():
         flags = [push(store, 0, [1.0], sequence=n).flags for n in range(2)]
@@ -256,7 +256,7 @@ def test_a_bound_does_not_count_a_lost_worker(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_lost_worker_at_an_epochs_end_is_no_ghost(mode):
-    """Its request waits at the gate; when that opens it does not count as one that trains."""
+    """A worker lost while it waits at an epoch's end does not count as training when the wait is over."""
     store = going_on(mode, workers=2, staleness=1, epochs=3)
     with impatient():
         give(store, report_of(store, 1, 0))
@@ -276,7 +276,7 @@ def test_a_lost_worker_at_an_epochs_end_is_no_ghost(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
-    """After its last counted update, beside the slowest."""
+    """Without rounds, a worker returns at once, after its last counted update and level with the slowest."""
     store = going_on(mode, workers=2, staleness=9)
     push(store, 1, [1.0], sequence=0)
     push(store, 1, [1.0], sequence=1, base_version=1)
@@ -293,7 +293,7 @@ def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_worker_that_comes_back_later_begins_with_the_epoch_that_is_under_way(mode):
-    """Those that ended without it are over, committed or not."""
+    """A worker that returns later begins with the epoch under way, not with those that ended without it."""
     store = going_on(mode, workers=2, epochs=9)
     lose(store, 1)
     with impatient():
@@ -308,7 +308,7 @@ def test_a_worker_that_comes_back_later_begins_with_the_epoch_that_is_under_way(
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_worker_that_missed_an_epoch_comes_back_with_its_own_state(mode):
-    """That is in the cut of the epoch too, for a run that goes on from there."""
+    """A worker that missed an epoch returns with its own last state, which the epoch's snapshot has."""
     store = going_on(mode, workers=2, epochs=9, optimizer=3)
     with impatient():
         give(store, report_of(store, 1, 0, state=b"one"))
@@ -328,7 +328,7 @@ def test_a_worker_that_missed_an_epoch_comes_back_with_its_own_state(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_epoch_ends_with_those_who_are_there(mode):
-    """With the metrics and the rows of those who have reported it, a lost one's too if it did."""
+    """An epoch ends without the lost workers, with the metrics and rows of all that reported it."""
     store = going_on(mode, joint=False, metrics=1, optimizer=1)
     with impatient():
         for worker in (0, 2):
@@ -345,7 +345,7 @@ def test_an_epoch_ends_with_those_who_are_there(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_evaluation_waits_for_no_lost_worker(mode):
-    """Its validation rows are left out."""
+    """An evaluation ends without the validation rows of a lost worker."""
     store = going_on(mode, joint=False, workers=2, metrics=1, evaluated=frozenset({0}))
     with impatient():
         for worker in (0, 1):
@@ -358,7 +358,7 @@ def test_an_evaluation_waits_for_no_lost_worker(mode):
 
 
 def test_another_replica_speaks_for_the_first_when_that_is_lost():
-    """The model that the driver gets, and what all go on from, is that of the lowest that is there."""
+    """If worker 0 is lost, the lowest present replica reports the shared weights."""
     store = going_on(workers=3, optimizer=2, generators=1)
     lose(store, 0)
     with impatient():
@@ -378,7 +378,7 @@ def test_another_replica_speaks_for_the_first_when_that_is_lost():
 
 
 def test_a_replica_that_has_reported_already_is_asked_to_speak():
-    """The first one was lost with what only it was to say; the epoch ends once somebody has said it."""
+    """A replica that has reported is asked for the shared weights if worker 0 is lost without a report."""
     store = going_on(workers=3, optimizer=2, metrics=1)
     reports = [report_of(store, worker, metrics=b"%d" % worker) for worker in (1, 2)]
     with impatient():
@@ -395,7 +395,7 @@ def test_a_replica_that_has_reported_already_is_asked_to_speak():
 
 
 def test_a_first_replica_that_has_spoken_is_not_asked_again():
-    """Its report is as good as ever."""
+    """No replica is asked for the shared weights if worker 0 reported them before it was lost."""
     store = going_on(workers=2, optimizer=2)
     with impatient():
         give(store, report_of(store, 0, parameters=vector(7.0), state=b"op"))
@@ -406,7 +406,7 @@ def test_a_first_replica_that_has_spoken_is_not_asked_again():
 
 
 def test_a_run_that_is_stopped_gets_its_weights_from_who_speaks():
-    """Worker 0 is not there to tell them."""
+    """A stopped run without worker 0 gets its weights from another replica."""
     store = going_on(workers=2, optimizer=2)
     lose(store, 0)
     store.stop()
@@ -418,12 +418,12 @@ def test_a_run_that_is_stopped_gets_its_weights_from_who_speaks():
     assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(cut.speaker))
 
 
-# -- coming back to rounds ------------------------------------------------------------------------
+# -- return to rounds -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
-    """Until then it waits; then it has the state of the cut, and is waited for."""
+    """A worker returns to rounds at the next epoch's beginning, with the state of the snapshot."""
     store = going_on(joint=joint, merge=None if joint else "average", workers=2, optimizer=2)
     lose(store, 1)
     with impatient():
@@ -433,7 +433,7 @@ def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
         push(store, 0, [1.0], sequence=sequence + 1, base_version=sequence + 1)
         give(store, report_of(store, 0, parameters=vector(7.0) if joint else EMPTY, state=b"op"))
         store.commit(store.wait_epoch(0, 0).cut)
-        assert ready_again(store, 1) is None  # the driver is at its callbacks
+        assert ready_again(store, 1) is None  # the driver runs its callbacks
         store.release(1, NEVER)
         begin = ready_again(store, 1)
         restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
@@ -450,7 +450,7 @@ def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(joint):
-    """It begins with the round after it."""
+    """A worker that returns within an epoch begins after a snapshot made for it, with the next round."""
     store = going_on(joint=joint, merge=None if joint else "average", workers=2, metrics=1, optimizer=1)
     lose(store, 1)
     with impatient():
@@ -474,7 +474,7 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
 
 
 def test_a_cut_that_a_lost_worker_has_not_answered_is_that_of_the_others():
-    """It is made when the worker is lost, for one that is back too."""
+    """A snapshot under way is completed without the state of a worker that is lost."""
     store = going_on(joint=False, merge="average", metrics=1, cuts=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     for worker in (0, 1):
@@ -486,7 +486,7 @@ def test_a_cut_that_a_lost_worker_has_not_answered_is_that_of_the_others():
 
 
 def test_a_cut_without_the_weights_of_replicas_is_none():
-    """The first was lost before it had said them; another cut is asked for."""
+    """A snapshot without the shared weights, because worker 0 was lost, is discarded and requested again."""
     store = going_on(workers=3, cuts=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     for worker in (1, 2):
@@ -499,7 +499,7 @@ def test_a_cut_without_the_weights_of_replicas_is_none():
 
 
 def test_a_worker_whose_update_is_in_the_round_after_a_cut_waits_for_the_next_one():
-    """It would send that again, or go on without the mean that it is part of."""
+    """A worker whose update is already in the round after a snapshot returns at the next snapshot."""
     store = going_on(joint=False, merge="average", workers=3, cuts=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     with impatient():
@@ -520,7 +520,7 @@ def test_a_worker_whose_update_is_in_the_round_after_a_cut_waits_for_the_next_on
 
 
 def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
-    """Its replica is gone: it is absent before the time of a silent worker is up, until the next cut."""
+    """In rounds, an attempt that replaces a silent one is absent until the next snapshot."""
     store = going_on(silence=3.0)
     store.at(2.0)
     assert not store.join(1, 1, 2, "host", 1)
@@ -534,7 +534,7 @@ def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
 
 
 def test_a_worker_that_waits_to_come_back_and_is_silent_is_lost_again():
-    """A third attempt may come; nothing is waited for meanwhile."""
+    """A returning worker that falls silent is lost again, and another attempt may return."""
     store = going_on()
     lose(store, 1)
     assert come_back(store, 1) is None
@@ -546,7 +546,7 @@ def test_a_worker_that_waits_to_come_back_and_is_silent_is_lost_again():
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_run_that_stops_sends_home_who_waits_to_come_back(joint):
-    """Its task ends, and no round waits for it."""
+    """A returning worker is told to end if the run stops, and no round waits for it."""
     store = going_on(joint=joint, merge=None if joint else "average")
     lose(store, 1)
     assert come_back(store, 1) is None
@@ -557,7 +557,7 @@ def test_a_run_that_stops_sends_home_who_waits_to_come_back(joint):
 
 
 def test_nobody_comes_back_after_the_last_epoch():
-    """There is nothing left to train."""
+    """No worker returns after the last epoch."""
     store = going_on(joint=False, merge="average", workers=2, epochs=1)
     lose(store, 1)
     assert come_back(store, 1) is None
@@ -570,7 +570,7 @@ def test_nobody_comes_back_after_the_last_epoch():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_comes_back_with_other_rows_is_refused(mode):
-    """Its partition is not the same when computed again."""
+    """A worker that returns with another number of rows is refused."""
     store = going_on(mode)
     lose(store, 1)
 
@@ -581,7 +581,7 @@ def test_a_worker_that_comes_back_with_other_rows_is_refused(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_workers_are_there_again_after_a_restart(mode):
-    """The job has failed, for a task did too often: all begin anew, those that were absent too."""
+    """After a restart, all workers take part again, including absent ones."""
     store = going_on(mode, workers=2, joint=False, optimizer=1)
     lose(store, 1)
     with impatient():
