@@ -43,7 +43,7 @@ def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: 
         raise RefusedError(422, "The update is of a model with another layout of variables.")
     _check_sections(update, lengths, shape, aggregation)
     if update.kind is Kind.REPORT and update.epoch >= shape.epochs:
-        raise RefusedError(400, f"Epoch {update.epoch + 1} is none of the run's {shape.epochs}.")
+        raise RefusedError(400, f"Unknown epoch {update.epoch + 1}: the run has {shape.epochs}.")
 
 
 def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:

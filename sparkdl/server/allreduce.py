@@ -82,7 +82,7 @@ class AllReduceCoordinator(GroupCoordinator):
             member = self.membership.hear(worker, generation, attempt)
             held = RowsHeld(rows, fingerprint)
             if member.held not in (None, held):
-                raise RefusedError(422, f"Worker {worker} holds other rows than it said before.")
+                raise RefusedError(422, f"Worker {worker} holds other rows than it reported before.")
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.membership.agreed and self._all_ready():
                 self.membership.agreed = True
@@ -112,7 +112,7 @@ class AllReduceCoordinator(GroupCoordinator):
         with self.changed:
             self.membership.hear(update.worker, update.generation, update.attempt)
             if not self.membership.agreed:
-                raise RefusedError(409, "The gang is not ready, and has nothing to add yet.")
+                raise RefusedError(409, "The worker group is not ready, and has nothing to add yet.")
             if update.kind is Kind.REPORT and not lengths.nbytes:
                 return
             if update.kind is not Kind.ARRAYS or lengths.parameters or lengths.statistics:

@@ -187,7 +187,7 @@ class Coordinator(GroupCoordinator):
         admission.check_model(update, lengths, self.shape, self.merging)
         if update.kind in admission.MERGED:
             if not self.membership.agreed:
-                raise RefusedError(409, "The gang is not ready, and has nothing to merge yet.")
+                raise RefusedError(409, "The worker group is not ready, and has nothing to merge yet.")
             admission.check_mergeable(update, lengths, self.shape, self.merging)
 
     def _answer(self, update: Update, read: Read) -> Reply:

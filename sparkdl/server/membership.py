@@ -46,7 +46,7 @@ class Membership:
         """
         self.state.check_open(generation)
         if not 0 <= worker < self.shape.num_workers:
-            raise RefusedError(400, f"Worker {worker} is none of {self.shape.num_workers}.")
+            raise RefusedError(400, f"Unknown worker {worker}: the run has {self.shape.num_workers} workers.")
         known = self.members.get(worker)
         if known is not None and known.attempt > attempt:
             raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
@@ -139,7 +139,7 @@ class Membership:
                 silent.append(
                     (
                         worker,
-                        f"Worker {worker} on {member.host} (process {member.pid}) has said nothing for "
+                        f"Worker {worker} on {member.host} (process {member.pid}) has sent nothing for "
                         f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is "
                         f"gone or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be "
                         "silent.",

@@ -70,7 +70,7 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
         resumed: True if the run resumes from a checkpoint.
     """
     rows = [tuple(each.rows for each in held) for held in (now, before)]
-    whose = "the checkpoint" if resumed else "the gang before"
+    whose = "the checkpoint" if resumed else "the worker group before"
     says = f"The workers hold {rows[0]} training rows; those of {whose} held {rows[1]}"
     if rows[0] == rows[1]:
         says += ", and the values in the rows, or in those for validation, are others"

@@ -1,6 +1,8 @@
-"""The endpoint of a hosted run, in worker 0. There a ``HostedDriver`` does the driver's part.
+"""The endpoint of a hosted run, which worker 0 serves.
 
-``driver.remote_server`` is its client.
+A run is hosted (``placement="worker"``) if executors cannot connect to the process that calls ``fit``. Worker
+0 then serves the endpoint, and a ``HostedDriver`` beside it does the driver's part of the run. The client,
+``driver.remote_server``, runs in the process that calls ``fit``.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker.session import Task
 from sparkdl.worker.train import Code, TrainJob, train_task
 
-ASK_SECONDS = 1.0  # longest wait of a client's request for the end of an epoch
-LEAVE_SECONDS = 60.0  # longest wait of worker 0 for the others to end, before it closes the endpoint
-LINGER_SECONDS = 2.0  # wait of a failed run for the failed task to report the error itself
+ASK_SECONDS = 1.0  # longest time for which a request of the client waits for an event
+LEAVE_SECONDS = 60.0  # longest wait for the other workers to finish before the endpoint closes
+LINGER_SECONDS = 2.0  # delay after a failure, in which the failed task can report the error first
 
 
 class HostedDriver:
-    """The driver's part of a run, in worker 0.
+    """The driver's part of a hosted run: it commits snapshots and carries out the client's commands.
 
     Args:
         store: the coordinator.
-        traffic: the traffic of the endpoint.
-        learning_rate: see HostedRun.
+        traffic: counts of the endpoint's bytes and refused requests.
+        learning_rate: rate of all epochs. None if the client starts each epoch and sets its rate.
     """
 
     def __init__(self, store: Coordinator, traffic: Traffic, learning_rate: float | None) -> None:
@@ -51,7 +53,7 @@ class HostedDriver:
         self._left: set[int] = set()
 
     def conduct(self) -> None:
-        """Keep the result of each epoch until the last one has ended or the coordinator is closed."""
+        """Collect the result of each epoch, until the last epoch ends or the coordinator is closed."""
         store = self.store
         for epoch in range(store.shape.plan.first_epoch, store.shape.epochs):
             if self.learning_rate is not None:
@@ -62,10 +64,10 @@ class HostedDriver:
                     store.close()
                 if store.closed:
                     return
-                time.sleep(0.02)  # the epoch may have to be released first
+                time.sleep(0.02)  # wait_epoch returns at once if it needs a command of the client
             store.commit(result.cut)
             with store.changed:
-                if self.learning_rate is not None:  # only the last epoch's model is needed
+                if self.learning_rate is not None:  # no client reads the weights of earlier epochs
                     self.results = {k: replace(r, cut=result.cut) for k, r in self.results.items()}
                 self.results[epoch] = result
                 store.changed.notify_all()
@@ -73,10 +75,13 @@ class HostedDriver:
             store.stop()
 
     def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
-        """Apply the commands of the client; return the record once the client has something to do.
+        """Apply the client's commands, wait until it has something to do, and return the record for it.
+
+        The wait takes at most ASK_SECONDS. It ends early when the epoch has a result, is ready to be released
+        or evaluated by the client, or when the run is over.
 
         Args:
-            epoch: the epoch that the client waits for. The client knows the earlier ones.
+            epoch: the epoch that the client waits for. The client has the results of earlier epochs.
             released: the last epoch that may begin.
             learning_rate: the learning rate of the released epoch.
             stop: whether to end training.
@@ -104,18 +109,18 @@ class HostedDriver:
 
     @property
     def weight_bytes(self) -> int:
-        """The number of bytes that ``replace`` takes."""
+        """The size in bytes of the weights that ``replace`` expects."""
         return self.store.merging.parameters.nbytes + self.store.merging.statistics.nbytes
 
     def replace(self, epoch: int, weights: bytes) -> None:
-        """Set the center to weights that a callback set.
+        """Replace the center with the weights that a callback set.
 
         Args:
-            epoch: the last epoch that was released when the callback set them.
-            weights: the parameters, then the statistics.
+            epoch: the last epoch that had been released when the callback set the weights.
+            weights: the parameters, then the statistics, as float32.
 
         Raises:
-            RefusedError: a later epoch was released since then, for example if a request comes twice.
+            RefusedError: a later epoch has been released since. This happens if a request arrives twice.
         """
         with self.store.changed:
             if self.store.released > epoch + 1:
@@ -125,7 +130,12 @@ class HostedDriver:
             self.store.replace(*self._parts(weights))
 
     def evaluate(self, epoch: int, weights: bytes) -> None:
-        """Let workers evaluate an epoch with these weights, as in ``replace``; if empty, those at its end."""
+        """Let the workers evaluate an epoch.
+
+        Args:
+            epoch: the epoch.
+            weights: the weights to evaluate, as in ``replace``; if empty, those at the end of the epoch.
+        """
         self.store.evaluate(epoch, self._parts(weights) if weights else None)
 
     def _parts(self, weights: bytes) -> tuple[Vector, Vector]:
@@ -134,19 +144,19 @@ class HostedDriver:
         return vector[:count].copy(), vector[count:].copy()
 
     def leave(self, worker: int) -> None:
-        """Record the end of a worker, which sends no more requests.
+        """Record the end of a worker. It sends no more requests.
 
         Raises:
             RefusedError: the worker is unknown, or it is worker 0.
         """
         if not 0 < worker < self.store.shape.num_workers:
-            raise RefusedError(400, f"Worker {worker} is none that the endpoint waits for.")
+            raise RefusedError(400, f"Unknown worker {worker}.")
         with self.store.changed:
             self._left.add(worker)
             self.store.changed.notify_all()
 
     def wait_left(self) -> None:
-        """Wait for all other workers to end, for at most LEAVE_SECONDS."""
+        """Wait until all other workers have finished, for at most LEAVE_SECONDS."""
         others = self.store.shape.num_workers - 1
         with self.store.changed:
             self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
@@ -156,7 +166,8 @@ class HostedDriver:
 
         Args:
             stopped: whether to include the snapshot of a stopped run.
-            unattended: the epoch whose evaluation waits for the client, and the workers' reports about it.
+            unattended: the epoch whose evaluation waits for the client, and the workers' reports on it; None
+                if no evaluation waits.
         """
         store = self.store
         with store.changed:
@@ -173,7 +184,7 @@ class HostedDriver:
 
 
 def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the results of epochs in the form that ``core.packing`` takes."""
+    """Return the results of epochs as values that ``core.packing`` can pack."""
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
@@ -184,7 +195,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
         job: the values that the tasks of the run share.
         task: this task. Its endpoint is not known yet.
         blocks: the worker's rows.
-        code: the code of the run.
+        code: the user's code that the run needs.
         context: Spark's BarrierTaskContext.
     """
     hosted: HostedRun = job.hosted
@@ -194,7 +205,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
         if task.worker == 0:
             steward, address = _host(stack, hosted, code.rule, task.generation, context)
         address = "".join(context.allGather(address))
-        if task.worker < 0:  # the task without rows
+        if task.worker < 0:  # the extra task, which has no rows: it sends the address to the client
             yield from arrow.rows_of(address.encode())
             return
         task = replace(task, endpoint=endpoint_at(address, hosted))
@@ -203,7 +214,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
         except RefusedError:
             if steward is not None and steward.store.failure is not None:
                 raise steward.store.failure from None
-            time.sleep(LINGER_SECONDS)  # worker 0 reports why the run is over
+            time.sleep(LINGER_SECONDS)  # worker 0 reports the reason first
             raise
         if steward is None:
             _leave(task)
@@ -215,7 +226,7 @@ def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) 
 def _host(
     stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
 ) -> tuple[HostedDriver, str]:
-    """Serve a coordinator until the stack is closed; return its HostedDriver, and its address as JSON."""
+    """Serve a coordinator until the stack is closed; return a HostedDriver and the address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
     steward = HostedDriver(store, traffic, hosted.learning_rate)
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
@@ -226,7 +237,7 @@ def _host(
     thread = threading.Thread(target=steward.conduct, name="sparkdl-steward", daemon=True)
     thread.start()
     stack.callback(thread.join)
-    stack.callback(store.close)  # runs first, so that no request waits while the server stops
+    stack.callback(store.close)  # closed first, so that no request waits while the server stops
     return steward, json.dumps([host, port, certificate.hex()])
 
 

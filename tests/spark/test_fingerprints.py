@@ -87,7 +87,7 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
         ),
         (
             lambda part: part[1:],
-            r"hold \(99, 102\) training rows; those of the gang before held \(100, 103\)",
+            r"hold \(99, 102\) training rows; those of the worker group before held \(100, 103\)",
         ),
     ],
 )

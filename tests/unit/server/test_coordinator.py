@@ -168,7 +168,7 @@ def test_a_worker_that_says_nothing_for_too_long_is_lost():
         store.wait_epoch(0, 0)
         assert (store.failure is not None) == (second > 10)
     assert isinstance(store.failure, WorkerLostError)
-    assert "Worker 1 on host (process 1) has said nothing for 11 s" in str(store.failure)
+    assert "Worker 1 on host (process 1) has sent nothing for 11 s" in str(store.failure)
 
     store.restart()
     store.wait_epoch(0, 0)
@@ -282,7 +282,7 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
 def test_a_report_of_an_epoch_that_there_is_not_is_refused():
     """A report of an epoch beyond the last one is refused, because it would be kept forever."""
     store = begun(store_of("asynchronous"))
-    with pytest.raises(RefusedError, match="Epoch 3 is none of the run's 2.") as error:
+    with pytest.raises(RefusedError, match=r"Unknown epoch 3: the run has 2\.") as error:
         push(store, 0, kind=Kind.REPORT, epoch=2)
 
     assert (400, []) == (error.value.status, sorted(store.epochs.reports))

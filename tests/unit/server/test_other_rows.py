@@ -189,7 +189,7 @@ def test_other_rows_end_the_run(held, words, after, mode):
     with pytest.raises(DataError, match=words) as error:
         raise store.failure
     assert (after == "resume") == ("start anew with another folder" in str(error.value))
-    assert ("checkpoint held" if after == "resume" else "gang before held") in str(error.value)
+    assert ("checkpoint held" if after == "resume" else "worker group before held") in str(error.value)
     assert version == store.merging.version
 
 
@@ -248,7 +248,7 @@ def test_a_worker_says_once_what_it_holds():
     """An attempt that later reports other rows is refused, and nothing changes."""
     store = trained()
     for held in (OTHERWISE[0], MORE[0]):
-        with pytest.raises(RefusedError, match="holds other rows than it said before"):
+        with pytest.raises(RefusedError, match="holds other rows than it reported before"):
             store.ready(0, 1, 1, held.rows, 0, {}, held.fingerprint)
 
     assert HELD == store.held

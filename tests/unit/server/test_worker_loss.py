@@ -77,7 +77,7 @@ def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
 
     assert ({1}, None, (1, 0)) == (store.absent, store.failure, counts(store))
     assert logging.WARNING == said["level"]
-    assert "Worker 1 on host (process 1) has said nothing for 11 s" in said["message"]
+    assert "Worker 1 on host (process 1) has sent nothing for 11 s" in said["message"]
     assert said["message"].endswith("The run goes on without it.")
 
 
