@@ -1,7 +1,7 @@
 """Settings of a run, validated before anything is started.
 
 ``TrainConfig`` holds the settings of a ``SparkModel``, ``FitConfig`` those of one ``fit``. Both are frozen.
-A setting that cannot be honoured raises ConfigError, which names the argument.
+A setting that is invalid raises ConfigError, which names the argument.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class Placement(StrEnum):
 
 
 class Scaling(StrEnum):
-    """Functions of the number of workers by which a learning rate is multiplied."""
+    """Ways to scale a learning rate with the number of workers: by the number, or by its square root."""
 
     LINEAR = "linear"
     SQRT = "sqrt"
 
 
 class Late(StrEnum):
-    """Actions for an update whose round closed without it."""
+    """Actions for an update that arrives after its round has closed."""
 
     DROP = "drop"
     MERGE = "merge"
 
 
 class WorkerLoss(StrEnum):
-    """Actions for a run that loses a worker."""
+    """Actions after a run has lost a worker."""
 
     FAIL = "fail"
     CONTINUE = "continue"
@@ -67,7 +67,7 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
         num_workers: number of workers; None if not known yet.
 
     Raises:
-        ConfigError: ``quorum`` is neither, or more than the number of workers.
+        ConfigError: ``quorum`` is neither a number from 1 to ``num_workers`` nor a float above 0 and up to 1.
     """
     most = math.inf if num_workers is None else num_workers
     if isinstance(quorum, float) and 0 < quorum <= 1:
@@ -82,10 +82,10 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
 
 
 def parse_window(frequency: object) -> int | None:
-    """Return the batches per exchange for a ``frequency``; None is one exchange per epoch.
+    """Return the number of batches per exchange for a ``frequency``; None is one exchange per epoch.
 
     Raises:
-        ConfigError: it is neither "batch", "epoch" nor a whole number of at least 1.
+        ConfigError: ``frequency`` is neither "batch", "epoch" nor a whole number of at least 1.
     """
     if frequency == "epoch":
         return None
@@ -102,7 +102,7 @@ def parse_port(port: object) -> PortChoice:
     """Return the port, or the ports to try in turn; 0 lets the system choose.
 
     Raises:
-        ConfigError: it is neither a port number, a range nor "first:last".
+        ConfigError: ``port`` is neither a port number, a range nor "first:last".
     """
     if isinstance(port, str) and port.count(":") == 1:
         first, last = port.split(":")
@@ -118,18 +118,18 @@ def parse_port(port: object) -> PortChoice:
     return port  # type: ignore[return-value]
 
 
-# Settings of the place where a program runs. They are not saved or read from a file: the author of a file
-# could redirect the token and the weights to another host.
+# Settings that depend on the place where a program runs. They are neither saved to a file nor read from one:
+# the author of a file could redirect the token and the weights to another host.
 OF_PLACE = ("bind_address", "advertised_host", "port", "tls", "placement")
 
 
 def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> dict[str, Any]:
-    """Return the settings of a file except those of a place; warn about those that are set.
+    """Return the settings of a file without the settings in ``names``; warn if the file sets any of them.
 
     Args:
         values: the settings, by name.
-        names: the names that settings of a place have in this file.
-        file: the file, for the warning.
+        names: the names that the settings in OF_PLACE have in this file.
+        file: the path of the file, for the warning.
     """
 
     def is_set(value: Any) -> bool:
@@ -156,8 +156,10 @@ class TrainConfig:
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center, or its name; None is the mode's default.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
-        bind_address: the address that the endpoint listens on; None is ``spark.driver.bindAddress``.
-        advertised_host: the host that executors connect to; None is ``spark.driver.host``.
+        bind_address: the address that the endpoint listens on; None is ``spark.sparkdl.bindAddress``, else
+            ``spark.driver.bindAddress``.
+        advertised_host: the host that executors connect to; None is ``spark.sparkdl.advertisedHost``, else
+            ``spark.driver.host``.
         port: the endpoint's port, a range of ports to try, or 0.
         tls: whether the endpoint uses TLS; None follows ``spark.sparkdl.tls``, else Spark's own encryption.
         start_timeout: seconds to wait for executors to register, and for the remaining workers once the
@@ -166,16 +168,18 @@ class TrainConfig:
             A completed epoch resets the count.
         stall_timeout: seconds without a heartbeat after which a worker is considered lost. Heartbeats are
             sent every 0.5 s.
-        on_worker_loss: "fail": all workers start again; "continue": the others go on until it is back.
+        on_worker_loss: "fail" restarts all workers; with "continue" the others go on without the lost worker
+            until it is back.
         recovery_every: rounds between snapshots within an epoch; None takes one at the end of an epoch only.
         share_gpus: whether two workers may use the same GPU.
-        staleness: exchanges by which a worker may be ahead of the slowest one, in modes without rounds;
-            None is unlimited.
+        staleness: number of exchanges by which a worker may be ahead of the slowest worker, in the
+            asynchronous and hogwild modes; None is unlimited.
         quorum: number of workers with rows (from 1), or share of all workers (a float, up to 1.0), that
             suffices for a round; None is all.
-        straggler_timeout: seconds after which a round closes with the updates it has; None waits for all.
+        straggler_timeout: seconds after its first update when a round closes; None waits for all updates.
         late_updates: "drop", or "merge" into the round that is open when they arrive.
-        placement: "driver", or "worker" if executors cannot reach the process that calls ``fit``.
+        placement: the process that serves the endpoint: "driver", or "worker" (worker 0) if executors cannot
+            connect to the process that calls ``fit``.
     """
 
     mode: Mode = Mode.SYNCHRONOUS
@@ -308,15 +312,15 @@ class CheckpointConfig:
 
     Attributes:
         uri: a folder for checkpoints only: a local path, or a URI of a file system that Spark can reach.
-        every: "epoch" for the end of each; or a number of updates (rounds, in synchronous modes) or a
-            datetime.timedelta, also within epochs.
+        every: "epoch" for a checkpoint at the end of each epoch. A number of updates (rounds in synchronous
+            mode) or a datetime.timedelta writes checkpoints within epochs too.
         keep: number of newest checkpoints to keep.
         keep_best: number of further checkpoints to keep: those of the epochs with the best ``monitor``.
         monitor: the name of a result in ``History``.
-        best: "min" or "max": the better values of ``monitor``.
+        best: "min" if a lower ``monitor`` is better, "max" if a higher one is.
 
     Raises:
-        ConfigError: a setting cannot be honoured.
+        ConfigError: a setting is invalid.
     """
 
     uri: str
@@ -343,7 +347,7 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, given: Any) -> CheckpointConfig:
-        """Return ``given`` if it is a CheckpointConfig, else the default settings for that folder."""
+        """Return ``given`` if it is a CheckpointConfig, else the default settings for this folder."""
         return given if isinstance(given, CheckpointConfig) else cls(given)
 
     @property
@@ -363,21 +367,21 @@ class FitConfig:
 
     Attributes:
         batch_size: rows per optimizer update (docs/modes.md explains it for each mode).
-        epochs: the epoch at which training ends.
-        initial_epoch: the epoch at which training begins.
+        epochs: the index of the epoch before which training ends, as in Keras.
+        initial_epoch: the index of the epoch with which training begins.
         steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
         validation_steps: batches of validation rows to evaluate; None is all.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
-        shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
-        seed: the seed of every random order; None draws one.
+        shuffle: whether rows are dealt to workers in a seeded random order and reordered every epoch.
+        seed: the seed of every random order; None draws a random seed.
         validation_split: fraction of the rows held out for validation.
         class_weight: the weight of a training row by the class of its label.
         validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
         validation_freq: epochs per evaluation, or a collection of epochs to evaluate after (the first is 1).
         preserve_partitions: whether each worker gets whole partitions of the data.
-        checkpoint: the settings of checkpoints; None makes none.
+        checkpoint: the settings of checkpoints; None writes no checkpoints.
         resume: whether to resume from the newest checkpoint.
-        nan: "error" or "warn" about rows with NaN or Inf, or labels outside the classes.
+        nan: the action for rows with NaN, Inf or labels that are not a class: "error" or "warn".
     """
 
     batch_size: int = 32
@@ -432,11 +436,13 @@ class FitConfig:
             raise ConfigError("resume=True goes on from a checkpoint; say with checkpoint= where they are.")
 
     def with_steps_of(self, rows: int | None, held: int | None) -> FitConfig:
-        """Return the settings with Keras's batch sizes for arrays if steps were given without a batch size.
+        """Return the settings with batch sizes computed from ``steps_per_epoch`` and ``validation_steps``.
+
+        Keras does so for arrays, if numbers of steps are given without a batch size.
 
         Args:
             rows: number of training rows; None if it is not known before a job.
-            held: number of validation rows; None likewise.
+            held: number of validation rows; None if it is not known before a job.
         """
         size, held_size = self.batch_size, self.validation_batch_size
         if rows and self.steps_per_epoch:
@@ -446,7 +452,7 @@ class FitConfig:
         return replace(self, batch_size=size, validation_batch_size=held_size)
 
     def validation_rows(self, batch_size: int) -> int | None:
-        """Return the number of validation rows to evaluate, the first ones; None is all.
+        """Return the number of validation rows to evaluate, counted from the first; None is all.
 
         Args:
             batch_size: rows per forward pass.

@@ -1,4 +1,4 @@
-"""Reductions: the vectors of a round's workers become one, added in worker order."""
+"""Reductions: combine the vectors of all workers in a round into one vector, in worker order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparkdl.core.vectors import EMPTY, Vector
 NUMBERS = frozenset(  # dtypes that can be added, in NumPy's notation
     ["<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16"]
 )
-PART = 1 << 16  # elements added at a time; they fit into the processor's cache
+PART = 1 << 16  # elements added at a time, few enough for the processor's cache
 
 
 class Reduction(ABC):
-    """The reduction of one round. It does not change the vectors that are added."""
+    """Base class of reductions of one round. They do not modify the vectors that are added."""
 
     @abstractmethod
     def add(self, vector: Vector, weight: float) -> None:
@@ -27,7 +27,7 @@ class Reduction(ABC):
 
 
 class Total(Reduction):
-    """The sum."""
+    """Unweighted sum of the vectors."""
 
     def __init__(self) -> None:
         self._total, self._count = EMPTY, 0
@@ -44,8 +44,8 @@ class Total(Reduction):
         """Add a vector to the total, part by part, so that scaling needs little memory.
 
         The first vector is kept as it is, since it belongs to the caller; the second one allocates the total.
-        Gradients of a scaled loss sometimes overflow in both directions. The resulting NaN tells the
-        optimizer, so NumPy's warnings are off.
+        With loss scaling, some gradients overflow to inf and others to -inf. Their sum is NaN, by which the
+        optimizer detects the overflow. So NumPy's warnings are off.
         """
         self._count += 1
         if self._count == 1:
@@ -62,7 +62,11 @@ class Total(Reduction):
 
 
 class Mean(Total):
-    """The weighted mean. The sum is kept in units of the first weight; a single vector is not rounded."""
+    """Weighted mean of the vectors.
+
+    Each vector is scaled by its weight relative to the first weight. So vectors of equal weights are added
+    as they are, and a single vector is returned unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,31 +79,32 @@ class Mean(Total):
         self._plus(vector, None if weight == self._unit else np.float32(weight / self._unit))
 
     def result(self) -> Vector:
-        """Return the weighted mean; a single vector is not rounded."""
+        """Return the weighted mean; a single vector is returned unchanged."""
         if self._count > 1:
             self._total *= np.float32(self._unit / self._weight)
         return self._total
 
 
 class AdaptiveSum(Reduction):
-    """Adasum (Maleki et al., 2020): parallel vectors are averaged, orthogonal ones added.
+    """Adasum (Maleki et al., 2020): parallel vectors are averaged, orthogonal vectors are added.
 
-    a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, pair by pair over a binary tree whose leaves
-    are the workers in their order. At most log2 K + 1 vectors are kept at once.
+    Two vectors a and b are combined into (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, pair by pair over a
+    binary tree. Its leaves are the vectors of the K workers, in worker order. At most log2 K + 1 vectors are
+    kept at once.
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, Vector]] = []  # (leaves, sum) of subtrees that still lack a sibling
+        self._parts: list[tuple[int, Vector]] = []  # (leaves, sum) of subtrees without a sibling
 
     def add(self, vector: Vector, weight: float) -> None:
-        """Add a leaf, and every subtree that it completes; its weight is ignored."""
+        """Add a vector as a leaf, and combine the subtrees that it completes; its weight is ignored."""
         leaves = 1
         while self._parts and self._parts[-1][0] == leaves:
             vector, leaves = adaptive_sum(self._parts.pop()[1], vector), 2 * leaves
         self._parts.append((leaves, vector))
 
     def result(self) -> Vector:
-        """Return the root; subtrees without a sibling are joined from the right."""
+        """Return the combined vector; subtrees without a sibling are combined from the right."""
         parts = [part for _, part in self._parts]
         total = parts.pop() if parts else EMPTY
         while parts:
@@ -108,7 +113,7 @@ class AdaptiveSum(Reduction):
 
 
 def adaptive_sum(a: Vector, b: Vector) -> Vector:
-    """Return the adaptive sum of two vectors; if one is zero, this is the other one."""
+    """Return the adaptive sum of two vectors; if one is zero, return the other."""
     common, a_norm, b_norm = (float(np.dot(x, y)) for x, y in ((a, b), (a, a), (b, b)))
     if not a_norm or not b_norm:
         return a + b

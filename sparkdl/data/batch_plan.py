@@ -2,14 +2,16 @@
 
 Workers hold different numbers of rows, yet an epoch of synchronous training has to make the same updates as
 one process with the same ``batch_size``. Therefore all rows of a run form one order, the *even interleaving*:
-row j of a worker with n of N rows stands at position (j + 1/2) N / n, and ties go to the lower worker. The
-global batch t consists of the rows with ranks from t B to (t + 1) B, for any number of workers and however
-uneven their shares are. Every worker can compute its share of each batch from the row counts alone, and a
-driver that deals rows by rank gets exactly the batches of one process.
+row j of a worker with n of N rows stands at position (j + 1/2) N / n, and ties go to the lower worker. A
+row's rank is its place in this order. With batch size B, the global batch t consists of the rows with ranks
+from t B up to (t + 1) B. This holds for any number of workers, however uneven their numbers of rows are.
+Every worker can compute its share of each batch from the row counts alone. If the driver deals rows to
+workers by rank, the batches are exactly those of one process.
 
-Each pass draws a new order of a worker's rows. If there are more rows than are mixed at a time, they lie in
-*buckets*. A pass takes the buckets in an order of its own, some at a time, and mixes their rows. So it reads
-one stretch of the disk at a time, and the order of all rows is never in memory.
+In each pass a worker takes its rows in a new random order. If it has too many rows to shuffle at once, they
+are stored in *buckets*. A pass goes through the buckets in random order, up to MIXED at a time, and shuffles
+their rows together. So it reads from few places on the disk at a time, and the order of all rows is never in
+memory.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-MIXED = 16  # number of buckets that are mixed together
+MIXED = 16  # maximum number of buckets whose rows are shuffled together
 
 
 def even_split(num_rows: int, num_workers: int) -> tuple[int, ...]:
-    """Return the number of rows of each worker if they are dealt evenly."""
+    """Return the number of rows of each worker if rows are dealt evenly."""
     return tuple(num_rows // num_workers + (k < num_rows % num_workers) for k in range(num_workers))
 
 
@@ -51,14 +53,17 @@ def _rank(rows: tuple[int, ...], worker: int, index: Integers) -> Integers:
     total = index.copy()
     for other, count in enumerate(rows):
         if other != worker and count and mine:
-            # Rows j of `other` with (2j + 1) / count below ours / mine; a tie goes to the lower worker.
+            # Count the rows j of `other` with (2j + 1) / count < ours / mine. A tie goes to the lower worker.
             reach = ours * count + (mine if other < worker else mine - 1)
             total += np.minimum(reach // (2 * mine), count)
     return total
 
 
 def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers:
-    """Return the number of a worker's rows that rank before each edge, by bisection, as rows may be many."""
+    """Return the number of a worker's rows with a rank below each edge.
+
+    Bisection avoids computing the rank of every row.
+    """
     low, high = np.zeros_like(edges), np.full_like(edges, rows[worker])
     for _ in range(rows[worker].bit_length()):
         middle = (low + high) // 2
@@ -68,12 +73,12 @@ def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers
 
 
 def num_before(rows: tuple[int, ...], worker: int, edge: int) -> int:
-    """Return the number of a worker's rows that rank before an edge among all rows of the run."""
+    """Return the number of a worker's rows with a rank below an edge, among all rows of the run."""
     return int(_num_before(rows, worker, np.array([edge], np.int64))[0])
 
 
 def num_batches(num_rows: int, batch_size: int) -> int:
-    """Return the number of batches in an epoch, including a smaller last one."""
+    """Return the number of batches in a pass over the rows, including a smaller last batch."""
     return -(-num_rows // batch_size)
 
 
@@ -81,9 +86,9 @@ class Span(NamedTuple):
     """A worker's share of a batch.
 
     Attributes:
-        turn: the pass over this worker's rows, as in ``Plan.order``.
-        start: its first row, as a position in the order of that pass.
-        stop: the position after its last row.
+        turn: the number of the pass over this worker's rows, as in ``Plan.order``.
+        start: the position of the share's first row in the order of that pass.
+        stop: the position after the share's last row.
         rows: number of rows in the whole batch.
     """
 
@@ -94,11 +99,11 @@ class Span(NamedTuple):
 
 
 class Order:
-    """The order of one worker's rows in a pass: ``order[start:stop]`` are the rows at these positions.
+    """The order of one worker's rows in a pass: ``order[start:stop]`` returns the rows at these positions.
 
     Args:
         buckets: the number of rows of each bucket.
-        seed: the seed of the order; None keeps the rows as they are stored.
+        seed: the seed of the order; None keeps the stored order.
     """
 
     def __init__(self, buckets: Sequence[int], seed: tuple[int, ...] | None) -> None:
@@ -132,12 +137,12 @@ class Order:
 
     @property
     def upcoming(self) -> Integers:
-        """The buckets that will be mixed next; none at the end of the pass."""
+        """The buckets to be shuffled next; empty before the first row is read and at the end of the pass."""
         index = self._newest[0] + 1
         return self._mixes[index] if 0 < index < len(self._mixes) else np.zeros(0, np.int64)
 
     def _mix(self, index: int) -> Integers:
-        """Return the rows of the buckets that are mixed together, in random order."""
+        """Return the rows of one group of buckets, in random order."""
         if self._newest[0] != index:
             edges = [self._edges[bucket : bucket + 2].tolist() for bucket in self._mixes[index]]
             rows = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in edges])
@@ -148,21 +153,21 @@ class Order:
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches and windows of one worker's epochs; a window ends where the worker exchanges.
+    """The batches and windows of one worker's epochs. A window ends with an exchange.
 
-    An epoch is a pass over all rows, unless ``steps_per_epoch`` is given. Then an epoch continues where the
-    last one ended, as in Keras.
+    An epoch is a pass over all rows, unless ``steps_per_epoch`` is given. Then each epoch begins at the row
+    where the previous epoch ended, as in Keras.
 
     Attributes:
         rows: the number of training rows of each worker.
         worker: this worker's index.
-        batch_size: maximum rows of an update: of all workers together if ``joint``, else of this one.
+        batch_size: maximum rows of an update: of all workers together if ``joint``, else of this worker.
         window: local batches per exchange; None is one exchange per epoch.
         joint: whether all workers make each update together (a mean gradient per batch).
-        shuffle: whether a worker's rows take a new order in every epoch.
+        shuffle: whether each pass takes the worker's rows in a new random order.
         seed: the seed of the orders, combined with the pass and the worker.
-        first_epoch: the first epoch of the run, whose first exchange has number 0.
-        steps_per_epoch: updates per epoch of one process with this ``batch_size``; None is a pass.
+        first_epoch: the first epoch of the run. Its first exchange has number 0.
+        steps_per_epoch: updates per epoch of one process with this ``batch_size``; None is one pass.
     """
 
     rows: tuple[int, ...]
@@ -182,20 +187,21 @@ class Plan:
 
     @cached_property
     def turn_steps(self) -> int:
-        """Updates per pass over all rows of one process with this ``batch_size``."""
+        """Number of updates in a pass over all rows, for one process with this ``batch_size``."""
         return num_batches(sum(self.rows), self.batch_size)
 
     @cached_property
     def steps(self) -> int:
-        """Updates per epoch of one process with this ``batch_size``, the unit of schedules."""
+        """Number of updates in an epoch, for one process with this ``batch_size``; the unit of schedules."""
         return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property
     def bounds(self) -> Integers:
-        """The edges of this worker's batches, in rows of a pass.
+        """The edges of this worker's batches, as positions in a pass.
 
-        One worker has Keras's batches. Several workers that take local steps divide their rows evenly: the
-        number of rows of a worker is random, and a last batch of few rows would make a step of mostly noise.
+        A single worker has Keras's batches. If several workers train locally, each divides its rows into
+        batches of nearly equal size. The number of rows of a worker is random, so its last batch could
+        otherwise have very few rows, and the step of such a batch is mostly noise.
         """
         if not self.joint:
             mine = self.rows[self.worker]
@@ -212,7 +218,7 @@ class Plan:
         return self.steps if self.joint else self._local_batches(self.rows[self.worker])
 
     def _local_batches(self, rows: int) -> int:
-        """Return the batches per epoch of a worker with ``rows`` rows: its share of the steps."""
+        """Return the number of batches per epoch of a worker with ``rows`` rows."""
         turn = num_batches(rows, self.batch_size)
         if self.steps_per_epoch is None or not turn:
             return turn
@@ -220,14 +226,14 @@ class Plan:
 
     @cached_property
     def windows(self) -> int:
-        """Exchanges of every worker in an epoch: those of the worker with the most batches."""
+        """Exchanges of each worker in an epoch: as many as the worker with the most batches needs."""
         if self.joint:
             return self.steps
         most = self._local_batches(max(self.rows))
         return 1 if self.window is None else max(1, -(-most // self.window))
 
     def window_batches(self, index: int) -> range:
-        """Return the range of this worker's batches in a window; empty if it ran out of rows."""
+        """Return the range of this worker's batches in a window; empty if it has no batches left."""
         length = 1 if self.joint else (self.window or max(1, self.num_batches))
         return range(min(index * length, self.num_batches), min((index + 1) * length, self.num_batches))
 
@@ -240,7 +246,7 @@ class Plan:
 
         Args:
             turn: the number of the pass.
-            buckets: the number of rows of each bucket; empty if all rows can be mixed.
+            buckets: the number of rows of each bucket; empty if all rows can be shuffled at once.
         """
         seed = (self.seed, turn, self.worker) if self.shuffle else None
         return Order(buckets or (self.rows[self.worker],), seed)
@@ -270,11 +276,11 @@ class Plan:
 
     @cached_property
     def progress_per_step(self) -> float:
-        """The contribution of one local step to the run's progress, in ``steps``; 1 for one worker."""
+        """The part of the run's progress that one local step makes, in ``steps``; 1 for a single worker."""
         mine = self.rows[self.worker]
         return self.steps * mine / sum(self.rows) / self.num_batches if mine else 0.0
 
     @cached_property
     def speed(self) -> float:
-        """The progress of the whole run while this worker takes one step; 1 for one worker."""
+        """The progress of the run while this worker takes one step, in ``steps``; 1 for a single worker."""
         return self.steps / self.num_batches if self.num_batches else 0.0

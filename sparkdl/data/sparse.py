@@ -1,6 +1,7 @@
-"""Rows of varying size: numbers without their zeros, and strings.
+"""Rows of varying size: sparse rows, which store nonzero numbers only, and rows of strings.
 
-The rows lie one after another in one array. A pair of integers gives the start and the length of each row.
+The rows are stored one after another in one array. A pair of integers gives the start and the length of each
+row.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ TEXT = "string"  # Keras's name for the dtype of strings
 
 
 def entry_of(dtype: str) -> np.dtype[Any]:
-    """Return the dtype of a nonzero number with its index in the row; for strings, that of a byte."""
+    """Return the dtype of an entry: a nonzero number with its index in the row, or a byte of a string."""
     return np.dtype(np.uint8) if dtype == TEXT else np.dtype([("index", np.int32), ("value", dtype)])
 
 
 class SparseRows:
-    """An array of rows without their zeros. A slice shares the numbers with it.
+    """An array of rows that stores nonzero numbers only. Slices share its numbers.
 
     Args:
         spans: int64, (rows, 2): the start of each row's numbers in ``entries``, and their count.
-        entries: of dtype ``entry_of``: the numbers of the rows one after another, with their indices in the
-            flat row.
+        entries: the nonzero numbers, one row after another, each with its index in the flattened row. The
+            dtype is ``entry_of(dtype)``.
         shape: the shape of a row.
     """
 
@@ -38,7 +39,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, Any]], shape: tuple[int, ...], dtype: str) -> SparseRows:
-        """Return rows that are given as pairs of indices and numbers."""
+        """Create rows. Each one is given as a pair of indices and numbers."""
         counts = np.array([len(indices) for indices, _ in rows], np.int64)
         entries = np.empty(int(counts.sum()), entry_of(dtype))
         if len(entries):
@@ -48,7 +49,7 @@ class SparseRows:
 
     @classmethod
     def of_array(cls, array: Array, shape: tuple[int, ...], dtype: str) -> SparseRows:
-        """Return the rows of an array; ``shape`` is the shape of a row, of the same size."""
+        """Create rows of a shape from an array with as many numbers per row."""
         flat = array.reshape(len(array), prod(shape))
         rows, indices = flat.nonzero()
         entries = np.empty(len(rows), entry_of(dtype))
@@ -57,7 +58,7 @@ class SparseRows:
 
     @classmethod
     def beside(cls, parts: Sequence[SparseRows], shape: tuple[int, ...]) -> SparseRows:
-        """Return rows that join the numbers of several parts, one part after the other."""
+        """Create rows that each join one row of every part, in the order of the parts."""
         counts = np.stack([part.spans[:, 1] for part in parts], axis=1)
         ends = np.cumsum(counts).reshape(counts.shape)
         entries = np.empty(int(counts.sum()), parts[0].entries.dtype)
@@ -71,7 +72,7 @@ class SparseRows:
 
     @classmethod
     def packed(cls, counts: Places, entries: Array, shape: tuple[int, ...]) -> Self:
-        """Return rows whose numbers lie one row after another, ``counts`` for each."""
+        """Create rows from entries in the order of the rows; ``counts`` is the number of entries per row."""
         return cls(np.column_stack([np.cumsum(counts) - counts, counts]), entries, shape)
 
     @property
@@ -81,7 +82,7 @@ class SparseRows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of these rows, without other rows in ``entries``."""
+        """The size of these rows in bytes. Other rows in ``entries`` are not counted."""
         return self.spans.nbytes + int(self.spans[:, 1].sum()) * self.entries.itemsize
 
     @property
@@ -105,13 +106,13 @@ class SparseRows:
         return type(self), (own.spans, own.entries, self._row)
 
     def compact(self) -> Self:
-        """Return the same rows with only their own entries, one row after another."""
+        """Return the same rows with ``entries`` that hold no other rows."""
         starts, counts = self.spans.T
         shifts = np.repeat(starts - np.cumsum(counts) + counts, counts)
         return type(self).packed(counts, self.entries[shifts + np.arange(len(shifts))], self._row)
 
     def toarray(self) -> Array:
-        """Return the rows as an array that a backend can use without another copy."""
+        """Return the rows as a dense array, aligned so that a backend can use it without a copy."""
         dtype = self.entries.dtype["value"]
         array = aligned(prod(self.shape) * dtype.itemsize).view(dtype).reshape(len(self), prod(self._row))
         array[:] = 0
@@ -123,22 +124,23 @@ class SparseRows:
 class TextRows(SparseRows):
     """An array of rows of strings, stored as bytes.
 
-    A row of one string is its bytes. A row of several strings begins with the length of each, int32.
+    A row of one string is stored as its bytes. A row of several strings begins with the length of each string
+    in bytes, as int32.
     """
 
     @classmethod
     def of_texts(cls, texts: Sequence[bytes], shape: tuple[int, ...]) -> TextRows:
-        """Return rows from their strings, one row after another."""
+        """Create rows from their strings, in the order of the rows."""
         lengths = np.fromiter(map(len, texts), np.int32, len(texts))
         return cls.of_bytes(lengths, np.frombuffer(b"".join(texts), np.uint8), shape)
 
     @classmethod
     def of_bytes(cls, lengths: NDArray[np.int32], data: Array, shape: tuple[int, ...]) -> TextRows:
-        """Return rows from the bytes of their strings.
+        """Create rows from the bytes of their strings.
 
         Args:
-            lengths: the number of bytes of each string, one row after another.
-            data: the bytes of all strings, uint8.
+            lengths: the number of bytes of each string, in the order of the rows.
+            data: the bytes of all strings, one after another, as uint8.
             shape: the shape of a row.
         """
         each = prod(shape)
@@ -159,7 +161,7 @@ class TextRows(SparseRows):
         return np.dtype(object)
 
     def reshaped(self, shape: tuple[int, ...]) -> TextRows:
-        """Return the same strings in rows of another shape of the same size."""
+        """Return the same strings in rows of another shape, with as many strings per row."""
         return type(self)(self.spans, self.entries, shape)
 
     def toarray(self) -> Array:
@@ -174,7 +176,7 @@ class TextRows(SparseRows):
         return flat.reshape(self.shape)
 
     def compact(self) -> Self:
-        """Return the same rows with only their own bytes, one row after another."""
+        """Return the same rows with ``entries`` that hold no other rows."""
         return self.packed(self.spans[:, 1], np.frombuffer(b"".join(self.rows()), np.uint8), self._row)
 
     def rows(self) -> Iterator[memoryview]:
@@ -188,7 +190,7 @@ class TextRows(SparseRows):
 
 
 def _places(starts: Places, count: int) -> Places:
-    """Return the indices of the first ``count`` entries of each row, (rows, count)."""
+    """Return the indices of the first ``count`` entries of each row, of shape (rows, count)."""
     return starts[:, None] + np.arange(count)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run on the screen: a bar in terminals and notebooks, otherwise a line per epoch."""
+"""Displays of a run's progress: a bar in terminals and notebooks, otherwise a line per epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 
 def choose_display(verbose: str | int, epochs: int) -> Display:
-    """Return the display of a verbosity: 0 silent, 1 a bar, 2 lines, "auto" 1 in terminals and notebooks."""
+    """Return the display for a value of ``verbose``.
+
+    Args:
+        verbose: 0 is silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and notebooks,
+            else 2.
+        epochs: number of epochs.
+    """
     console = Console()
     if verbose == "auto":
         verbose = 1 if console.is_terminal or console.is_jupyter else 2
@@ -20,14 +26,14 @@ def choose_display(verbose: str | int, epochs: int) -> Display:
 
 
 class Display:
-    """A display that shows nothing.
+    """The silent display, and the base class of the others.
 
     Args:
         epochs: number of epochs.
         console: the console to write to.
     """
 
-    live = False  # whether results are shown while an epoch runs
+    live = False  # True if the display shows results while an epoch runs
 
     def __init__(self, epochs: int, console: Console) -> None:
         self.epochs, self.console = epochs, console
@@ -38,13 +44,13 @@ class Display:
         self.started = time.monotonic()
 
     def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
-        """Update the number of rows done in the epoch, and the results so far."""
+        """Show the progress of the epoch: ``rows`` of ``total`` rows done (0 if not known), and results."""
 
     def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
         """End an epoch."""
 
     def close(self) -> None:
-        """End the display."""
+        """Close the display."""
 
     def _line(self, epoch: int, rows: int, logs: dict[str, Any]) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)

@@ -1,9 +1,9 @@
-"""A trial of a restored model: it must compute the same as the live one on the first rows.
+"""Comparison of a restored model with the live model, by their results for the first rows.
 
-Workers train a model that is restored from its configuration and from the differences that ``differences``
-found. That comparison of attributes has gaps: a constructor may keep an argument in the graph of a functional
-model, in a closure or in an object of another library. So both models compute the first rows on the driver
-before training begins.
+Workers train a model that is restored from its configuration and from a list of attributes that differ (see
+``modeling.differences``). The list may be incomplete: a constructor may keep an argument in the graph of a
+functional model, in a closure or in an object of another library. So before training begins, the driver runs
+both models on the first rows and compares the results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from sparkdl.process.reasons import reason_of
 
 logger = logging.getLogger(__name__)
 Results = Iterator[tuple[str, Sequence[Array]]]  # the description of each result, and its arrays
-# The variables for trial steps of an optimizer. They have the same names each time, because TensorFlow 2.21
-# never frees some 35 kB for each name of a variable.
+# Names and shapes of the variables for trial steps of an optimizer. The names are always the same, because
+# TensorFlow 2.21 leaks about 35 kB for each new variable name.
 SHAPES = {"matrix": (3, 2), "vector": (2,)}
-STEPS = 2
-# Limit on the weights for a trial step. A larger model would take too much of the driver's memory.
+STEPS = 2  # number of trial steps of an optimizer
+# Maximum size of the weights for a trial training step, in bytes. A larger model would take too much of the
+# driver's memory.
 STEP_BYTES = 256 << 20
 
 
@@ -39,12 +40,12 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
 
     The results are predictions, losses, metrics, constraints, an optimizer update and a training step. Only
     Keras's own training step is tried, because a custom one may do anything. Results that are random in the
-    live model, or that it cannot compute here, are ignored.
+    live model, or that it cannot compute on the driver, are ignored.
 
     Args:
         model: the live model, compiled and built. It stays unchanged, except that its metrics are reset.
-        again: the restored model, with the same values of variables. They may change.
-        first: x, y and weights of some rows; y and weights may be None.
+        again: the restored model. Its variables have the same values as the live model's, and may change.
+        first: x, y and sample weights of some rows; y and the weights may be None.
 
     Raises:
         ModelError: a result differs. The message names the result.
@@ -66,10 +67,14 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
 
 
 def _results(model: keras.Model, first: Sequence[Any], *, made_again: bool = False) -> Results:
-    """Yield the results of a model. In a restored model, running out of memory is an error."""
+    """Yield the results of a model, and skip those that it cannot compute.
+
+    Raises:
+        Exception: memory ran out in a restored model.
+    """
     for compute in (_of_rows, _of_constraints, _of_optimizer, _of_step):
         try:
-            with warnings.catch_warnings(action="ignore"):  # training gives the same warnings
+            with warnings.catch_warnings(action="ignore"):  # training shows the same warnings
                 found = list(compute(model, first))
             yield from found
         except Exception as error:  # the user's code may raise anything on a few rows
@@ -119,7 +124,8 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     try:
         with keras_variables.undisturbed(model):
             model.optimizer = copied(optimizer)
-            optimizers.set_decays_weights(model, decays)  # the copy lacks them: they are kept by variable ids
+            # Keras excludes variables from weight decay by their ids, which differ in the copy.
+            optimizers.set_decays_weights(model, decays)
             model.optimizer.build(model.trainable_variables)
             execution.train_once(model, Batch(*first).to_data())
             after = keras_variables.read(model.weights)
@@ -132,7 +138,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
 
 
 def _equal(ours: Sequence[Array], theirs: Sequence[Array] | None) -> bool:
-    """Return True if results are equal, apart from rounding by the order of sums."""
+    """Return True if results are equal, up to rounding that depends on the order of sums."""
     if theirs is None or [each.shape for each in ours] != [each.shape for each in theirs]:
         return False
     return all(map(_close, ours, theirs))

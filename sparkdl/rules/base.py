@@ -1,4 +1,7 @@
-"""The base of every rule: two pure functions, and a record about each update."""
+"""The base class of merge rules, and the facts about an update that a rule may use.
+
+A rule consists of pure functions of its arguments, so a user can write one without knowing the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ class Merge(NamedTuple):
     """The facts about one update that a rule may use.
 
     Attributes:
-        staleness: number of other updates merged since this worker last pulled; 0 in rounds.
-        workers: number of workers with rows whose updates are merged one by one; 1 in rounds, where all
-            updates were reduced to one.
-        steps: number of batches the worker trained on since it last pulled.
+        staleness: number of other updates merged since this worker last pulled the center; 0 in rounds.
+        workers: number of workers with rows, if updates are merged one by one; 1 in rounds, where the updates
+            are first reduced to a single one.
+        steps: number of batches that the worker trained on since it last pulled the center.
         center: in rounds, the center before this update.
     """
 
@@ -30,10 +33,10 @@ class Merge(NamedTuple):
 
 
 class Rule:
-    """A merge rule: it computes the change of the center variable for an update.
+    """A merge rule, which computes the change of the center for an update.
 
-    Subclasses hold settings only. The state is passed in and out. Neither it nor an update is modified, so
-    that a run can resume from an earlier state.
+    Subclasses hold settings only. The state of a rule is an argument and a result of ``update``. A rule must
+    modify neither the state nor the update, because a run may restart from an earlier state.
 
     Attributes:
         name: the value of ``merge=`` for this rule.
@@ -50,7 +53,10 @@ class Rule:
     momentum: ClassVar[bool] = False
 
     def bound(self, num_workers: int) -> Rule:
-        """Return the rule for this many workers with rows; itself unless a setting depends on the number."""
+        """Return the rule for a number of workers with rows.
+
+        By default this is the rule itself. Override it if a setting depends on the number of workers.
+        """
         return self
 
     def reduction(self) -> Reduction:
@@ -58,7 +64,7 @@ class Rule:
         return Mean()
 
     def init(self, center: Vector) -> Any:
-        """Return the state before the first merge; None for most rules."""
+        """Return the state before the first update; None if the rule has no state."""
         return None
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
@@ -66,7 +72,9 @@ class Rule:
         raise NotImplementedError
 
     def draw(self, local: Vector, center: Vector) -> Vector:
-        """Return the update of a worker of an elastic rule, which is also subtracted from its own weights.
+        """Return the update of a worker, if the rule is elastic.
+
+        The worker also subtracts the update from its own weights.
 
         Args:
             local: the worker's weights at the end of a window.
@@ -93,6 +101,12 @@ def apply(rule: Rule, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, 
 
 def require(name: str, value: object, holds: bool, expected: str) -> None:
     """Raise an error if a setting is invalid.
+
+    Args:
+        name: the name of the setting.
+        value: its value.
+        holds: True if the value is valid.
+        expected: the valid values, in words.
 
     Raises:
         ConfigError: ``holds`` is False.

@@ -1,4 +1,7 @@
-"""Optimizers of the center for FedOpt, DiLoCo and BMUF: pure functions of a gradient and a state."""
+"""Outer optimizers, by which the rules FedOpt, DiLoCo and BMUF update the center.
+
+They are pure: the state is an argument and a result of ``step``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from sparkdl.rules.base import require
 
 
 class Outer(ABC):
-    """An optimizer that uses the negative mean delta of a round as a gradient."""
+    """An outer optimizer. Its gradient is the negative mean delta of a round."""
 
     @abstractmethod
     def init(self, center: Vector) -> Any:
@@ -21,15 +24,18 @@ class Outer(ABC):
 
     @abstractmethod
     def step(self, gradient: Vector, state: Any, center: Vector) -> tuple[Vector, Any]:
-        """Return the step to add to the center, and the next state; the arguments are not modified."""
+        """Return the step to add to the center, and the next state. Do not modify the arguments."""
 
 
 @dataclass(frozen=True)
 class SGD(Outer):
-    """Gradient descent with momentum: v = momentum v + g; c -= rate v. Nesterov: c -= rate (g + momentum v).
+    """Gradient descent with momentum.
+
+    For the gradient g, the velocity v and the center c: v = momentum v + g; c -= learning_rate v. With
+    Nesterov momentum: c -= learning_rate (g + momentum v).
 
     Attributes:
-        learning_rate: the step size; 1 takes the mean delta as it is.
+        learning_rate: the step size; 1 adds the mean delta as it is, if there is no momentum.
         momentum: fraction of the velocity kept in each step, from 0 up to below 1.
         nesterov: whether to use Nesterov momentum.
     """
@@ -64,13 +70,16 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam(Outer):
-    """FedAdam (Reddi et al., 2020, algorithm 2): without bias correction, and with ``tau`` added to the root.
+    """FedAdam (Reddi et al., 2020, algorithm 2): Adam without bias correction.
+
+    The step is -learning_rate first / (sqrt(second) + tau), where first and second are the moving means of
+    the gradient and of its square.
 
     Attributes:
         learning_rate: the step size, in units of the parameters.
-        beta_1: fraction of the mean kept in each step.
+        beta_1: fraction of the mean of gradients kept in each step.
         beta_2: fraction of the mean of squares kept in each step.
-        tau: added to the root; larger values are less adaptive.
+        tau: the constant in the denominator; with a larger value the step sizes are less adaptive.
     """
 
     learning_rate: float = 0.01
@@ -89,7 +98,7 @@ class Adam(Outer):
         return Moments(np.zeros_like(center), np.full_like(center, self.tau**2))
 
     def step(self, gradient: Vector, state: Moments, center: Vector) -> tuple[Vector, Moments]:
-        """Return the step, and the next moments."""
+        """Return the step to add to the center, and the next moments."""
         one, two = np.float32(self.beta_1), np.float32(self.beta_2)
         first = one * state.first + (1 - one) * gradient
         second = two * state.second + (1 - two) * gradient * gradient

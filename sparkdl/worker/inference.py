@@ -1,4 +1,7 @@
-"""Prediction and evaluation on executors: one model load per Python worker, predictions beside rows."""
+"""Prediction and evaluation on executors.
+
+Each Python worker process loads the model once. Predictions are yielded in the order of the rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from sparkdl.worker.tasks import blocks_of
 
 @dataclass(frozen=True)
 class InferenceJob:
-    """The values that the tasks of a predict or an evaluate share. They can be broadcast.
+    """Values shared by the tasks of one ``predict`` or ``evaluate`` call. They can be broadcast.
 
     Attributes:
         spec: the model.
@@ -97,11 +100,11 @@ def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def features_of(row: Any, parts: int | None) -> Any:
-    """Return x of a row, which is x alone, (x, y), (x, y, sample_weight) or a LabeledPoint.
+    """Return x of a row. A row is x alone, (x, y), (x, y, sample_weight) or a LabeledPoint.
 
     Args:
         row: the row.
-        parts: number of arrays in x.
+        parts: number of arrays in x; None if it is not known.
     """
     row = as_pair(row)
     if not isinstance(row, tuple) or not row:
@@ -130,9 +133,10 @@ def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, option
 def _arrays_of(
     columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, arrow.Decode]
 ) -> Iterator[list[AnyRows]]:
-    """Yield the arrays of a batch, a limited number of rows at a time: they may grow when decoded."""
+    """Yield the arrays of a batch, a limited number of rows at a time, as rows may grow when decoded."""
     count, wanted = len(columns[0]), job.schema.columns
-    if len(wanted) == 1 and len(columns) > 1:  # a SQL function knows a list only from its arguments
+    # A SQL function learns only from its arguments how many columns its single input joins.
+    if len(wanted) == 1 and len(columns) > 1:
         wanted = (replace(wanted[0], parts=len(columns)),)
     size = blocks.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)
     for start in range(0, count, size):
@@ -145,7 +149,7 @@ def _arrays_of(
 
 
 def _rows_at_once(job: InferenceJob) -> int:
-    """Return the number of rows that need little memory when dense: whole batches if possible."""
+    """Return the number of rows that fill at most LARGE bytes when dense, in whole batches if possible."""
     row = sum(column.whole_nbytes for column in job.schema.columns)
     rows = max(1, LARGE // max(1, row))
     return rows - rows % job.batch_size if rows > job.batch_size else rows
