@@ -110,10 +110,11 @@ test-all: test test-lowest test-highest test-backends packed-job ## the whole pr
 # -- checks of the text ---------------------------------------------------------------------------
 
 .PHONY: lint types docs pictures notebooks
-lint: .venv/.made-dev ## ruff: rules and layout; import-linter: which module imports which
+lint: .venv/.made-dev ## ruff: rules and layout; import-linter: layers; sizes and first lines of docstrings
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/lint-imports --no-cache
+	.venv/bin/python tools/check_style.py sparkdl
 
 types: .venv/.made-dev ## mypy, strict
 	.venv/bin/python -m mypy

@@ -1,0 +1,66 @@
+"""Check the length of classes, functions and files, the arguments of calls, and docstrings' first lines.
+
+Ruff counts statements and parameters, but neither lines nor the arguments of a call. A docstring's first
+line names a thing or gives an order: one that starts with "What" or "Return whether" does neither.
+
+    python tools/check_style.py sparkdl
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+CLASS, FUNCTION, FILE, POSITIONAL = 400, 60, 500, 5
+FACADE = "api/spark_model.py"  # its docstrings are the reference of the public API, and are not counted
+HEADLESS = re.compile(r"(\w+ )?(what|whether|who|how|where|which|those)\b", re.IGNORECASE)
+EXEMPT = "pack", "info", "warning", "error"  # struct's and logging's calls name their arguments by a format
+
+
+def lines_of(node: ast.ClassDef | ast.FunctionDef, *, docstrings: bool) -> int:
+    """Return the number of lines of a class or function without its docstring, or without all in it."""
+    within = [node] if docstrings else ast.walk(node)
+    return (node.end_lineno or 0) - node.lineno + 1 - sum(map(_docstring, within))
+
+
+def _docstring(node: ast.AST) -> int:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    if ast.get_docstring(node) is None:
+        return 0
+    return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+
+
+def problems(path: Path) -> Iterator[str]:
+    """Yield each thing in a file that is over its limit, in words."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    facade = path.as_posix().endswith(FACADE)
+    lines = text.count("\n") - (sum(map(_docstring, ast.walk(tree))) if facade else 0)
+    if lines > FILE:
+        yield f"{path}: {lines} lines; a file has at most {FILE}"
+    for node in ast.walk(tree):
+        if _docstring(node) and HEADLESS.match(first := ast.get_docstring(node).splitlines()[0]):
+            yield f"{path}:{getattr(node, 'lineno', 1)}: name the thing, or give an order: {first}"
+        where = f"{path}:{getattr(node, 'lineno', 1)}"
+        if isinstance(node, ast.ClassDef) and (lines := lines_of(node, docstrings=not facade)) > CLASS:
+            yield f"{where}: class {node.name} has {lines} lines; a class has at most {CLASS}"
+        if isinstance(node, ast.FunctionDef) and (lines := lines_of(node, docstrings=True)) > FUNCTION:
+            yield f"{where}: {node.name} has {lines} lines; a function has at most {FUNCTION}"
+        if isinstance(node, ast.Call) and len(node.args) > POSITIONAL:
+            called = ast.unparse(node.func)
+            if called.rpartition(".")[2] not in EXEMPT:
+                yield f"{where}: {called} is called with {len(node.args)} positional arguments; name them"
+
+
+def main(folders: list[str]) -> int:
+    """Print each problem; return 1 if there are any."""
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    found = [problem for path in paths for problem in problems(path)]
+    print("\n".join(found) or f"{len(paths)} files keep the rules.")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
