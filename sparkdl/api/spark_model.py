@@ -322,7 +322,8 @@ class SparkModel:
         with Cleanup() as stack:
             request = build_request(self._user_model(), arguments, keras.callbacks.History(), stack)
             self.history, self._settled = request.history, request.settled
-            run = FitRun(request)
+            with request.flags.applied():
+                run = FitRun(request)
             try:
                 run.execute()
                 self._flags = request.flags
