@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data.batch_plan import Plan
+from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError
 from sparkdl.rules import choose
 from sparkdl.server.aggregation import AggregationSpec, limits, make_aggregation
@@ -194,3 +195,20 @@ def all_of(value, seen=None):
         seen[id(value)] = len(seen)
         return all_of(vars(value) if hasattr(value, "__dict__") else asdict(value), seen)
     return value
+
+
+def saved_of(store):
+    """Return the newest snapshot of a coordinator as a checkpoint of a run without settings."""
+    return Saved(
+        settings={},
+        first=(0, 0.0),
+        cut=store.noted,
+        held=store.held,
+        learning_rate=0.1,
+        history={},
+        epochs=[],
+        training={},
+        counters=store.counters,
+        stopped=False,
+        description=Description({}, 0.1, [], ""),
+    )

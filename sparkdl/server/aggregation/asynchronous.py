@@ -119,18 +119,7 @@ class Asynchronous(Aggregation):
                     self.parameters += step
                     self.given, self.state = no_vector, state
             del body, step
-            update = without_body(update)
-            reply = self._words(update, control, counts=merge is not None)
-            if reply.flags & Flag.AGAIN:
-                return reply
-            return replace(
-                reply,
-                kind=Answer.CENTER,
-                flags=reply.flags | flags,
-                version=self.version,
-                parameters=self.parameters.copy(),
-                statistics=self.statistics,
-            )
+            return self._reply(without_body(update), control, flags, counts=merge is not None)
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
         """Return a copy of the center, the statistics and their version. Concurrent callers share it."""
@@ -168,6 +157,20 @@ class Asynchronous(Aggregation):
             self.flights += 1
             check_current(self, update)
             return control(False) if near else Reply(flags=Flag.AGAIN)
+
+    def _reply(self, update: Update, control: Control, flags: Flag, *, counts: bool) -> Reply:
+        """Return the reply to an update: the center, unless the worker has to ask again."""
+        reply = self._words(update, control, counts=counts)
+        if reply.flags & Flag.AGAIN:
+            return reply
+        return replace(
+            reply,
+            kind=Answer.CENTER,
+            flags=reply.flags | flags,
+            version=self.version,
+            parameters=self.parameters.copy(),
+            statistics=self.statistics,
+        )
 
     def _meant(self, update: Update) -> tuple[Merge | None, Flag]:
         """Return the merge of an update, or None if there is nothing to merge, and a flag for the reply."""

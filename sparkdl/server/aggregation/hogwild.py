@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 from sparkdl.core.vectors import Vector
 from sparkdl.rules import Merge, Rule, apply
 from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.asynchronous import Asynchronous, no_vector
 from sparkdl.server.aggregation.base import Control, Read, check_current, without_body
-from sparkdl.transport.messages import Answer, Flag, Reply, Update
+from sparkdl.transport.messages import Reply, Update
 
 
 class Hogwild(Asynchronous):
@@ -52,18 +51,7 @@ class Hogwild(Asynchronous):
                     self._add(update, merge)
             finally:
                 self._added()
-        update = without_body(update)
-        reply = self._words(update, control, counts=merge is not None)
-        if reply.flags & Flag.AGAIN:
-            return reply
-        return replace(
-            reply,
-            kind=Answer.CENTER,
-            flags=reply.flags | flags,
-            version=self.version,
-            parameters=self.parameters.copy(),
-            statistics=self.statistics,
-        )
+        return self._reply(without_body(update), control, flags, counts=merge is not None)
 
     def settle(self) -> None:
         """Wait until all additions have ended. None begins before the caller releases the lock."""

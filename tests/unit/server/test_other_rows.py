@@ -1,11 +1,11 @@
 """Tests of a run whose rows are recomputed: unchanged, reordered, on other workers, or different."""
 
 import pytest
-from stores import give, impatient, outcomes_of, push, store_of, together, update_of, vector
+from stores import give, impatient, outcomes_of, push, saved_of, store_of, together, update_of, vector
 
 from sparkdl.core import packing
 from sparkdl.data.fingerprint import MASK, Fingerprint
-from sparkdl.driver.checkpoints import Description, Saved
+from sparkdl.driver.checkpoints import Saved
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport.messages import Flag, Kind
@@ -62,20 +62,7 @@ def again(store, after):
     if after == "restart":
         store.restart()
         return store
-    program = Description({}, 0.1, [], "")
-    saved = Saved(
-        settings={},
-        first=(0, 0.0),
-        cut=store.noted,
-        held=store.held,
-        learning_rate=0.1,
-        history={},
-        epochs=[],
-        training={},
-        counters=store.counters,
-        stopped=False,
-        description=program,
-    )
+    saved = saved_of(store)
     saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
     joint = store.shape.plan.joint
     mode = "synchronous" if store.merging.has_rounds else "asynchronous"

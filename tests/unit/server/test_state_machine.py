@@ -22,12 +22,23 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stores import EMPTY, NEVER, give, impatient, report_of, state_of, status_of, store_of, update_of
+from stores import (
+    EMPTY,
+    NEVER,
+    give,
+    impatient,
+    report_of,
+    saved_of,
+    state_of,
+    status_of,
+    store_of,
+    update_of,
+)
 
 from sparkdl.core import packing
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import Fingerprint
-from sparkdl.driver.checkpoints import Description, Saved
+from sparkdl.driver.checkpoints import Saved
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server.aggregation import Asynchronous, Hybrid, limits
 from sparkdl.server.coordinator import Coordinator
@@ -215,20 +226,7 @@ class Machine(RuleBasedStateMachine):
     def keep(self):
         """The driver writes the newest snapshot into a checkpoint."""
         store = self.store
-        program = Description({}, 0.1, [], "")
-        saved = Saved(
-            settings={},
-            first=(0, 0.0),
-            cut=store.noted,
-            held=store.held,
-            learning_rate=0.1,
-            history={},
-            epochs=[],
-            training={},
-            counters=store.counters,
-            stopped=False,
-            description=program,
-        )
+        saved = saved_of(store)
         self.kept = packing.pack(saved.values()), deepcopy(self.noted), self.order
 
     @settled
