@@ -125,7 +125,7 @@ def points_ahead(answers: Answers, ours: Spec) -> list[float]:
 
 
 def traffic(records: dict[Spec, dict]) -> str:
-    """Return the table of the endpoint's counters, for one first fit each."""
+    """Return a table of the endpoint's counters, from the first fit of each contestant."""
     rows = []
     for spec, answer in records.items():
         rows.append([spec.title, str(spec.workers), *harness.counters(answer)])

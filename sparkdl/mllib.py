@@ -83,7 +83,7 @@ class SparkMLlibModel(SparkModel):
         """Return the model's predictions.
 
         Args:
-            x: a Vector, for one row; a Matrix of rows; or any rows that ``SparkModel.predict`` takes.
+            x: one row as a Vector, several rows as a Matrix, or any rows that ``SparkModel.predict`` takes.
             arguments: as in ``SparkModel.predict``.
             more: as in ``SparkModel.predict``.
 

@@ -187,12 +187,12 @@ class Plan:
 
     @cached_property
     def turn_steps(self) -> int:
-        """Number of updates in a pass over all rows, for one process with this ``batch_size``."""
+        """Number of updates that one process with this ``batch_size`` makes in a pass over all rows."""
         return num_batches(sum(self.rows), self.batch_size)
 
     @cached_property
     def steps(self) -> int:
-        """Number of updates in an epoch, for one process with this ``batch_size``; the unit of schedules."""
+        """Number of updates of one process with this ``batch_size`` in an epoch; the unit of schedules."""
         return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property

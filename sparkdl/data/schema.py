@@ -211,8 +211,8 @@ def _no_numbers(name: str, value: Array) -> DataError:
         return DataError(f"Expected no missing values in {name}; the first row has None. Drop or fill them.")
     if _holds_texts(value):
         return DataError(
-            f"Expected {name} to be numbers; the first row has strings. Make numbers of them first, for one "
-            "with StringIndexer of pyspark.ml.feature or keras.layers.StringLookup."
+            f"Expected {name} to be numbers; the first row has strings. Convert them first, for "
+            "example with StringIndexer of pyspark.ml.feature or keras.layers.StringLookup."
         )
     return DataError(f"Expected {name} to be numbers; the first row has {value.dtype} values.")
 

@@ -339,7 +339,7 @@ def head_of(
     """
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
-    if name in ("crossentropy", "ce"):  # Keras chooses the one that suits the output
+    if name in ("crossentropy", "ce"):  # Keras picks binary, categorical or sparse by the output
         name = "binary_crossentropy" if shape == (1,) else "categorical_crossentropy"
     if task == "classification" and not vector:
         raise ConfigError(

@@ -70,7 +70,7 @@ class Snapshots(ABC):
             self.newest = self.committed
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the one that the run is restored from."""
+        """Set the snapshot from which the run is restored."""
         self.committed = self.newest = snapshot
         self.merging.reach(snapshot.parameters)
 
@@ -179,7 +179,7 @@ class RoundSnapshots(Snapshots):
     gathering: EpochReports | None = None
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the one that the run is restored from, and cancel any requested snapshot."""
+        """Set the snapshot from which the run is restored, and cancel any requested snapshot."""
         super().commit(snapshot)
         self.wanted = False
         if self.schedule.plans:
