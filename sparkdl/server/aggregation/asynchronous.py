@@ -119,7 +119,8 @@ class Asynchronous(Aggregation):
                     self.parameters += step
                     self.given, self.state = no_vector, state
             del body, step
-            return self._reply(without_body(update), control, flags, counts=merge is not None)
+            update = without_body(update)  # frees the body before the worker waits
+            return self._reply(update, control, flags, counts=merge is not None)
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
         """Return a copy of the center, the statistics and their version. Concurrent callers share it."""

@@ -51,7 +51,8 @@ class Hogwild(Asynchronous):
                     self._add(update, merge)
             finally:
                 self._added()
-        return self._reply(without_body(update), control, flags, counts=merge is not None)
+        update = without_body(update)  # frees the body before the worker waits
+        return self._reply(update, control, flags, counts=merge is not None)
 
     def settle(self) -> None:
         """Wait until all additions have ended. None begins before the caller releases the lock."""

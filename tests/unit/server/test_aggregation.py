@@ -775,8 +775,12 @@ def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch
     assert [2] == refused
 
 
-@pytest.mark.parametrize(("mode", "terms"), [("synchronous", {}), ("asynchronous", {"staleness": 0})])
-def test_no_body_is_kept_while_its_worker_waits(mode, terms):
+@pytest.mark.parametrize(
+    ("mode", "terms", "kept"),
+    # The sum of a round starts with one of its arrays.
+    [("synchronous", {}, 1), ("asynchronous", {"staleness": 0}, 0), ("hogwild", {"staleness": 0}, 0)],
+)
+def test_no_body_is_kept_while_its_worker_waits(mode, terms, kept):
     """The endpoint keeps no body of a worker that waits for a round or a staleness bound."""
     store, bodies, alive = begun(store_of(mode, workers=3, size=1, **terms)), [], []
 
@@ -800,4 +804,4 @@ def test_no_body_is_kept_while_its_worker_waits(mode, terms):
     together(lambda: send(0), lambda: send(1), look)
 
     assert 2 == len(bodies)
-    assert alive[0] <= 1  # the array that the sum starts with
+    assert alive[0] <= kept
