@@ -226,7 +226,7 @@ class FolderPolicy(CheckpointPolicy):
             epochs=history.epoch,
             training=self.training,
             counters=store.counters,
-            stopped=model.stop_training,
+            stopped=bool(model.stop_training),  # a callback may set any true value
             description=self.description,
         )
         value = None if logs is None else logs.get(self.checkpoints.config.monitor)

@@ -35,6 +35,7 @@ LOCKED = {
     "sparkdl.server.group_coordinator",
     "sparkdl.server.allreduce",
     "sparkdl.driver.remote_server",
+    "sparkdl.server.http_app",
     "sparkdl.server.http_server",
     "sparkdl.driver.worker_group",
     "sparkdl.spark.jobs",
