@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ OF_PY4J = {  # messages that py4j 0.10.9 logs with a traceback, by logger
 }
 
 _guard: _Guard | None = None  # the guard of the main thread's current call
+unblock: Callable[[], None] | None = None  # cancels the jobs of callbacks; set by sparkdl.spark.jobs
 
 
 class _Guard:
@@ -61,7 +62,7 @@ class _Guard:
         self.handler = handler
         self.noted: BaseException | None = None
         self.since = 0.0
-        self.raised = self.said = self._nudged = self._closed = False
+        self.raised = self.said = self._nudged = self._closed = self._blocked = False
         self.depth = 0  # number of nested blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
         self._nudged_out = _thread.allocate_lock()  # held until they have ended
@@ -95,10 +96,12 @@ class _Guard:
         if self.raised or self.depth:
             if waited > GRACE and not nudged:
                 raise self.noted
-        elif waited > SOON and not _is_busy(frame, late=waited > LATE):
-            self._quieten_py4j()
-            self.raised = True
-            raise self.noted
+        elif waited > SOON:
+            self._blocked = _is_busy(frame, late=waited > LATE)
+            if not self._blocked:
+                self._quieten_py4j()
+                self.raised = True
+                raise self.noted
 
     def _raised_by(self, number: int, frame: FrameType | None) -> BaseException | None:
         """Return the exception that the previous handler raises."""
@@ -115,9 +118,18 @@ class _Guard:
         return getattr(self.handler, "__qualname__", "") == OF_SPARK
 
     def _nudge(self) -> None:
-        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread."""
-        main = threading.main_thread().ident
+        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread.
+
+        If the main thread waits for a job of a callback, that job is cancelled, as PySpark does. An exception
+        in its request to the JVM would make py4j 0.10.9 close the connections of all threads, and send their
+        requests again: the training job would run twice.
+        """
+        main, tried = threading.main_thread().ident, not self._is_of_spark
         while not self._nudging.acquire(timeout=NUDGE_SECONDS):
+            if self._blocked and not tried and unblock is not None:
+                tried = True
+                with suppress(Exception):  # The application may have been stopped.
+                    unblock()
             if not self.raised and main is not None:
                 self._nudged = True
                 signal.pthread_kill(main, signal.SIGINT)

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,14 @@ class SparkApplication:
         with self._unless_stopped():
             self.context.cancelJobsWithTag(tag)
 
+    def cancel_others(self, tags: Collection[str]) -> None:
+        """Cancel the jobs of the application that have none of some tags."""
+        with self._unless_stopped():
+            inner = self.context._jsc.sc()
+            kept = {job for tag in tags for job in inner.statusTracker().getJobIdsForTag(tag)}
+            for job in set(self.context.statusTracker().getActiveJobsIds()) - kept:
+                inner.cancelJob(job)
+
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors once, for the Python workers that start from now on."""
         if self.context in self._has_package:
@@ -410,6 +418,9 @@ class ConnectApplication(SparkApplication):
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag."""
         self.session.interruptTag(tag)
+
+    def cancel_others(self, tags: Collection[str]) -> None:
+        """Do nothing: a client of Spark Connect ends its own request when it is interrupted."""
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, once per session."""

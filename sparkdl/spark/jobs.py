@@ -166,10 +166,13 @@ class Job:
     def _run(self) -> None:
         try:
             self._cluster.tag(self._tag)
+            _running.add(self)
             with task_logs.hidden(self._cluster.log_context):
                 self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error
+        finally:
+            _running.discard(self)
 
     @property
     def running(self) -> bool:
@@ -185,6 +188,13 @@ class Job:
             if time.monotonic() > deadline:
                 return
 
+    @staticmethod
+    def cancel_others() -> None:
+        """Cancel the jobs that sparkdl did not submit, such as those of callbacks, in its applications."""
+        running = tuple(_running)
+        for cluster in {job._cluster for job in running}:
+            cluster.cancel_others({job._tag for job in running})
+
     def wait(self, timeout: float) -> bool:
         """Wait for the job's end, or for an interrupt; return True if the job has ended."""
         deadline = time.monotonic() + timeout
@@ -192,6 +202,10 @@ class Job:
             self._thread.join(min(left, POLL_SECONDS))
             interrupts.check()
         return not self.running
+
+
+_running: set[Job] = set()
+interrupts.unblock = Job.cancel_others
 
 
 def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool = True) -> Any:

@@ -36,7 +36,7 @@ MOMENTS = [
     "in transform",
     "in run",
 ]
-SOME = [("in an epoch", 2), ("in a callback", 20), ("in evaluate", 1), ("before the job", 20)]
+SOME = [("in an epoch", 2), ("in a callback", 20), ("in a job of a callback", 1), ("before the job", 20)]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
