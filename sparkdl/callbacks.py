@@ -45,8 +45,8 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
         if isnan(optimizers.learning_rate(self.model)):
             raise ConfigError(
-                f"{type(self).__name__} is for an optimizer whose learning rate is a number; got a schedule. "
-                "Scale the schedule, or take its own warm-up (CosineDecay(warmup_steps=...))."
+                f"{type(self).__name__} needs an optimizer whose learning rate is a number; got a schedule. "
+                "Scale the schedule, or use a schedule with a warm-up (CosineDecay(warmup_steps=...))."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -108,7 +108,7 @@ class LearningRateWarmup(LearningRateFactor):
         if not epochs > 0:
             raise ConfigError(f"epochs should be a positive number; got {epochs!r}.")
         if start is not None and not 0 <= start <= 1:
-            raise ConfigError(f"start should be from 0 up to 1, or None; got {start!r}.")
+            raise ConfigError(f"start should be a number from 0 to 1, or None; got {start!r}.")
         self.epochs, self.start = epochs, start
 
     def factor(self, epoch: float, num_workers: int) -> float:

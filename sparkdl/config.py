@@ -74,10 +74,10 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
         return math.ceil(quorum * (num_workers or 1))
     if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
         return quorum
-    workers = "the number of workers" if num_workers is None else f"the {num_workers} workers there are"
+    workers = "num_workers" if num_workers is None else f"{num_workers}"
     raise ConfigError(
-        f"quorum should be a whole number from 1 to {workers}, or a share of them, a float above 0 and up to "
-        f"1.0; got {quorum!r}."
+        f"quorum should be a whole number of workers from 1 to {workers}, or a share of all workers as a "
+        f"float above 0.0 and up to 1.0; got {quorum!r}."
     )
 
 
@@ -93,7 +93,8 @@ def parse_window(frequency: object) -> int | None:
         return 1
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
         raise ConfigError(
-            f'frequency should be "batch", "epoch" or a number of batches of at least 1; got {frequency!r}.'
+            'frequency should be "batch", "epoch" or a whole number of batches (at least 1); got '
+            f"{frequency!r}."
         )
     return frequency
 
@@ -112,9 +113,11 @@ def parse_port(port: object) -> PortChoice:
     numbers = port if isinstance(port, range) else [port]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
-            raise ConfigError(f'port should be 0 to 65535, a range or "first:last"; got {port!r}.')
+            raise ConfigError(
+                f'port should be a number from 0 to 65535, a range, or a string "first:last"; got {port!r}.'
+            )
     if isinstance(port, range) and not port:
-        raise ConfigError(f"port should name at least one port; got the empty {port!r}.")
+        raise ConfigError(f"port should be a range of at least one port; got the empty {port!r}.")
     return port  # type: ignore[return-value]
 
 
@@ -138,8 +141,8 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
     left = [name for name in names if is_set(values.get(name))]
     if left:
         logger.warning(
-            "%s: %s are of the place where a fit runs, and are not taken from a file. Set them here if they "
-            "are wanted.",
+            "%s sets %s. These settings depend on the machine where fit runs and are not read from a file. "
+            "Pass them in this program if you need them.",
             file,
             ", ".join(left),
         )
@@ -216,9 +219,9 @@ class TrainConfig:
             whole_number("staleness", self.staleness, least=0)
             if self.mode is Mode.SYNCHRONOUS:
                 raise ConfigError(
-                    "staleness is for workers that do not wait for each other in rounds; got "
-                    f'staleness={self.staleness!r} with mode="synchronous". Take mode="asynchronous", or '
-                    "leave it out."
+                    "staleness needs a mode without rounds, since workers in a round wait for each other; "
+                    f'got staleness={self.staleness!r} with mode="synchronous". Set mode="asynchronous" or '
+                    'mode="hogwild", or leave staleness out.'
                 )
         self._check_hybrid()
         require_flag("share_gpus", self.share_gpus)
@@ -233,13 +236,14 @@ class TrainConfig:
         object.__setattr__(self, "on_worker_loss", choose("on_worker_loss", self.on_worker_loss, WorkerLoss))
         if self.goes_on and self.placement is Placement.WORKER:
             raise ConfigError(
-                'on_worker_loss="continue" needs the endpoint on the driver, which outlives a worker; '
-                'got placement="worker". Leave one of them out.'
+                'on_worker_loss="continue" needs placement="driver", since an endpoint in worker 0 is lost '
+                'with that worker; got placement="worker". Leave one of them out.'
             )
         if self.goes_on and self.num_workers == 1:
             raise ConfigError(
-                'on_worker_loss="continue" goes on with the other workers; got num_workers=1. Take more, or '
-                "leave it out: a run whose only worker is lost is restarted."
+                'on_worker_loss="continue" needs at least two workers, since training continues with the '
+                "others; got num_workers=1. Use more workers, or leave on_worker_loss out; the run then "
+                "restarts after its worker is lost."
             )
 
     def _check_recovery(self) -> None:
@@ -248,10 +252,10 @@ class TrainConfig:
         whole_number("recovery_every", self.recovery_every)
         if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
             raise ConfigError(
-                "recovery_every is for rounds within an epoch, which are restored together; got it "
-                f'with mode="{self.mode.value}", frequency={self.frequency!r} and placement='
-                f'"{self.placement.value}". Elsewhere nothing that was merged is lost with a worker, or all '
-                "of it is: leave it out."
+                'recovery_every needs mode="synchronous", a frequency other than "epoch" and '
+                'placement="driver", since it restores rounds within an epoch; got '
+                f'mode="{self.mode.value}", frequency={self.frequency!r} and '
+                f'placement="{self.placement.value}". Leave recovery_every out.'
             )
 
     def _check_hybrid(self) -> None:
@@ -263,19 +267,20 @@ class TrainConfig:
         if not self.hybrid:
             if self.late_updates is Late.MERGE:
                 raise ConfigError(
-                    'late_updates="merge" is for exchanges that go on without some workers. Set quorum or '
-                    "straggler_timeout too, or leave it out."
+                    'late_updates="merge" needs quorum or straggler_timeout, since no update is late '
+                    "without them. Set one of these, or leave late_updates out."
                 )
             return
         if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                "quorum and straggler_timeout are for rounds; got them with "
-                f'mode="{self.mode.value}", which has none. Take mode="synchronous", or leave them out.'
+                'quorum and straggler_timeout need mode="synchronous", the only mode with rounds; got '
+                f'mode="{self.mode.value}". Set mode="synchronous", or leave them out.'
             )
         if self.window is None:
             raise ConfigError(
-                "quorum and straggler_timeout are for rounds within an epoch, which workers end together; "
-                'got them with frequency="epoch". Take a number of batches, or leave them out.'
+                "quorum and straggler_timeout need rounds within an epoch, since all workers end an epoch "
+                'together; got frequency="epoch". Set frequency to "batch" or a number of batches, or leave '
+                "them out."
             )
 
     @property
@@ -337,8 +342,8 @@ class CheckpointConfig:
         counted = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
         if self.every != "epoch" and not timed and not counted:
             raise ConfigError(
-                'every should be "epoch", a number of updates of at least 1, or a datetime.timedelta above '
-                f"0; got {self.every!r}."
+                'every should be "epoch", a whole number of updates (at least 1) or a positive '
+                f"datetime.timedelta; got {self.every!r}."
             )
         whole_number("keep", self.keep)
         whole_number("keep_best", self.keep_best, least=0)
@@ -421,7 +426,9 @@ class FitConfig:
             whole_number("seed", self.seed, least=0)
         split = self.validation_split
         if isinstance(split, bool) or not isinstance(split, int | float) or not 0 <= split < 1:
-            raise ConfigError(f"validation_split should be from 0 up to below 1; got {split!r}.")
+            raise ConfigError(
+                f"validation_split should be a number of at least 0 and below 1; got {split!r}."
+            )
         if self.class_weight is not None:
             _check_class_weight(self.class_weight)
 
@@ -433,7 +440,10 @@ class FitConfig:
         elif given is not None and not isinstance(given, CheckpointConfig):
             raise ConfigError(f"checkpoint should be a folder or a CheckpointConfig; got {given!r}.")
         if self.resume and self.checkpoint is None:
-            raise ConfigError("resume=True goes on from a checkpoint; say with checkpoint= where they are.")
+            raise ConfigError(
+                "resume=True needs a folder of checkpoints; got checkpoint=None. Set checkpoint to the "
+                "folder."
+            )
 
     def with_steps_of(self, rows: int | None, held: int | None) -> FitConfig:
         """Return the settings with batch sizes computed from ``steps_per_epoch`` and ``validation_steps``.
@@ -471,4 +481,4 @@ def _check_class_weight(weights: object) -> None:
     pairs = weights.items() if isinstance(weights, dict) else [(None, None)]
     for label, weight in pairs:
         if not isinstance(label, Integral) or not isinstance(weight, Real):
-            raise ConfigError(f"class_weight should be a dict of a number by class index; got {weights!r}.")
+            raise ConfigError(f"class_weight should be a dict from class index to weight; got {weights!r}.")

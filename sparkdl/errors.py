@@ -35,7 +35,7 @@ from sparkdl.process.reasons import with_own_lines
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
-ADVICE = "The same rows and code would fail again: correct the code at the lines below, or the rows."
+ADVICE = "The same rows and code would fail again. Correct the code at the lines below, or the rows."
 
 
 class SparkDLError(Exception):

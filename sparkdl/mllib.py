@@ -50,7 +50,10 @@ class SparkMLlibModel(SparkModel):
         """
         if categorical:
             if not isinstance(x, RDD):
-                raise ConfigError(f"categorical is for an RDD of LabeledPoint; got {type(x).__name__}.")
+                raise ConfigError(
+                    f"x should be an RDD of LabeledPoint with categorical=True; got {type(x).__name__}. "
+                    "Leave categorical out for other rows."
+                )
             classes = nb_classes or self._width()
             x = _one_hot(x, classes)
             if isinstance(more.get("validation_data"), RDD):
@@ -74,8 +77,8 @@ class SparkMLlibModel(SparkModel):
         shape = getattr(self.model, "output_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 2 or not shape[1]:
             raise ConfigError(
-                f'The model "{self.model.name}" has no output of shape (classes,) to count classes by. Pass '
-                "nb_classes."
+                f'The number of classes is unknown, because the model "{self.model.name}" has no output of '
+                "shape (classes,). Pass nb_classes."
             )
         return int(shape[1])
 
@@ -197,7 +200,7 @@ def to_matrix(array: Any) -> DenseMatrix:
     """
     array = np.asarray(array)
     if array.ndim != 2:
-        raise DataError(f"A matrix has two dimensions; got an array of shape {array.shape}.")
+        raise DataError(f"Expected an array of two dimensions for a matrix; got shape {array.shape}.")
     return DenseMatrix(len(array), array.shape[1], array.ravel(order="F"))
 
 
@@ -214,7 +217,7 @@ def to_vector(array: Any) -> DenseVector:
     """
     array = np.asarray(array)
     if array.ndim != 1:
-        raise DataError(f"A vector has one dimension; got an array of shape {array.shape}.")
+        raise DataError(f"Expected an array of one dimension for a vector; got shape {array.shape}.")
     return Vectors.dense(array)
 
 
@@ -228,8 +231,8 @@ def _aligned(features: Any, labels: Any, categorical: bool) -> tuple[Array, Arra
     labels = labels.argmax(axis=-1) if categorical else labels
     if features.ndim != 2 or labels.shape not in ((len(features),), (len(features), 1)):
         raise DataError(
-            "Expected features of shape (rows, features) and as many labels, one each or one-hot with "
-            f"categorical=True; got {features.shape} and {labels.shape}."
+            "Expected features of shape (rows, features) and one label per row (one-hot if "
+            f"categorical=True); got shapes {features.shape} and {labels.shape}."
         )
     return features, labels.reshape(-1)
 

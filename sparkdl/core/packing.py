@@ -83,11 +83,11 @@ def like(template: Any, value: Any) -> Any:
     """
     if isinstance(template, Mapping):
         if not isinstance(value, Mapping) or value.keys() != set(map(str, template)):
-            raise ValueError(f"a dict of {', '.join(map(str, template))} was expected")
+            raise ValueError(f"expected a dict with the keys {', '.join(map(str, template))}")
         return {name: like(part, value[str(name)]) for name, part in template.items()}
     if isinstance(template, list | tuple):
         if not isinstance(value, list) or len(value) != len(template):
-            raise ValueError(f"{len(template)} parts were expected")
+            raise ValueError(f"expected {len(template)} parts")
         made = [like(old, new) for old, new in zip(template, value, strict=True)]
         if isinstance(template, list):
             return made

@@ -48,8 +48,8 @@ def pickled(code: Any, pickler: Any) -> bytes:
             except Exception:  # noqa: BLE001 - the first one is what is wrong
                 raise error from None
             logger.warning(
-                "Not all of the modules %s can be pickled (%s). Executors need to have them: install them "
-                "there, or send them with --py-files or SparkContext.addPyFile.",
+                "The modules %s cannot all be pickled (%s), so executors need copies of their own. Install "
+                "them there, or send them with --py-files or SparkContext.addPyFile.",
                 ", ".join(own),
                 error,
             )

@@ -97,7 +97,9 @@ def decode(vector: Vector, tables: Tables) -> Slices:
     words = vector.view(np.int32)
     num_sliced = int(words[-1]) if len(words) else 0
     if not 1 <= num_sliced <= min(len(tables), (len(words) - 1) // 2):
-        raise WireError(f"A gradient of {len(tables)} variables has slices of {num_sliced}.")
+        raise WireError(
+            f"Expected a sparse gradient with slices of 1 to {len(tables)} variables; got {num_sliced}."
+        )
     directory = words[-1 - 2 * num_sliced : -1].reshape(-1, 2).tolist()
     _check_directory(directory, tables, len(words))
     rest = sum(table.size for table in tables) - sum(tables[index].size for index, _ in directory)
@@ -112,8 +114,8 @@ def decode(vector: Vector, tables: Tables) -> Slices:
         rows = words[start : start + count]
         if count and not (rows.min() >= 0 and rows.max() < tables[index].rows):
             raise WireError(
-                f"Slices of variable {index} are of rows {rows.min()} to {rows.max()}; it has "
-                f"{tables[index].rows} rows."
+                f"Expected slices of variable {index} within its {tables[index].rows} rows; got rows "
+                f"{rows.min()} to {rows.max()}."
             )
         lookups[index] = rows, value
         start += count
@@ -130,11 +132,14 @@ def _check_directory(directory: list[list[int]], tables: Tables, length: int) ->
     expected = sum(table.size for table in tables) + 2 * len(directory) + 1
     for index, count in directory:
         if not before < index < len(tables) or not tables[index].rows or count < 0:
-            raise WireError(f"There are no {count} slices of variable {index} after those of {before}.")
+            raise WireError(
+                f"Invalid directory of a sparse gradient: {count} slices of variable {index} after those of "
+                f"variable {before}."
+            )
         expected += count * (tables[index].width + 1) - tables[index].size
         before = index
     if expected != length:
-        raise WireError(f"A gradient with these slices has {expected} words; got {length}.")
+        raise WireError(f"Expected a gradient of {expected} words with these slices; got {length}.")
 
 
 def encode(slices: Slices) -> Vector:

@@ -100,4 +100,4 @@ def assemble(template: Template, values: Sequence[Any]) -> Any:
         return {name: assemble(part, values) for name, part in template.items()}
     if isinstance(template, list | tuple):
         return tuple([assemble(part, values) for part in template])
-    raise TypeError(f"Expected a template, got {template!r}.")
+    raise TypeError(f"Expected a template; got {template!r}.")

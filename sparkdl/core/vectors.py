@@ -145,7 +145,7 @@ class Layout:
             ValueError: the number of bytes does not match this layout.
         """
         if len(data) != self.nbytes:
-            raise ValueError(f"Expected {self.nbytes} bytes of variables, got {len(data)}.")
+            raise ValueError(f"Expected {self.nbytes} bytes of variables; got {len(data)}.")
         arrays, start = [], 0
         for shape, size, dtype in zip(self.shapes, self.sizes, self.dtypes, strict=True):
             array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), size, start)

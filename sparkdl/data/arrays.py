@@ -87,7 +87,7 @@ def _of_strings(array: Array, name: str) -> AnyRows:
             row = place // max(1, array.size // len(array))
             raise DataError(
                 f"Expected {name} to hold strings; row {row} has {str(each)[:60]!r}. Drop or fill missing "
-                "values, and convert others to str, first."
+                "values and convert other values to str first."
             )
     return TextRows.of_texts([as_bytes(each, name) for each in values], array.shape[1:])
 
@@ -114,7 +114,7 @@ def as_bytes(text: str | bytes, name: str) -> bytes:
 def _of_matrix(value: Any, name: str) -> SparseRows:
     shape = tuple(int(size) for size in value.shape)
     if len(shape) != 2:
-        raise DataError(f"Expected {name} to be a sparse matrix of rows and columns; got shape {shape}.")
+        raise DataError(f"Expected {name} to be a sparse matrix of two dimensions; got shape {shape}.")
     if hasattr(value, "tocsr"):
         value = value.tocsr()
         if not value.has_canonical_format:  # numbers with equal indices are added
@@ -159,8 +159,8 @@ def _column(values: Any, name: str) -> Array:
             return np.asarray(values.astype(object))
         if kind.categories.dtype.kind not in "biuf":
             raise DataError(
-                f"Expected {name} to hold numbers; it holds categories that are none, such as "
-                f"{str(kind.categories[0])!r}. Take their codes, df[...].cat.codes, first."
+                f"Expected {name} to hold numbers; it holds categories that are not numbers, such as "
+                f"{str(kind.categories[0])!r}. Pass their codes instead (df[...].cat.codes)."
             )
         values = values.astype(kind.categories.dtype if values.notna().all() else np.float64)
     elif hasattr(kind, "numpy_dtype") and kind.kind in "biuf":  # a pandas type that supports pandas.NA
@@ -180,7 +180,8 @@ def _no_numbers(name: str, array: Array) -> DataError:
     for row, each in enumerate(array):
         if not isinstance(each, int | float | np.number | np.bool_ | None):
             return DataError(
-                f"Expected {name} to hold numbers; row {row} has {kind}{str(each)[:60]!r}. Make numbers of "
-                "the column first, such as the codes of categories (df[...].cat.codes), or leave it out."
+                f"Expected {name} to hold numbers; row {row} has {kind}{str(each)[:60]!r}. Convert the "
+                "column to numbers first, for example to the codes of categories (df[...].cat.codes), or "
+                "leave it out."
             )
     return DataError(f"Expected {name} to hold numbers; it has {array.dtype} values.")

@@ -125,7 +125,7 @@ def _require_levels(
             wrong = _per_row((found != size).astype(np.int64), per_row) > 0
             raise DataError(
                 f"Expected {column.name} of shape {column.shape}; {name_row(int(np.argmax(wrong)))} has "
-                f"arrays of other lengths. {share_of(int(wrong.sum()), len(wrong))}"
+                f"nested arrays of other lengths. {share_of(int(wrong.sum()), len(wrong))}"
             )
 
 
@@ -165,8 +165,8 @@ def joined_array(values: Sequence[Any], column: Column, name_row: Callable[[int]
     axis, sizes = axis_of(column.shape, shapes), list(map(prod, shapes))
     if sum(sizes) != prod(column.shape):
         raise DataError(
-            f"Expected {column.name} to make shape {column.shape}, {prod(column.shape)} values; "
-            f"{name_row(0)} has {' + '.join(map(str, sizes))}. {LISTS}"
+            f"Expected the columns of {column.name} to form shape {column.shape} ({prod(column.shape)} "
+            f"values); {name_row(0)} has {' + '.join(map(str, sizes))} values. {LISTS}"
         )
     parts = []
     for value, shape in zip(values, shapes, strict=True):
@@ -233,7 +233,7 @@ def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) 
         element, depth = element.value_type, depth + 1
     known = pa.types.is_boolean(element) or pa.types.is_integer(element) or pa.types.is_floating(element)
     if not known and not pa.types.is_null(element):
-        convert = remedy("column", str(element), depth) or "or give another"
+        convert = remedy("column", str(element), depth) or "or pass another one"
         raise DataError(
             f"Expected {column.name} to hold numbers, arrays of numbers or vectors; {name_row(0)} has "
             f"{kind}. Convert the column first, {convert}."
@@ -251,7 +251,7 @@ def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode
         array = decoded(value.as_py(), column.name, name_row(index), decode)
         if not _alike(array.shape, column.shape):
             raise DataError(
-                f"Expected {column.name} of shape {column.shape}; {name_row(index)} is decoded to shape "
+                f"Expected {column.name} of shape {column.shape}; the decoded {name_row(index)} has shape "
                 f"{array.shape}."
             )
         array = array.reshape(1, *column.shape)
@@ -329,22 +329,25 @@ def remedy(column: str, kind: str, depth: int) -> str:
         return f"with {column}{cast('timestamp')}{cast('double')}"
     if "string" in kind:
         stage = "HashingTF" if depth else "StringIndexer"
-        return f"with {stage} of pyspark.ml.feature for words, {column}{cast('double')} for written numbers"
+        return (
+            f"with pyspark.ml.feature.{stage} if it holds words or {column}{cast('double')} if it holds "
+            "numerals"
+        )
     return ""
 
 
 def _null(column: Column, nulls: Array, name_row: Callable[[int], str]) -> DataError:
     return DataError(
-        f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or has one. Drop or "
-        f"fill them first, for one with df.dropna(). {share_of(int(nulls.sum()), len(nulls))}"
+        f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or contains one. "
+        f"Drop or fill them first, for example with df.dropna(). {share_of(int(nulls.sum()), len(nulls))}"
     )
 
 
 def _misshapen(column: Column, wrong: Array, lengths: Array, name_row: Callable[[int], str]) -> DataError:
     size, bad = int(np.prod(column.shape, dtype=int)), int(np.argmax(wrong))
     return DataError(
-        f"Expected {column.name} of shape {column.shape}, {size} values; {name_row(bad)} has {lengths[bad]}. "
-        f"{share_of(int(wrong.sum()), len(wrong))}"
+        f"Expected {column.name} of shape {column.shape} ({size} values); {name_row(bad)} has "
+        f"{lengths[bad]} values. {share_of(int(wrong.sum()), len(wrong))}"
     )
 
 
@@ -376,7 +379,7 @@ def blocks_of_batches(
         if (parts == UNKNOWN).any():
             row = _name_row(keys, int(np.argmax(parts == UNKNOWN)))
             raise DataError(
-                f"Expected every row to say whether it is for validation; {row} has a null there."
+                f"Expected True or False in the column that marks validation rows; {row} has null."
             )
         name_row = functools.partial(_name_row, keys)
         arrays = tuple(

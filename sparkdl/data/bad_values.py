@@ -160,7 +160,7 @@ def judge(words: str, nan: str) -> None:
         DataError: there are faults, and ``nan`` is "error".
     """
     if words and nan == "error":
-        raise DataError(f'{words} Drop or mend these rows, or pass nan="warn" to train on them.')
+        raise DataError(f'{words} Drop or correct these rows, or pass nan="warn" to train on them.')
     if words:
         logger.warning("%s", words)
 
@@ -182,7 +182,7 @@ def sentences_of(
         totals[part, place, kind] = known + count, min(earliest, tuple(first))
     sentences = []
     for (part, place, kind), (count, (_, first)) in sorted(totals.items()):
-        what = kind if kind != CLASS else f"labels outside of 0 to {classes[place].number - 1}"
+        what = kind if kind != CLASS else f"labels outside the range 0 to {classes[place].number - 1}"
         among = f"{rows[part]:,} {'validation rows' if part == VALIDATION else 'rows'}"
         sentences.append(
             f"{schema.columns[place].name} has {what} in {count:,} of {among}; the first is {first}."

@@ -145,8 +145,9 @@ def _part(batch: Any, labels: bool, of: str = "") -> tuple[Any, ...]:
 def _no_rows(given: str, labels: bool) -> DataError:
     forms = "(x, y) or (x, y, sample_weight)" if labels else "(x,), (x, y) or (x, y, sample_weight)"
     return DataError(
-        f"A function of rows should return a tuple {forms} of arrays, or batches that are such tuples; got "
-        f"{given}. Labels go with the features, and a list is taken for batches."
+        f"The function that reads the rows should return a tuple of arrays {forms}, or an iterable of such "
+        f"tuples (batches); got {given}. Return features and labels together in a tuple; a list is read as "
+        "a list of batches."
     )
 
 
@@ -171,7 +172,9 @@ def blocks_of_parts(
         lengths = [len(array) if array.shape else -1 for array in arrays]
         if len(set(lengths)) > 1 or min(lengths) < 0:
             names = ", ".join(f"{c.name} {n}" for c, n in zip(schema.columns, lengths, strict=True))
-            raise DataError(f"Expected arrays of as many rows; {place} has {names} after row {first}.")
+            raise DataError(
+                f"Expected arrays with equal numbers of rows; {place} has {names} after row {first}."
+            )
         for start in range(0, lengths[0], size):
             stop = min(start + size, lengths[0])
             columns = tuple(

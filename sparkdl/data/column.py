@@ -20,9 +20,10 @@ from sparkdl.errors import ConfigError, DataError
 
 TEXT_BYTES = 256  # minimum estimate for a row of strings, since others may be longer than the first one
 LISTS = (
-    "A list of columns may hold numbers, vectors and flat arrays, whose values are joined in their order, or "
-    "arrays of one shape, which are stacked as the first or the last dimension where the model's input or "
-    "output has it. Put other columns together first, or pass a model of several inputs a dict."
+    "The columns in a list may hold numbers, vectors and one-dimensional arrays, which are concatenated in "
+    "order, or arrays of equal shape, which are stacked along the first or the last dimension of the "
+    "model's input or output. Combine other columns into one first, or pass a dict of columns if the model "
+    "has several inputs."
 )
 
 
@@ -85,7 +86,7 @@ class Column:
         if isinstance(values, SparseRows):
             if values.shape[1:] != self.shape:
                 raise DataError(
-                    f"Expected {self.name} of shape {self.shape}; {place} has {values.shape[1:]}."
+                    f"Expected {self.name} of shape {self.shape}; {place} has shape {values.shape[1:]}."
                 )
             return self._of_sparse(values, place, first)
         if self.sparse:
@@ -274,7 +275,7 @@ def natural(parts: Sequence[Array]) -> Array:
         return np.stack(parts)
     if max(part.ndim for part in parts) > 1:
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise ConfigError(f"Expected columns that make one array; the first row has shapes {shapes}. {LISTS}")
+        raise ConfigError(f"Expected columns that form one array; the first row has shapes {shapes}. {LISTS}")
     return np.concatenate([part.ravel() for part in parts])
 
 
@@ -304,7 +305,7 @@ def as_array(value: Any) -> Array:
 
 def share_of(refused: int, rows: int) -> str:
     """Return a sentence with the number of rows in a batch that cannot be used."""
-    return f"Of the {rows} rows read together, {refused} cannot be taken."
+    return f"{refused} of the {rows} rows in this batch cannot be used."
 
 
 def _present(array: Array) -> Array:

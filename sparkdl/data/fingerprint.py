@@ -54,7 +54,7 @@ class Fingerprint(NamedTuple):
         """
         two = isinstance(values, list | tuple) and len(values) == 2
         if not two or not all(type(value) is int and 0 <= value <= MASK for value in values):
-            raise ValueError("Expected fingerprint to be two whole numbers of 64 bits.")
+            raise ValueError("Expected fingerprint to be two 64-bit integers.")
         return cls(*values)
 
 

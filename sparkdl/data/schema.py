@@ -84,19 +84,20 @@ class Schema:
         mine, theirs = self.without_weights(), other.without_weights()
         if mine.form != theirs.form:
             raise DataError(
-                f"validation_data should have rows like x and y: {', '.join(c.name for c in mine.columns)}; "
-                f"got {', '.join(c.name for c in theirs.columns)}."
+                "validation_data should have the same structure as the training rows "
+                f"({', '.join(c.name for c in mine.columns)}); got "
+                f"{', '.join(c.name for c in theirs.columns)}."
             )
         for ours, given in zip(mine.columns, theirs.columns, strict=True):
             if ours.shape != given.shape:
                 raise DataError(
-                    f"validation_data should have rows like x: {ours.name} of shape {ours.shape}; got "
-                    f"{given.shape}."
+                    f"validation_data should have {ours.name} of shape {ours.shape}, as in the training "
+                    f"rows; got {given.shape}."
                 )
         if self.weights and other.weights and _form_of(self) != _form_of(other):
             raise DataError(
-                "validation_data should have sample weights like the training rows': "
-                f"{', '.join(f'{c.name} of shape {c.shape}' for c in self.weights)}; got "
+                "validation_data should have the sample weights of the training rows "
+                f"({', '.join(f'{c.name} of shape {c.shape}' for c in self.weights)}); got "
                 f"{', '.join(f'{c.name} of shape {c.shape}' for c in other.weights)}."
             )
         return mine.with_weights(other)
@@ -154,7 +155,10 @@ class Sample(NamedTuple):
         x = set(leaves(self.form[:1]))
         for place, name in enumerate(self.names):
             if sparse[place] and place not in x and not isinstance(arrays[place], TextRows):
-                raise DataError(f"Expected {name} to be dense, as Keras does; got a sparse matrix.")
+                raise DataError(
+                    f"Expected {name} to be dense, as in Keras; got a sparse matrix. Convert it with "
+                    "toarray()."
+                )
         firsts = (array[:1].toarray() if isinstance(array, SparseRows) else array for array in arrays)
         values = [as_array(first[0]) for first in firsts]
         return self._replace(values=tuple(values), sparse=tuple(sparse))

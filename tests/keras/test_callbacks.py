@@ -108,7 +108,7 @@ def test_executors_are_no_place_for_batch_hooks_but_for_these():
     ("make", "message"),
     [
         (lambda: LearningRateWarmup(0), "epochs should be a positive number; got 0."),
-        (lambda: LearningRateWarmup(1, 1.5), "start should be from 0 up to 1, or None; got 1.5."),
+        (lambda: LearningRateWarmup(1, 1.5), "start should be a number from 0 to 1, or None; got 1.5."),
         (lambda: LearningRateScaling("log"), "rule should be one of 'linear', 'sqrt'; got 'log'."),
     ],
 )
@@ -122,6 +122,6 @@ def test_a_schedule_is_not_multiplied():
     """A warm-up of a learning-rate schedule is refused."""
     model = make_model(keras.optimizers.schedules.CosineDecay(0.1, 10))
     with pytest.raises(
-        ConfigError, match="LearningRateWarmup is for an optimizer whose learning rate is a number"
+        ConfigError, match="LearningRateWarmup needs an optimizer whose learning rate is a number"
     ):
         model.fit(*problem(), verbose=0, callbacks=[LearningRateWarmup()])

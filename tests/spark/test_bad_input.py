@@ -38,11 +38,15 @@ class Sequence(keras.utils.PyDataset):
 
 SETTINGS = [
     ({"mode": "sometimes"}, ConfigError, "mode should be one of 'synchronous', 'asynchronous', 'hogwild'"),
-    ({"frequency": "often"}, ConfigError, 'frequency should be "batch", "epoch" or a number of batches'),
+    (
+        {"frequency": "often"},
+        ConfigError,
+        'frequency should be "batch", "epoch" or a whole number of batches',
+    ),
     ({"frequency": 0}, ConfigError, "of at least 1; got 0."),
     ({"merge": "vote"}, ConfigError, "vote"),
     ({"num_workers": 0}, ConfigError, "num_workers should be a whole number of at least 1; got 0."),
-    ({"port": "http"}, ConfigError, "port should be 0 to 65535"),
+    ({"port": "http"}, ConfigError, "port should be a number from 0 to 65535"),
     ({"parameter_server_mode": "socket"}, ConfigError, 'parameter_server_mode should be "http"'),
     ({"colour": "red"}, TypeError, "colour"),
 ]
@@ -50,7 +54,11 @@ ARGUMENTS = [
     ({"batch_size": 0}, ConfigError, "batch_size should be a whole number of at least 1; got 0."),
     ({"epochs": -1}, ConfigError, "epochs should be a whole number of at least 0; got -1."),
     ({"verbose": 3}, ConfigError, "verbose should be"),
-    ({"validation_split": 1.5}, ConfigError, "validation_split should be from 0 up to below 1; got 1.5."),
+    (
+        {"validation_split": 1.5},
+        ConfigError,
+        "validation_split should be a number of at least 0 and below 1; got 1.5.",
+    ),
     ({"validation_steps": 0}, ConfigError, "validation_steps should be a whole number of at least 1; got 0"),
     ({"callbacks": [keras.callbacks.TensorBoard(profile_batch=2)]}, ConfigError, "executors train"),
     ({"callbacks": ["early"]}, ConfigError, "callbacks should be keras.callbacks.Callback objects; got str."),
@@ -239,7 +247,7 @@ def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
 
     error = refused(spark_model, frame, DataError)
 
-    assert "Expected no nulls in features; row 36 of partition 1 is null or has one." in error
+    assert "Expected no nulls in features; row 36 of partition 1 is null or contains one." in error
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -236,7 +236,11 @@ def test_case_is_told_apart_where_spark_is_set_to(spark, frame):
 
 REFUSED = [
     (["age", "words"], (2,), "column 'words' to hold numbers"),
-    (["age", "board"], (7,), "got age double, board array<array<float>>. A list of columns may hold numbers"),
+    (
+        ["age", "board"],
+        (7,),
+        "got age double, board array<array<float>>. The columns in a list may hold numbers",
+    ),
     ("s.z", (1,), "Expected a column 's.z'; the DataFrame has .* Spark says: .*FIELD_NOT_FOUND"),
     ("nothing", (1,), "Expected a column 'nothing'; the DataFrame has row, age"),
     (
@@ -275,11 +279,12 @@ def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
         "odd", functions.array(functions.array("age"))
     )
     with pytest.raises(
-        ConfigError, match=r"takes rows of shape \(5,\); age, left make rows of shape \(4,\). A list"
+        ConfigError,
+        match=r"takes rows of shape \(5,\); age, left make rows of shape \(4,\). The columns in a list",
     ):
         SparkModel(dense(5)).fit(frame, features_col=["age", "left"], verbose=0)
     with pytest.raises(
-        ConfigError, match=r"the first row has shapes \(2, 3\), \(1, 1\). A list of columns may"
+        ConfigError, match=r"the first row has shapes \(2, 3\), \(1, 1\). The columns in a list may"
     ):
         SparkModel(dense(2, 2, 3)).fit(nested, features_col=["board", "odd"], verbose=0)
     for call in (
@@ -287,7 +292,8 @@ def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
         lambda: frame.select(predict_udf(flat(5))("age", "left")).collect(),
     ):
         with pytest.raises(
-            Exception, match=r"to make shape \(5,\), 5 values; row 0 of a batch has 1 \+ 3. A list"
+            Exception,
+            match=r"to form shape \(5,\) \(5 values\); row 0 of a batch has 1 \+ 3 values. The columns",
         ):
             call()
 
@@ -337,6 +343,6 @@ def test_nested_arrays_of_other_lengths_are_refused(spark):
     )
 
     with pytest.raises(
-        Exception, match=r"Expected x of shape \(2, 2\); row . of a batch has arrays of other lengths"
+        Exception, match=r"Expected x of shape \(2, 2\); row . of a batch has nested arrays of other lengths"
     ):
         SparkModel(flat(2, 2)).predict(table, features_col="x").collect()

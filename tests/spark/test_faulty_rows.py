@@ -54,7 +54,7 @@ def test_faulty_rows_are_counted_over_all_workers(spark, problem, kind):
     assert FIRST[kind][0] in words
 
     words = refused(problem, *MAKE[kind](spark, X, OUTSIDE))
-    assert "has labels outside of 0 to 2 in 2 of 48 rows; the first is row" in words
+    assert "has labels outside the range 0 to 2 in 2 of 48 rows; the first is row" in words
     assert FIRST[kind][1] in words
 
 

@@ -153,9 +153,9 @@ def test_what_a_function_does_wrong_is_named(spark, problem):
         spark_model.fit(uneven, validation_data=(x, y))
     with pytest.raises(ConfigError, match="should be NumPy arrays"):
         spark_model.predict(uneven)
-    with pytest.raises(DataError, match=r"return a tuple \(x, y\) .*; got ndarray of ndarray"):
+    with pytest.raises(DataError, match=r"return a tuple of arrays \(x, y\) .*; got ndarray of ndarray"):
         spark_model.fit(lambda worker, num_workers: x, verbose=0)
-    with pytest.raises(DataError, match=r"as many rows; worker \d has x 9, y 8 after row 9"):
+    with pytest.raises(DataError, match=r"equal numbers of rows; worker \d has x 9, y 8 after row 9"):
         spark_model.fit(uneven, verbose=0)
     with pytest.raises(DataError, match=r"Expected x of shape \(6,\); row 0 of worker 1 has shape \(5,\)"):
         spark_model.fit(misshapen, verbose=0)

@@ -132,7 +132,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
         (frame_of(b"GIF89a", good), r"decodes content failed on the first row: ValueError: not a PPM file"),
         (frame_of(transposed, good), r"rows of shape \(8, 6, 3\); content has rows of shape \(6, 8, 3\)"),
         (frame_of(good, good, b"GIF89a"), r"content failed on row 2 of partition 0: ValueError: not a PPM"),
-        (frame_of(good, transposed), r"row 1 of partition 0 is decoded to shape \(6, 8, 3\)"),
+        (frame_of(good, transposed), r"the decoded row 1 of partition 0 has shape \(6, 8, 3\)"),
         (frame_of(good, None), "Expected no nulls in content; row 1 of partition 0"),
     ]
     for frame, message in cases:

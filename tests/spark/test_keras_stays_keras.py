@@ -404,7 +404,7 @@ def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, ca
 
     assert not saved.keys() & place.keys()
     assert loaded.config == SparkModel(problem.model()).config
-    assert f"{', '.join(place)} are of the place where a fit runs" in "\n".join(caplog.messages)
+    assert f" sets {', '.join(place)}. These settings depend on the machine" in "\n".join(caplog.messages)
 
 
 def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path):

@@ -84,7 +84,9 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
     worse = points.union(spark.sparkContext.parallelize([LabeledPoint(3, problem.x[0])], 1))
     with pytest.raises(DataError, match=r"class indices below 3; got 3\.0"):
         SparkMLlibModel(model).fit(worse, verbose=0, categorical=True)
-    with pytest.raises(ConfigError, match="categorical is for an RDD of LabeledPoint; got ndarray"):
+    with pytest.raises(
+        ConfigError, match="x should be an RDD of LabeledPoint with categorical=True; got ndarray"
+    ):
         SparkMLlibModel(model).fit(problem.x, problem.y, categorical=True)
 
 
@@ -122,7 +124,7 @@ def test_matrices_and_vectors_go_there_and_back(array):
     np.testing.assert_array_equal(array, from_matrix(to_matrix(array)))
     np.testing.assert_array_equal(array, from_matrix(Matrices.dense(*array.shape, array.ravel(order="F"))))
     np.testing.assert_array_equal(array[0], from_vector(to_vector(array[0])))
-    with pytest.raises(DataError, match="has two dimensions"):
+    with pytest.raises(DataError, match="an array of two dimensions for a matrix"):
         to_matrix(array[0])
-    with pytest.raises(DataError, match="has one dimension"):
+    with pytest.raises(DataError, match="an array of one dimension for a vector"):
         to_vector(array)

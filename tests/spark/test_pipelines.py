@@ -476,7 +476,7 @@ def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem
     )
 
     with pytest.raises(
-        Exception, match=r"Expected array of shape \(6,\), 6 values; row \d+ of a batch has 1\."
+        Exception, match=r"Expected array of shape \(6,\) \(6 values\); row \d+ of a batch has 1 values\."
     ):
         KerasTransformer(model=problem.model(), featuresCol="array").transform(
             table.withColumn("array", short)
@@ -658,7 +658,7 @@ def test_where_a_fit_runs_is_no_part_of_a_saved_stage(spark, problem, tmp_path, 
     assert not saved["paramMap"].keys() & place.keys()
     assert not any(loaded.isDefined(name) for name in place)
     assert loaded.getEpochs() == 3
-    assert f"{', '.join(place)} are of the place where a fit runs" in "\n".join(caplog.messages)
+    assert f" sets {', '.join(place)}. These settings depend on the machine" in "\n".join(caplog.messages)
 
 
 def twice(x):
@@ -975,7 +975,7 @@ def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
     """A null in the indicator column raises: such a row is neither for training nor for validation."""
     frame = table.withColumn("held", functions.when(functions.col("row") != 9, functions.col("held")))
 
-    with pytest.raises(DataError, match="say whether it is for validation"):
+    with pytest.raises(DataError, match="in the column that marks validation rows"):
         estimator.copy({estimator.validationIndicatorCol: "held"}).fit(frame)
 
 

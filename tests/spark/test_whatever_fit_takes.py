@@ -395,7 +395,7 @@ def test_arrays_that_no_task_can_bring_along_are_trained(spark, problem, validat
 
 
 BAD = [
-    ({"class_weight": {"a": 1.0}}, ConfigError, "class_weight should be a dict of a number by class index"),
+    ({"class_weight": {"a": 1.0}}, ConfigError, "class_weight should be a dict from class index to weight"),
     (
         {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)},
         ConfigError,

@@ -217,7 +217,9 @@ def test_a_loss_that_compares_labels_asks_for_them(rows, problem):
     assert "Expected an RDD of tuples (x, y)" in refused(
         DataError, lambda: model.fit(rows["rdd of tuples"][0])
     )
-    assert "should return a tuple (x, y)" in refused(DataError, lambda: model.fit(rows["function"][0]))
+    assert "should return a tuple of arrays (x, y)" in refused(
+        DataError, lambda: model.fit(rows["function"][0])
+    )
 
 
 def test_weights_of_rows_without_labels_are_refused(rows):

@@ -191,7 +191,7 @@ def test_a_module_that_cannot_be_pickled_goes_by_its_name(program, caplog):
 
     assert b"own_tools" in data
     assert 20 == cloudpickle.loads(data)(2)
-    assert "cannot pickle '_thread.lock' object). Executors need to have them" in "\n".join(caplog.messages)
+    assert "cannot pickle '_thread.lock' object), so executors need copies" in "\n".join(caplog.messages)
 
 
 def test_what_is_installed_goes_by_its_name():

@@ -79,8 +79,8 @@ def test_columns_of_pandas_that_hold_numbers_are_numbers(kind):
     [
         (["p", "q", "r"], "row 0 has 'p'"),
         (np.array([1, "2", 3], object), "row 1 has '2'"),
-        (pd.Categorical(["p", "q", "p"]), "row 0 has 'p'. Make numbers of the column first, such as"),
-        (pd.Categorical(pd.to_datetime(["2020-01-01"] * 3)), "categories that are none"),
+        (pd.Categorical(["p", "q", "p"]), "row 0 has 'p'. Convert the column to numbers first, for"),
+        (pd.Categorical(pd.to_datetime(["2020-01-01"] * 3)), "categories that are not numbers"),
         (pd.to_datetime(["2020-01-01"] * 3), "row 0 has datetime64"),
         (pd.array(["a", "b", None], "string"), "row 0 has 'a'"),
     ],
@@ -158,6 +158,6 @@ def test_half_of_a_surrogate_pair_is_no_text():
 def test_a_sparse_array_of_one_dimension_has_no_rows():
     """A sparse array of one dimension is refused with its shape."""
     with pytest.raises(
-        DataError, match=r"Expected x to be a sparse matrix of rows and columns; got shape \(3,\)"
+        DataError, match=r"Expected x to be a sparse matrix of two dimensions; got shape \(3,\)"
     ):
         as_rows(scipy.sparse.coo_array(np.ones(3)), "x")

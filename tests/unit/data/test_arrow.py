@@ -39,14 +39,14 @@ GOOD = [
     ([], (2,), LISTS),
 ]
 BAD = [
-    ([1, None, 3], (), NUMBERS, "row 1 of partition 1 is null or has one"),
-    ([[1, 2], [3, 4], None], (2,), LISTS, "row 2 of partition 1 is null or has one"),
-    ([[1, 2], [3, None], [5, 6]], (2,), LISTS, "row 1 of partition 1 is null or has one"),
+    ([1, None, 3], (), NUMBERS, "row 1 of partition 1 is null or contains one"),
+    ([[1, 2], [3, 4], None], (2,), LISTS, "row 2 of partition 1 is null or contains one"),
+    ([[1, 2], [3, None], [5, 6]], (2,), LISTS, "row 1 of partition 1 is null or contains one"),
     ([[1, 2], [], [5, 6]], (2,), LISTS, r"shape \(2,\), 2 values; row 1 of partition 1 has 0\."),
     ([[1, 2], [3, 4], [5, 6, 7]], (2,), LISTS, "row 2 of partition 1 has 3."),
     ([[[1, 2], [3, 4]], [[5, 6], [7]]], (2, 2), NESTED, "4 values; row 1 of partition 1 has 3."),
-    ([[[1, 2], [3, 4]], [[5, 6], None]], (2, 2), NESTED, "row 1 of partition 1 is null or has one"),
-    ([[[1, 2], [3, None]], [[5, 6], [7, 8]]], (2, 2), NESTED, "row 0 of partition 1 is null or has one"),
+    ([[[1, 2], [3, 4]], [[5, 6], None]], (2, 2), NESTED, "row 1 of partition 1 is null or contains one"),
+    ([[[1, 2], [3, None]], [[5, 6], [7, 8]]], (2, 2), NESTED, "row 0 of partition 1 is null or contains one"),
 ]
 
 
@@ -56,8 +56,8 @@ BAD = [
         ([Decimal("1.5")], 'with column.cast("double").'),
         ([date(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
         ([datetime(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
-        ([["a"]], 'with HashingTF of pyspark.ml.feature for words, column.cast("array<double>") for'),
-        ([b"a"], "or give another."),
+        ([["a"]], 'with pyspark.ml.feature.HashingTF if it holds words or column.cast("array<double>") if'),
+        ([b"a"], "or pass another one."),
     ],
 )
 def test_what_is_no_number_is_named_with_what_to_do(values, remedy):
@@ -84,7 +84,7 @@ def test_a_number_that_does_not_fit_is_named_once():
 )
 def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
     """The error has the number of bad rows in the batch."""
-    with pytest.raises(DataError, match=f"Of the 3 rows read together, {count} cannot be taken.$"):
+    with pytest.raises(DataError, match=f"{count} of the 3 rows in this batch cannot be used.$"):
         blocks(values, shape, kind)
 
 
@@ -110,7 +110,7 @@ def test_vectors_of_spark_become_arrays(rows):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (None, "row 1 of partition 1 is null or has one"),
+        (None, "row 1 of partition 1 is null or contains one"),
         (dense(1, 2), r"shape \(3,\), 3 values; row 1 of partition 1 has 2\."),
         (sparse(4, _3=1), "row 1 of partition 1 has 4."),
     ],
@@ -126,7 +126,7 @@ def test_a_row_that_does_not_say_whether_it_is_held_out_is_named():
     columns = {"c0": [1.0, 2.0], KEY: [SECOND, SECOND + 1], PART: pa.array([0, UNKNOWN], pa.int32())}
     batch = pa.RecordBatch.from_pydict(columns)
 
-    with pytest.raises(DataError, match="row 1 of partition 1 has a null there"):
+    with pytest.raises(DataError, match="row 1 of partition 1 has null"):
         list(blocks_of_batches([batch], (Column("points", (), "float32"),), None))
 
 
@@ -206,7 +206,7 @@ def broken(value):
     ("values", "decode", "message"),
     [
         ([b"ab", None], list, "Expected no nulls in picture; row 1 of partition 1"),
-        ([b"ab", b"abc"], list, r"of shape \(2, 1\); row 1 of partition 1 is decoded to shape \(3,\)"),
+        ([b"ab", b"abc"], list, r"of shape \(2, 1\); the decoded row 1 of partition 1 has shape \(3,\)"),
         ([b"ab"], broken, r"decodes picture failed on row 0 of partition 1: LookupError: no such format"),
         ([b"ab"], lambda value: [value[0], 300], "whole numbers that fit uint8"),
         ([b"ab"], lambda value: ["a", "b"], "Expected picture to be numbers"),
@@ -293,11 +293,11 @@ def test_sparse_vectors_in_a_list_stay_sparse():
     [
         (
             [pa.array([1.0, 2.0]), pa.array([[1.0], [2.0]])],
-            "make shape .3,., 3 values; 0 has 1 . 1. A list of",
+            "form shape .3,. .3 values.; 0 has 1 . 1 values. The columns",
         ),
         (
             [pa.array([1.0, 2.0]), pa.array([[1.0, 2.0], [2.0]])],
-            "Expected x of shape .2,., 2 values; 1 has 1.",
+            "Expected x of shape .2,. .2 values.; 1 has 1 values.",
         ),
         ([pa.array([1.0, None]), pa.array([[1.0, 2.0]] * 2)], "Expected no nulls in x; 1 is null"),
         ([pa.array([1.0, 2.0]), pa.array([None, [1.0, 2.0]])], "Expected no nulls in x; 0 is null"),

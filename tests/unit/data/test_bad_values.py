@@ -42,7 +42,7 @@ def test_rows_of_all_workers_are_counted_together():
 
     assert said(*workers, rows={TRAINING: 50_000}) == (
         "x has NaN in 3 of 50,000 rows; the first is row 8. "
-        "y has labels outside of 0 to 2 in 2 of 50,000 rows; the first is row 7."
+        "y has labels outside the range 0 to 2 in 2 of 50,000 rows; the first is row 7."
     )
     assert not said([block(good, [0])], rows={TRAINING: 1})
 
@@ -87,5 +87,5 @@ def test_what_is_found_is_an_error_unless_a_warning_was_asked_for(caplog):
     judge("x has NaN.", "warn")
 
     assert ["x has NaN."] == [record.getMessage() for record in caplog.records]
-    with pytest.raises(DataError, match=r'x has NaN\. Drop or mend these rows, or pass nan="warn"'):
+    with pytest.raises(DataError, match=r'x has NaN\. Drop or correct these rows, or pass nan="warn"'):
         judge("x has NaN.", "error")

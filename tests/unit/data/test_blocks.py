@@ -53,7 +53,7 @@ ROWS = np.zeros((5, 2))
 )
 def test_what_a_function_of_rows_returns_without_labels_is_refused(made, given):
     """The error for a function's rows without labels names their type; a list [x, y] is two batches."""
-    with pytest.raises(DataError, match=rf"return a tuple \(x, y\) .*; got {given}\."):
+    with pytest.raises(DataError, match=rf"return a tuple of arrays \(x, y\) .*; got {given}\."):
         list(parts_of(made))
 
 

@@ -20,7 +20,7 @@ def test_how_many_rows_are_refused_is_said(sparse):
     """The error counts nulls and wrong shapes in the block."""
     column = Column("x", (2,), "float32", sparse)
 
-    with pytest.raises(DataError, match="row 1 of .* Of the 4 rows read together, 3 cannot be taken.$"):
+    with pytest.raises(DataError, match="row 1 of .* 3 of the 4 rows in this batch cannot be used.$"):
         column.of([[1.0, 2.0], None, [1.0], [1.0, None]], "partition 0")
 
 

@@ -163,7 +163,7 @@ def test_a_fingerprint_is_the_same_everywhere():
 )
 def test_what_is_no_fingerprint(values):
     """Anything but two 64-bit integers is rejected as a fingerprint."""
-    with pytest.raises(ValueError, match="Expected fingerprint to be two whole numbers of 64 bits."):
+    with pytest.raises(ValueError, match="Expected fingerprint to be two 64-bit integers."):
         Fingerprint.of(values)
 
 

@@ -101,7 +101,7 @@ def test_other_strings_have_another_fingerprint(table, data):
     [
         (
             ["a", None],
-            "Expected words to be strings of shape .*; row 1 of partition 0 has None. Of the 2 rows",
+            "Expected words to be strings of shape .*; row 1 of partition 0 has None. 1 of the 2 rows",
         ),
         (["a", 1.5], "row 1 of partition 0 has 1.5"),
         (["a", ["b", "c"]], "row 1 of partition 0 has ..b., .c..."),

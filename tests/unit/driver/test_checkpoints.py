@@ -403,10 +403,10 @@ def test_when_checkpoints_are_due(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"every": 0}, 'every should be "epoch", a number of updates'),
-        ({"every": True}, 'every should be "epoch", a number of updates'),
-        ({"every": timedelta(0)}, 'every should be "epoch", a number of updates'),
-        ({"every": "batch"}, 'every should be "epoch", a number of updates'),
+        ({"every": 0}, 'every should be "epoch", a whole number of updates'),
+        ({"every": True}, 'every should be "epoch", a whole number of updates'),
+        ({"every": timedelta(0)}, 'every should be "epoch", a whole number of updates'),
+        ({"every": "batch"}, 'every should be "epoch", a whole number of updates'),
         ({"keep": 0}, "keep should be a whole number of at least 1"),
         ({"keep_best": -1}, "keep_best should be a whole number of at least 0"),
         ({"best": "least"}, 'best should be "min" or "max"'),
@@ -422,7 +422,7 @@ def test_what_a_checkpoint_cannot_be_told(settings, words):
 def test_what_a_fit_cannot_be_told_of_checkpoints():
     """A fit accepts a path as a checkpoint folder; resume=True requires one."""
     assert FitConfig(checkpoint="folder").checkpoint == CheckpointConfig("folder")
-    with pytest.raises(ConfigError, match="resume=True goes on from a checkpoint; say with checkpoint="):
+    with pytest.raises(ConfigError, match="resume=True needs a folder of checkpoints; got checkpoint=None"):
         FitConfig(resume=True)
     with pytest.raises(ConfigError, match="checkpoint should be a folder or a CheckpointConfig; got 7"):
         FitConfig(checkpoint=7)
