@@ -119,7 +119,7 @@ def _require_one_argument(function: Callable[[WorkerContext], Any]) -> None:
         inspect.signature(function).bind(None)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            "run should be given a function that takes one argument, the worker's context; got "
+            "function should take one argument, the worker's context; got "
             f"{getattr(function, '__name__', function)!r}: {error}."
         ) from None
 

@@ -79,7 +79,7 @@ def load(
 
 def _require_keras_file(path: str) -> None:
     if not str(path).endswith(".keras"):
-        raise ConfigError(f'path should end with ".keras", Keras\'s own format; got {path!r}.')
+        raise ConfigError(f'path should end with ".keras", the format of Keras; got {path!r}.')
 
 
 def _settings_path(path: str) -> str:

@@ -55,8 +55,8 @@ def _alone(fit: Callable[P, R]) -> Callable[P, R]:
         with _fits_lock:
             if key in _in_fits:
                 raise ConfigError(
-                    f'The model "{model.name}" is being trained by another fit. Wait for its end, or fit a '
-                    "copy (keras.models.clone_model)."
+                    f'The model "{model.name}" is being trained by another fit. Wait until that fit ends, '
+                    "or fit a copy (keras.models.clone_model)."
                 )
             _in_fits.add(key)
         try:
@@ -556,13 +556,14 @@ def _rule_of(config: TrainConfig) -> Rule:
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
     if rule.elastic and config.hybrid:
         raise ConfigError(
-            f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
-            "Leave quorum and straggler_timeout out."
+            f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
+            "would move only one of them. Leave quorum and straggler_timeout out."
         )
     if config.joint and merge is not None and rule.name != Average.name:
         raise ConfigError(
-            'merge is for weights that workers trained apart; mode="synchronous" with frequency="batch" '
-            f'averages gradients. Leave merge={merge!r} out, or set frequency to "epoch" or a number.'
+            'merge needs workers that train separately between exchanges, but mode="synchronous" with '
+            f'frequency="batch" averages gradients; got merge={merge!r}. Leave merge out, or set frequency '
+            'to "epoch" or a number of batches.'
         )
     return rule
 

@@ -49,8 +49,8 @@ def require_results_only(callback: Any) -> None:
     """
     if isinstance(callback, keras.callbacks.TensorBoard) and callback._should_trace:
         raise ConfigError(
-            "TensorBoard(profile_batch=...) profiles this process, and executors train. Leave profile_batch "
-            "at 0."
+            "TensorBoard(profile_batch=...) would profile the driver, but the executors train. Set "
+            "profile_batch=0."
         )
 
 
@@ -118,17 +118,17 @@ class BatchHooks:
         self.announced = True
         for saver in self.savers:
             logger.info(
-                "%s(save_freq=%d) is called with weights of the workers after so many batches, or a little "
-                "later, and at the end of each epoch.",
+                "%s(save_freq=%d) runs with the merged weights after that many batches or a little later, "
+                "and at the end of each epoch.",
                 type(saver).__name__,
                 saver.save_freq,
             )
         if self.listening:
             logger.log(
                 logging.WARNING if self.strangers else logging.INFO,
-                "%s: batch hooks are called on the driver about twice a second, for each batch since the "
-                "last time, with the results of all workers so far. Until the epoch ends, the model has "
-                "the weights that it began with.",
+                "%s: batch hooks are called on the driver about twice a second, once for each new batch, "
+                "with the results of all workers so far. The model on the driver keeps the weights from the "
+                "start of the epoch until the epoch ends.",
                 ", ".join(type(one).__name__ for one in self.listening),
             )
 
@@ -160,8 +160,8 @@ class BatchHooks:
     def _warn_of_rate(self, callbacks: Sequence[Any]) -> None:
         self.warned = True
         logger.warning(
-            "A batch hook of %s set the learning rate, which reaches workers some batches later than in "
-            "Keras. Use a schedule in the optimizer or sparkdl.callbacks.LearningRateWarmup instead.",
+            "A batch hook of %s set the learning rate. The new rate reaches workers some batches later than "
+            "in Keras. Use a schedule in the optimizer or sparkdl.callbacks.LearningRateWarmup instead.",
             ", ".join(type(one).__name__ for one in callbacks),
         )
 
@@ -181,9 +181,9 @@ class BatchHooks:
         """
         if self.weights and self.weights != keras_variables.digests(self.model.weights):
             raise ConfigError(
-                f"A batch hook of {', '.join(self.strangers)} set weights of the model, which executors have "
-                "while an epoch runs. Set weights in on_epoch_begin or on_epoch_end, or give variables a "
-                "constraint."
+                f"A batch hook of {', '.join(self.strangers)} set weights of the model within an epoch, "
+                "when only the executors train. Set weights in on_epoch_begin or on_epoch_end, or use "
+                "constraints on the variables."
             )
 
     def test(self, batches: int, results: dict[str, Any]) -> None:

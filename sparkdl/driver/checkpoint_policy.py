@@ -143,8 +143,8 @@ class FolderPolicy(CheckpointPolicy):
                 store.resume(snapshot, self.resumed.held)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"The state of the rule {self.rule.name!r} cannot be kept in a checkpoint ({error}). It may "
-                "be made of dicts, lists, tuples, numbers, text and arrays."
+                f"The state of the rule {self.rule.name!r} cannot be saved in a checkpoint ({error}). Use "
+                "only dicts, lists, tuples, numbers, strings and arrays in it."
             ) from None
         self.checkpoints.start_from(store.cut)
 
@@ -159,7 +159,12 @@ class FolderPolicy(CheckpointPolicy):
             optimizers.set_learning_rate(request.model, saved.learning_rate)
         else:  # the user set a new rate, which replaces the rate that callbacks derived from the old one
             optimizers.set_learning_rate(request.model, rates[1])
-            logger.info("The run resumes at the learning rate %g, which was %g.", rates[1], rates[0])
+            logger.info(
+                "The run resumes with the learning rate %g of the compiled model; the original run began "
+                "with %g.",
+                rates[1],
+                rates[0],
+            )
         request.history.history, request.history.epoch = saved.history, saved.epochs
         self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
         return request.fit.epochs if saved.stopped else saved.cut.epoch
@@ -252,7 +257,8 @@ def checkpoint_policy(
         return CheckpointPolicy(request)
     if request.config.placement is Placement.WORKER:
         raise ConfigError(
-            'checkpoint needs the endpoint on the driver; got placement="worker". Leave one of them out.'
+            'checkpoint needs placement="driver", since the driver writes checkpoints; got '
+            'placement="worker". Leave one of them out.'
         )
     checkpoints = Checkpoints(
         fit.checkpoint, jobs.active_context(), fresh=not fit.resume, lease=request.lease

@@ -68,15 +68,14 @@ class Description:
             mid_epoch: whether the state includes metrics of a partial epoch.
         """
         if mid_epoch and self.words["metrics"] != now.words["metrics"]:
-            return "it was made in the middle of an epoch, and the model has other metrics"
+            return "it was written within an epoch, and the metrics of the model have changed since"
         if self.constants != now.constants:
             return (
-                "vocabularies, or weights that are not trained, such as those of frozen layers, have other "
-                "values"
+                "vocabularies or weights that are not trained, such as those of frozen layers, have changed"
             )
         if not _close(self.outputs, now.outputs):
             changed = [text for text in self.changes(now) if "layer " in text]
-            return f"from the same weights the model computes other outputs ({_listed(changed)})"
+            return f"the model computes other outputs with the same weights ({_listed(changed)})"
         return None
 
     def changes(self, now: Description) -> list[str]:
@@ -161,7 +160,7 @@ class Saved:
         """
         for name, kind in KINDS.items():
             if not isinstance(values[name], kind):
-                raise TypeError(f"its {name} are of type {type(values[name]).__name__}")
+                raise TypeError(f"{name!r} has type {type(values[name]).__name__}")
         held = tuple(RowsHeld(rows, Fingerprint.of(found)) for rows, found in values["held"])
         description = Description(**values["description"])
         return cls(**values | {"cut": Snapshot.of(values["cut"]), "held": held, "description": description})
@@ -183,7 +182,7 @@ class Saved:
             if name in DIGESTS and theirs != mine:
                 return f"{DIGESTS[name]} differ in number, shape or dtype"
             if theirs != mine and not (name == "seed" and mine is None):
-                return f"it is of a run with {name}={theirs!r} instead of {mine!r}"
+                return f"it belongs to a run with {name}={theirs!r} instead of {mine!r}"
         return self.description.refusal(description, mid_epoch=self.cut.before is not None)
 
 
@@ -220,8 +219,8 @@ class Checkpoints:
         self._number = max(self._names, default=0)  # of the last attempt, which may have left a file
         if fresh and self._names:
             raise ConfigError(
-                f"{config.uri} has checkpoints of an earlier run. Go on with it by resume=True, or name "
-                "another folder."
+                f"{config.uri} has checkpoints of an earlier run. Pass resume=True to continue that run, or "
+                "use another folder."
             )
 
     def _look(self) -> None:
@@ -260,11 +259,11 @@ class Checkpoints:
                 problem = saved.why_not(settings, description)
                 changes = saved.description.changes(description)
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                problem = f"it is torn, or no checkpoint ({error})"
+                problem = f"it is damaged or not a checkpoint ({error})"
             if problem is None:
                 logger.info("The run resumes from %s.", self._path(name))
                 if changes:
-                    logger.warning("The resumed run differs from its beginning: %s.", _listed(changes))
+                    logger.warning("The resumed run differs from the original run: %s.", _listed(changes))
                 return saved
             reasons.append(f"{name}: {problem}")
             logger.warning("%s is not used: %s.", self._path(name), problem)
@@ -401,8 +400,8 @@ class Checkpoints:
             files.publish(local, self._path(name), context=self.context, check=check)
         except FileExistsError as error:
             raise CheckpointError(
-                f"{self.config.uri} has a checkpoint {name} that this run has not written. Another run "
-                "writes to the folder: give each run its own."
+                f"{self.config.uri} has a checkpoint {name} that this run did not write, so another run "
+                "uses the folder. Use a separate folder for each run."
             ) from error
 
     def _retired(self) -> list[int]:
@@ -437,7 +436,7 @@ def _read(path: str, context: Any) -> Saved:
             data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
     begin = len(MAGIC) + DIGEST_BYTES
     if bytes(data[: len(MAGIC)]) != MAGIC:
-        raise ValueError("it does not begin like one")
+        raise ValueError("it does not begin with the bytes of a checkpoint")
     if hashlib.blake2b(data[begin:], digest_size=DIGEST_BYTES).digest() != data[len(MAGIC) : begin]:
         raise ValueError("its digest does not match its content")
     return Saved.of(packing.unpack(data[begin:]))

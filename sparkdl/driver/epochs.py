@@ -88,8 +88,9 @@ class Metrics:
         means = [metric.name for metric in self.apart if not hasattr(metric, "merge_state")]
         if means:
             logger.warning(
-                "%s: the states of two workers cannot be added, so what is reported is the mean of all "
-                "workers' results, weighted by rows. Give the metric a merge_state(metrics) to be exact.",
+                "%s: the states of two workers cannot be added, so the reported result is the mean of the "
+                "workers' results, weighted by rows. Define merge_state(metrics) on the metric to get the "
+                "exact result.",
                 ", ".join(means),
             )
 
@@ -273,7 +274,7 @@ class Callbacks:
                 "%d of %d updates of epoch %d had a loss that is not finite.", count, len(losses), epoch + 1
             )
             if self.terminate:
-                logger.warning("TerminateOnNaN: training stops.")
+                logger.warning("TerminateOnNaN stops training.")
                 self.model.stop_training = True
         return self.before != keras_variables.digests(self.model.weights)
 

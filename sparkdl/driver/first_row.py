@@ -73,7 +73,7 @@ def settle_sample(
     except SparkDLError:
         raise
     except Exception as error:
-        message = f"The model cannot be computed on the first row: {reason_of(error)}"
+        message = f"The model failed on the first row: {reason_of(error)}"
         raise DataError(message, traceback=text_of(error)) from error
 
 

@@ -93,8 +93,8 @@ class FitRun:
         self.factor = self.callbacks.factor(num_workers)
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
             logger.warning(
-                'With frequency="epoch" workers learn a new learning rate once an epoch, so that '
-                "a warm-up has one rate in each. A number of batches makes it finer."
+                'With frequency="epoch" workers get a new learning rate only once per epoch, so a warm-up '
+                "is constant within each epoch. Set frequency to a number of batches for smaller steps."
             )
         self.reports = Reports(request.metrics)
         self.metrics = request.metrics
@@ -123,9 +123,8 @@ class FitRun:
         savers = self.callbacks.batches.savers
         if savers and self.request.config.placement is Placement.WORKER:
             raise ConfigError(
-                f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights while an epoch "
-                'runs, for which the endpoint has to be on the driver; got placement="worker". Take '
-                'save_freq="epoch".'
+                f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights within an "
+                'epoch, which needs placement="driver"; got placement="worker". Set save_freq="epoch".'
             )
 
     def execute(self) -> None:
@@ -393,5 +392,5 @@ class FitRun:
         self.training.update(counts, restarts=group.lost)
         if dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
-            logger.warning("Updates that came late were not merged (%s).", workers)
+            logger.warning("Late updates were not merged (%s).", workers)
         self.request.history.training = self.training

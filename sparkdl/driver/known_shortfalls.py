@@ -81,9 +81,14 @@ def words_of(one: Shortfall) -> str:
     frequency = "a number of batches" if one.frequency == "n" else f'"{one.frequency}"'
     rule = f' and merge="{one.rule}"' if one.rule else ""
     optimizer = "an adaptive optimizer" if one.adaptive else "SGD"
-    ended = "diverged" if one.points == inf else f"ended {one.points:.1f} points below plain Keras"
+    ended = (
+        "diverged"
+        if one.points == inf
+        else f"scored {one.points:.1f} points (hundredths of accuracy or R²) below plain Keras"
+    )
     return (
-        f'In the study of convergence, mode="{one.mode}" with frequency={frequency}{rule}, {optimizer} and '
-        f"{one.workers} workers {ended} (problem: {one.problem}). "
-        'mode="synchronous" with frequency="batch" is plain Keras with any number of workers.'
+        f'In the convergence study of sparkdl (docs/which-mode-evidence.md), mode="{one.mode}" with '
+        f"frequency={frequency}{rule}, {optimizer} and {one.workers} workers {ended} on the data set "
+        f'{one.problem}. mode="synchronous" with frequency="batch" matches plain Keras for any number of '
+        "workers."
     )

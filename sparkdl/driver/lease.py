@@ -227,7 +227,7 @@ class Lease:
             if name not in names:
                 return chain
             self._sleep(POLL_SECONDS)  # the file was removed after it was listed
-        raise OSError(f"the file {name} there cannot be read")
+        raise OSError(f"its file {name} cannot be read")
 
     def _read(self, name: str) -> Owner | None:
         """Return the run whose record is in a file; None if there is no such file.
@@ -292,8 +292,8 @@ class Lease:
 
     def _refusal(self, owner: Owner, who: str) -> str:
         return (
-            f"Another run keeps its checkpoints in {self.uri}: {who}. Wait for the end of that run or stop "
-            "it, or name another folder."
+            f"Another run writes checkpoints to {self.uri}: {who}. Wait until that run ends, stop it, or "
+            "use another folder."
         )
 
     # Keeping.
@@ -322,26 +322,26 @@ class Lease:
         self.require()
         if os.getpid() != self.me.process:
             raise CheckpointError(
-                f"The lease of {self.uri} is that of {self.me}, of which this process is a fork. Let that "
-                "one write checkpoints."
+                f"The lease of {self.uri} belongs to {self.me}, and this process is a fork of it. Write "
+                "checkpoints from the parent process."
             )
         # In this order: a run that had no successor just before ``lease`` was read was then the owner.
         taken = _next_of(self.me) in self.folder.names()
         root = self.folder.read(NAME)
         if not taken and root is not None and Owner.of(root).id == self._root:
             return
-        how = "the file lease there was removed"
+        how = 'its file "lease" was removed'
         if taken:
             by = self.folder.read(_next_of(self.me))
             how = (
-                f"{Owner.of(by) if by else 'another run'} took it over, as it may after "
-                f"{SILENCE_SECONDS:.0f} s without a heartbeat"
+                f"{Owner.of(by) if by else 'another run'} took it over after {SILENCE_SECONDS:.0f} s "
+                "without a heartbeat"
             )
         elif root is not None:
             how = f"{Owner.of(root)} owns it now"
         self._problem = (
-            f"This run ({self.me}) lost the checkpoint folder {self.uri}: {how}. It ends, and writes no more "
-            "checkpoints."
+            f"This run ({self.me}) lost the checkpoint folder {self.uri}: {how}. The run ends and writes no "
+            "more checkpoints."
         )
         self.require()
 
@@ -401,9 +401,7 @@ class Lease:
 
 
 def _no_lease(name: str) -> ValueError:
-    return ValueError(
-        f"the file {name} there is no lease of sparkdl; remove it if no other run uses the folder"
-    )
+    return ValueError(f"its file {name} is not a lease of sparkdl; remove it if no other run uses the folder")
 
 
 def _next_of(owner: Owner) -> str:

@@ -99,8 +99,8 @@ def refuse_stateful(model: Model) -> None:
     """
     if signature.is_stateful(model):
         raise ModelError(
-            f'The model "{model.name}" has stateful layers, which go on in a batch from what they kept of '
-            "the last one; rows of partitions have no such order. Pass arrays, or use model.predict."
+            f'The model "{model.name}" has stateful layers, which carry a state from one batch to the next, '
+            "and rows in partitions have no order for that. Pass arrays, or use model.predict."
         )
 
 
@@ -128,8 +128,8 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
 def unknown_inputs(model: Model) -> ModelError:
     """Return the error for a model that does not define its inputs."""
     return ModelError(
-        f'The model "{model.name}" does not say which inputs it takes, of which shapes. Build it from '
-        "keras.Input with whole shapes."
+        f'The input shapes of the model "{model.name}" are not known. Build it from keras.Input with all '
+        "dimensions set."
     )
 
 

@@ -127,8 +127,8 @@ class FitArguments:
             return make_source(given, names, counts, decode=self.decode, **settings)
         if len(data) not in (1, 2, 3):
             raise ConfigError(
-                "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got "
-                f"{len(data)} parts."
+                "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got a "
+                f"tuple of length {len(data)}."
             )
         return make_source(tuple(data), names, counts, **settings)
 
@@ -263,8 +263,8 @@ def fixed_batch_size(model: Model, **given: int | None) -> int | None:
     for name, value in given.items():
         if size is not None and value not in (None, size):
             raise ConfigError(
-                f'The model "{model.name}" takes batches of {size} rows only, as its Input and a '
-                f"layer say; got {name}={value}. Pass {name}={size}."
+                f'The model "{model.name}" takes only batches of {size} rows, as set by its Input and a '
+                f"layer; got {name}={value}. Pass {name}={size}."
             )
     return size
 
@@ -300,8 +300,8 @@ def _settle_steps(
     """
     if source.indicator is not None and (validation is not None or fit.validation_split):
         raise ConfigError(
-            "validation_indicator_col names the validation rows, as validation_data and validation_split do; "
-            "pass one of them."
+            "validation_indicator_col, validation_data and validation_split each choose the validation "
+            "rows; got more than one. Pass one of them."
         )
     if validation is not None:
         require_partner(source, validation)
@@ -323,9 +323,9 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
     config = user.config
     if fixed is not None and (config.num_workers or 1) > 1:
         raise ConfigError(
-            f'The model "{user.model.name}" takes batches of {fixed} rows only, and of several workers '
-            f"each has a part of the batches; got num_workers={config.num_workers}. Take "
-            "num_workers=1, or an Input without a batch size and without stateful layers."
+            f'The model "{user.model.name}" takes only batches of {fixed} rows, but several workers divide '
+            f"each batch among them; got num_workers={config.num_workers}. Set num_workers=1, or use an "
+            "Input without a batch size and no stateful layers."
         )
     num_workers, why = cluster.num_workers(
         config.num_workers if fixed is None else 1, most if config.joint else None, config.start_timeout
@@ -401,14 +401,16 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
     if rows.weights:
         raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
     if not rows.labelled:
-        raise ConfigError("class_weight is for rows with labels; these have none. Leave it out.")
+        raise ConfigError("class_weight needs labels; got rows without labels. Leave class_weight out.")
     if not isinstance(schema.template[1], int):
-        raise ConfigError("class_weight is for models of one output; give their rows sample weights instead.")
+        raise ConfigError(
+            "class_weight needs a model with one output; got several outputs. Pass sample weights instead."
+        )
     label = schema.columns[schema.template[1]]
     if len(label.shape) > 1 or any(column.shape for column in schema.weights):
         raise ConfigError(
-            "class_weight is for rows of one label each, a whole number or a one-hot vector; "
-            f"{label.name} has shape {label.shape}. Give the rows sample weights instead."
+            f"class_weight needs one label per row, a whole number or a one-hot vector; {label.name} has "
+            f"shape {label.shape}. Pass sample weights instead."
         )
     if schema.weights:
         return schema

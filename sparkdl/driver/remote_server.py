@@ -102,7 +102,7 @@ class RemoteCoordinator:
         try:
             self._read(self.ask(endpoint, "/v1/drive", json.dumps({"epoch": epoch, **self._orders}).encode()))
         except SparkDLError as error:
-            logger.debug("The endpoint in worker 0 was not reached: %s", error)
+            logger.debug("The endpoint in worker 0 could not be reached: %s", error)
 
     def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
         """Return the result of an epoch; None if it is not known after ``timeout`` seconds."""

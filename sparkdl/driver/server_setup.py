@@ -134,22 +134,23 @@ def spare_slot(
         return False
     if not cluster.remote or cluster.dynamic:
         why = (
-            "workers do not start together under dynamic allocation"
+            "this application uses dynamic allocation, under which workers do not start together"
             if cluster.remote
-            else "this session is not"
+            else "this is a classic session"
         )
         raise ConfigError(
-            f'placement="worker" is for clients of Spark Connect, and {why}. Take placement="driver".'
+            f'placement="worker" needs a Spark Connect session without dynamic allocation, but {why}. Set '
+            'placement="driver".'
         )
     slots = cluster.slots()
     spare = slots > num_workers and cluster.places_rows
     if callbacks and not spare:
         names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
-        fewer = f"Take num_workers={max(1, slots - 1)}" if cluster.places_rows else "Take a newer Spark"
+        fewer = f"Set num_workers={max(1, slots - 1)}" if cluster.places_rows else "Use a newer Spark"
         raise ConfigError(
-            f'With placement="worker" callbacks ({names}) need a slot beside those of the workers, and Spark '
-            f"4.1 or newer; there are {slots} slots and {num_workers} workers, and this is Spark "
-            f"{cluster.session.version}. {fewer}, or leave callbacks out."
+            f'With placement="worker", callbacks ({names}) need Spark 4.1 or newer and one slot more than '
+            f"there are workers; got Spark {cluster.session.version}, {slots} slots and {num_workers} "
+            f"workers. {fewer}, or leave callbacks out."
         )
     return spare
 

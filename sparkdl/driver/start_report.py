@@ -86,12 +86,12 @@ def require_validation_rows(start: Start) -> None:
         return
     if indicator is not None:
         raise DataError(
-            f"The column {indicator!r} holds out none of the {start.rows} rows. Leave "
-            "validation_indicator_col out, or mark some."
+            f"The column {indicator!r} marks none of the {start.rows} rows for validation. Mark some rows, "
+            "or leave validation_indicator_col out."
         )
     if split:
         raise DataError(
-            f"validation_split={split} holds out none of the {start.rows} rows. Take a larger fraction, or "
+            f"validation_split={split} holds out none of the {start.rows} rows. Use a larger fraction, or "
             "pass validation_data."
         )
 
@@ -106,8 +106,8 @@ def require_whole_batches(start: Start) -> None:
     for what, count in (("rows", start.rows), ("validation rows", start.validation_rows)):
         if size and count % size:
             raise DataError(
-                f"The model takes batches of {size} rows only; {count} {what} leave a last batch of "
-                f"{count % size}. Leave some out."
+                f"The model takes only batches of {size} rows; {count} {what} leave a last batch of "
+                f"{count % size}. Leave {count % size} of them out."
             )
 
 
@@ -141,8 +141,9 @@ def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
             other = taken.setdefault((member.host, gpu), worker)
             if other != worker and not shared:
                 raise ConfigError(
-                    f"Workers {other} and {worker} are both on GPU {gpu} of {member.host}. Give each its own "
-                    "(spark.task.resource.gpu.amount=1, or fewer workers), or pass share_gpus=True."
+                    f"Workers {other} and {worker} both use GPU {gpu} of {member.host}. Give each worker "
+                    "its own GPU (spark.task.resource.gpu.amount=1, or fewer workers), or pass "
+                    "share_gpus=True."
                 )
     return gpus
 
@@ -166,8 +167,9 @@ def scaled_rate(start: Start) -> str | None:
     if start.rate_scale == 1:
         return None
     return (
-        f"Workers step on their own, at {start.rate_scale:.2f} times the learning rate, with "
-        f'merge="{start.choice.rule.name}". A rule that is named takes the rate as it is.'
+        f"Workers train separately between exchanges, at {start.rate_scale:.2f} times the learning rate, "
+        f'with merge="{start.choice.rule.name}". If you pass merge= yourself, the learning rate is not '
+        "scaled."
     )
 
 
@@ -177,8 +179,9 @@ def unstudied(start: Start) -> str | None:
     if plan.joint or plan.working <= STUDIED:
         return None
     return (
-        f"What {plan.working} workers that step on their own learn in an epoch was not studied, only up to "
-        f'{STUDIED}; mode="synchronous" with frequency="batch" is plain Keras with any number.'
+        f"The convergence study of sparkdl covers at most {STUDIED} workers that train separately between "
+        f'exchanges; this run has {plan.working}. mode="synchronous" with frequency="batch" matches plain '
+        "Keras for any number of workers."
     )
 
 
@@ -206,7 +209,7 @@ def idle_workers(start: Start) -> str | None:
 def empty_partitions(start: Start) -> str | None:
     """Return a warning about partitions without rows."""
     empty = sum(member.notes.get("empty", 0) for member in start.members.values())
-    return f"Partitions of the data without rows: {empty}." if empty else None
+    return f"{empty} partitions of the data have no rows." if empty else None
 
 
 def single_classes(start: Start) -> str | None:
@@ -216,7 +219,7 @@ def single_classes(start: Start) -> str | None:
     if not one or not (fit.preserve_partitions or not fit.shuffle):
         return None
     mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
-    return f"The rows of workers {one} are all of one class; {mixes} mixes them."
+    return f"Each of the workers {one} has rows of one class only. Use {mixes} to mix the rows."
 
 
 LINES: tuple[tuple[int, Callable[[Start], str | None]], ...] = (

@@ -41,7 +41,7 @@ def serving(
     context, certificate = None, b""
     if tls.is_wanted(config.tls, cluster):
         context, certificate = tls.server_context()
-        logger.info("Workers and endpoint speak TLS 1.3.")
+        logger.info("Workers and the endpoint use TLS 1.3.")
     app = make_app(store, token, traffic)
     with serve(app, listen, port, store.shape.num_workers, context) as bound:
         try:
@@ -120,21 +120,21 @@ class WorkerGroup:
         elif job.error is not None:
             self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
         elif not job.result:  # with the endpoint in worker 0, the result holds the run's record
-            raise WorkerLostError("The Spark job ended before the run did.")
+            raise WorkerLostError("The Spark job ended before the run was complete.")
 
     def _failed(self, error: SparkDLError) -> None:
         """Restart the workers if that can fix the error, else raise it."""
         if failures.lacks_package(error) and not self.shipped:
-            logger.info("Executors have no sparkdl; sending it along.")
+            logger.info("sparkdl is not installed on the executors; sending them a copy.")
             self.cancel()
             self.cluster.ship_package()
             self.shipped = True
         elif isinstance(error, StaleWorkerError) and self.stale < self.most_stale:
-            logger.info("%s A fresh one takes its place.", error)
+            logger.info("%s A new process replaces it.", error)
             self.stale += 1
             self.cancel()
         elif self.barrier and failures.refuses_barrier(error):
-            logger.info("Spark starts no barrier stage on these rows; the worker group starts without one.")
+            logger.info("Spark cannot run these rows in a barrier stage; starting the workers without one.")
             self.barrier = False
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
@@ -167,14 +167,14 @@ class WorkerGroup:
             self.forming = self.forming or now
             if now - self.forming > self.start_timeout:
                 raise ClusterError(
-                    f"Only {total - len(missing)} of {total} workers started within "
-                    f"{self.start_timeout:g} s; missing: {', '.join(map(str, missing))}. Other jobs may hold "
-                    "the slots: take fewer workers, or a longer start_timeout."
+                    f"Only {total - len(missing)} of {total} workers started within {self.start_timeout:g} "
+                    f"s; missing: {', '.join(map(str, missing))}. Other jobs may occupy the slots. Use "
+                    "fewer workers, or raise start_timeout."
                 )
         if now - self.noticed > NOTICE_SECONDS:
             self.noticed = now
             logger.warning(
-                "Waiting for %d of %d workers to start since %.0f s; other jobs may hold the slots.",
+                "Still waiting for %d of %d workers to start after %.0f s; other jobs may occupy the slots.",
                 len(missing),
                 total,
                 now - self.started,

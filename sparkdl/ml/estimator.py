@@ -92,7 +92,7 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
             ModelError: there is no training summary.
         """
         if self._summary is None:
-            raise ModelError(f"{self.uid} has no training summary; it was made without a fit.")
+            raise ModelError(f"{self.uid} has no training summary, because it was not created by fit.")
         return self._summary
 
     def extra(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
     def _fit(self, dataset: DataFrame) -> KerasEstimatorModel:
         given = self.held()
         if given is None:
-            raise ModelError("KerasEstimator has no model; set a compiled keras.Model.")
+            raise ModelError("KerasEstimator has no model. Set model to a compiled keras.Model.")
         code = arguments(self, ("customObjects",))
         builder, original = None if checks.is_model(given) else given, None
         if builder is None:
@@ -148,6 +148,8 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         result._summary = TrainingSummary(history.history, history.training)
         if self.getOrDefault("task") == "auto":
             classifies = losses.head_of(trained.model, "auto", trained.output_shapes()).classifies
-            what = "class indices, probabilities and raw predictions" if classifies else "the output as it is"
-            logger.info("By its loss, %s predicts %s.", self.uid, what)
+            what = (
+                "class indices, probabilities and raw predictions" if classifies else "the unchanged output"
+            )
+            logger.info("%s predicts %s, as its loss implies.", self.uid, what)
         return result

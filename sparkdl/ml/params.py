@@ -126,8 +126,8 @@ def _thresholds(name: str, value: Any) -> list[float]:
     numbers: list[float] = TypeConverters.toListFloat(value)
     if not numbers or not all(number >= 0 for number in numbers) or numbers.count(0) > 1:
         raise ConfigError(
-            f"{name} should be numbers of at least 0, a number for each class, of which one at most is 0; "
-            f"got {value!r}."
+            f"{name} should be a list of numbers of at least 0, one for each class, with at most one 0; got "
+            f"{value!r}."
         )
     return numbers
 
@@ -177,7 +177,7 @@ class KerasParams(Params):
         for name in params:
             if not self.hasParam(name):
                 camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-                hint = f" It is {camel} here." if self.hasParam(camel) else ""
+                hint = f" Use {camel}." if self.hasParam(camel) else ""
                 raise TypeError(f"{type(self).__name__} has no Param {name!r}.{hint}")
             if params[name] is None:
                 self.clear(self.getParam(name))
@@ -203,7 +203,7 @@ def _add_accessors(cls: type, param: Any) -> None:
 class ModelParams(KerasParams):
     """The model of a stage."""
 
-    model = _param("the keras.Model; for an Estimator compiled, or a function that returns one")
+    model = _param("the keras.Model; an Estimator needs a compiled model, or a function that returns one")
 
     def held(self) -> Any:
         """Return the model; None if it is not set."""
@@ -219,19 +219,23 @@ class PredictionParams(KerasParams):
 
     customObjects = _param("classes and functions that the model needs, by name")
     featuresCol = _param(
-        "the column of features; a list of columns that make one array; for several inputs a list, or a dict "
-        "of columns by input or of inputs by column",
+        "the column of features, or a list of columns that form one array; for several inputs a list of "
+        "columns, or a dict of columns by input or of inputs by column",
         _columns,
     )
-    decode = _param("functions by column that make an array of a value, such as the bytes of an image")
+    decode = _param("functions by column that convert a value, such as the bytes of an image, to an array")
     predictionCol = _param(
-        "the column of predictions: the index of the class, or the number; arrays or a struct otherwise", TEXT
+        "the column of predictions: class indices, numbers, arrays, or a struct for several outputs", TEXT
     )
-    probabilityCol = _param("the column of a vector of class probabilities; empty: none", TEXT)
-    rawPredictionCol = _param("the column of a vector of logits, up to a constant a row; empty: none", TEXT)
-    task = _param('what the output is: "classification", "regression", or "auto", by the loss', _one_of(Task))
+    probabilityCol = _param("the column of class probabilities as a vector; empty for none", TEXT)
+    rawPredictionCol = _param(
+        "the column of logits as a vector, up to a constant per row; empty for none", TEXT
+    )
+    task = _param(
+        'the kind of output: "classification", "regression", or "auto" (decided by the loss)', _one_of(Task)
+    )
     thresholds = _param(
-        "a number for each class, by which its probability is divided before the largest is predicted",
+        "a number for each class; its probability is divided by that number before the largest is predicted",
         _thresholds,
     )
     inferenceBatchSize = _param("rows per forward pass when predicting", _whole)
@@ -242,54 +246,66 @@ class FitParams(PredictionParams):
 
     mode = _param('"synchronous", "asynchronous" or "hogwild"', _one_of(Mode))
     frequency = _param(
-        '"batch", a number of batches, or "epoch": how often a worker exchanges', _checked(parse_window)
+        'the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all)',
+        _checked(parse_window),
     )
-    numWorkers = _param("how many workers; by default one per slot", _whole)
+    numWorkers = _param("number of workers; by default one per slot", _whole)
     merge = _param("the rule by which updates change the center, or its name", _rule)
     batchSizePerWorker = _param("rows per update of each worker, instead of batchSize", _whole)
     bindAddress = _param("the address that the endpoint listens on", TEXT)
     advertisedHost = _param("the host that executors connect to", TEXT)
-    port = _param("the endpoint's port, or a range of ports to try; 0: any", _checked(parse_port))
-    tls = _param("whether workers and the endpoint speak TLS; by default where Spark itself encrypts", FLAG)
+    port = _param(
+        "the endpoint's port, or a range of ports to try; 0 for any free port", _checked(parse_port)
+    )
+    tls = _param(
+        "whether workers and the endpoint use TLS; by default if Spark encrypts its own connections", FLAG
+    )
     startTimeout = _param("seconds that executors and the worker group may take to start", _seconds)
     maxRestarts = _param("maximum number of consecutive restarts after a worker is lost", _natural)
-    stallTimeout = _param("seconds without a word after which a worker is lost", _seconds)
+    stallTimeout = _param("seconds without a heartbeat after which a worker is considered lost", _seconds)
     onWorkerLoss = _param(
-        '"fail": all workers start again, or "continue" without the one that is lost', _one_of(WorkerLoss)
+        '"fail" to restart all workers, or "continue" to go on without the lost worker', _one_of(WorkerLoss)
     )
-    recoveryEvery = _param("exchanges of an epoch after which there is a place to go on from", _whole)
-    shareGpus = _param("whether two workers may be on one GPU", FLAG)
-    staleness = _param("exchanges that a worker may be ahead of the slowest", _natural)
-    quorum = _param("workers that a round waits for, or a share of them", _checked(_quorum))
-    stragglerTimeout = _param("seconds after which a round goes on without the missing", _seconds)
+    recoveryEvery = _param("rounds between snapshots within an epoch", _whole)
+    shareGpus = _param("whether two workers may use the same GPU", FLAG)
+    staleness = _param("number of exchanges by which a worker may be ahead of the slowest worker", _natural)
+    quorum = _param("number or share of workers that suffices for a round", _checked(_quorum))
+    stragglerTimeout = _param(
+        "seconds after its first update when a round closes without the missing workers", _seconds
+    )
     lateUpdates = _param('"drop" or "merge"', _one_of(Late))
-    placement = _param('where the endpoint is: "driver" or, over Spark Connect, "worker"', _one_of(Placement))
+    placement = _param(
+        'the location of the endpoint: "driver" or, over Spark Connect, "worker"', _one_of(Placement)
+    )
     distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
 
     labelCol = _param(
-        "the column of labels, or several, by output, as featuresCol by input; empty: none", _columns
+        "the column of labels; for several outputs a list or a dict, as for featuresCol; empty for none",
+        _columns,
     )
-    weightCol = _param("the column of sample weights, or several, by output", _columns)
-    validationIndicatorCol = _param("the column of booleans that say which rows are for validation", TEXT)
-    validationSplit = _param("the fraction of rows that is held out", SHARE)
+    weightCol = _param("the column of sample weights; for several outputs a list or a dict", _columns)
+    validationIndicatorCol = _param("the column of booleans that marks the validation rows", TEXT)
+    validationSplit = _param("the fraction of the rows held out for validation", SHARE)
     validationBatchSize = _param("rows per forward pass over validation rows", _whole)
-    validationFreq = _param("evaluate after so many epochs, or after those of a list", _epochs)
+    validationFreq = _param("epochs between evaluations, or a list of epochs to evaluate after", _epochs)
     batchSize = _param("rows per update of the optimizer", _whole)
-    epochs = _param("how many epochs", _natural)
-    initialEpoch = _param("the epoch at which training begins", _natural)
+    epochs = _param("number of epochs", _natural)
+    initialEpoch = _param("the index of the epoch at which training begins", _natural)
     stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
-    validationSteps = _param("batches of validation rows that are evaluated; by default all", _whole)
+    validationSteps = _param("batches of validation rows to evaluate; by default all", _whole)
     shuffle = _param("whether rows are dealt in a random order", FLAG)
-    preservePartitions = _param("whether each worker gets whole partitions, and rows stay in theirs", FLAG)
+    preservePartitions = _param(
+        "whether each worker gets whole partitions, so that rows are not shuffled between workers", FLAG
+    )
     classWeight = _param("the weight of a row by the class of its label", _classes)
     callbacks = _param("Keras callbacks, which run on the driver", _plain(TypeConverters.toList))
-    seed = _param("what every random order is drawn from", _natural)
+    seed = _param("the seed of every random order", _natural)
     checkpoint = _param(
         "a folder for the checkpoints of one fit, or a sparkdl.CheckpointConfig",
         _plain(CheckpointConfig.of),
     )
-    resume = _param("whether to go on from the newest checkpoint there, where there is one", FLAG)
-    nan = _param('what to do about rows with NaN, Inf, or a label of no class: "error" or "warn"', TEXT)
+    resume = _param("whether to resume from the newest checkpoint, if there is one", FLAG)
+    nan = _param('the action for rows with NaN, Inf, or a label that is not a class: "error" or "warn"', TEXT)
     verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
 
 
@@ -385,7 +401,7 @@ def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
     reads, turns = columns.keys() >= set(names), turned.keys() >= set(names)
     if reads and turns and turned != columns:
         raise ConfigError(
-            f"{columns} may name columns by {what} or {what}s by column of {', '.join(names)}. Rename a "
-            "column, or pass a list of columns in this order."
+            f"{columns} is ambiguous: its keys and its values can both be the {what}s {', '.join(names)}. "
+            f"Rename a column, or pass a list of columns in the order of the {what}s."
         )
     return turned if turns else columns

@@ -60,8 +60,8 @@ class KerasWriter(MLWriter):
         stage, cluster = self.stage, application_of(self.sparkSession)
         if cluster.remote and not path.startswith("/"):
             raise ConfigError(
-                "Over Spark Connect a stage is saved to an absolute path of Spark's default file system; got "
-                f"{path!r}. Leave out its file system, or save from a SparkSession without remote()."
+                "Over Spark Connect, path should be an absolute path on Spark's default file system; got "
+                f"{path!r}. Leave out the file system, or save from a classic SparkSession, without remote()."
             )
         set_here = {
             param.name: value
@@ -78,7 +78,9 @@ class KerasWriter(MLWriter):
                 del set_here["merge"]
         if left:
             logger.warning(
-                "%s of %s are code, which is not saved. Set them again.", ", ".join(left), stage.uid
+                "%s of %s contain code, which is not saved. Set them again after loading.",
+                ", ".join(left),
+                stage.uid,
             )
         kept = {name: value for name, value in set_here.items() if name not in OBJECTS}
         model = stage.held()

@@ -23,7 +23,7 @@ class Predicts(PredictionParams, Stored):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         model = self.held()
         if model is None:
-            raise ModelError(f"{type(self).__name__} has no model; set one.")
+            raise ModelError(f"{type(self).__name__} has no model. Set model to a keras.Model.")
         checks.require_model(model)
         checks.require_backend_of_strings(model)
         names = by_name(self.getOrDefault("featuresCol"), signature.input_names(model), "input")

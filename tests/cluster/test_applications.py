@@ -93,7 +93,7 @@ def test_where_spark_encrypts_so_do_workers():
 
     report = first_statement("local-cluster[2,1,1024]", "synchronous", **settings)
 
-    assert "Workers and endpoint speak TLS 1.3." in report["messages"]
+    assert "Workers and the endpoint use TLS 1.3." in report["messages"]
     assert report["away"] < 1e-5
 
 
@@ -199,7 +199,7 @@ def test_tasks_take_the_gpus_that_spark_gave_them(tmp_path):
 @pytest.mark.whole
 def test_two_workers_on_one_gpu_are_refused(tmp_path):
     """Two workers on one GPU of a host are refused unless share_gpus=True."""
-    with pytest.raises(AssertionError, match="Workers 0 and 1 are both on GPU 5 of .* pass share_gpus=True"):
+    with pytest.raises(AssertionError, match="Workers 0 and 1 both use GPU 5 of .* pass share_gpus=True"):
         first_statement("local-cluster[2,1,1024]", "synchronous", variables=VISIBLE, **gpus(tmp_path))
 
 

@@ -22,7 +22,7 @@ def test_two_workers_on_one_gpu_are_refused_unless_they_may_share_it():
     """The error names both workers, the GPU, the host and the remedy, unless share_gpus is set."""
     twice = members_of(ONE, ("a", ["1"], True), ONE)
 
-    with pytest.raises(ConfigError, match=r"Workers 0 and 2 are both on GPU 0 of a\. .* share_gpus=True"):
+    with pytest.raises(ConfigError, match=r"Workers 0 and 2 both use GPU 0 of a\. .* share_gpus=True"):
         gpus_of(twice, shared=False)
     assert [["0"], ["1"], ["0"]] == gpus_of(twice, shared=True)
 

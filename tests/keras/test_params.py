@@ -60,8 +60,8 @@ def test_a_copy_has_values_of_its_own():
         ({"mode": "sync"}, ConfigError, "mode should be one of 'synchronous', .* got 'sync'"),
         ({"frequency": 0}, ConfigError, "frequency should be .* got 0"),
         ({"task": "ranking"}, ConfigError, "task should be one of 'auto', 'classification', 'regression'"),
-        ({"thresholds": [0.5, -0.1]}, ConfigError, "thresholds should be numbers of at least 0"),
-        ({"thresholds": [0, 0.0, 1]}, ConfigError, "of which one at most is 0; got .0, 0.0, 1."),
+        ({"thresholds": [0.5, -0.1]}, ConfigError, "thresholds should be a list of numbers of at least 0"),
+        ({"thresholds": [0, 0.0, 1]}, ConfigError, "with at most one 0; got .0, 0.0, 1."),
         ({"thresholds": []}, ConfigError, "a number for each class"),
         ({"thresholds": [float("nan"), 1]}, ConfigError, "numbers of at least 0"),
         ({"thresholds": 0.5}, TypeError, "thresholds"),
@@ -72,7 +72,7 @@ def test_a_copy_has_values_of_its_own():
         ({"featuresCol": 3}, TypeError, "name of a column"),
         ({"classWeight": [1.0]}, TypeError, "dict of numbers by class"),
         ({"shuffle": "yes"}, TypeError, "shuffle"),
-        ({"num_workers": 2}, TypeError, "no Param 'num_workers'. It is numWorkers here."),
+        ({"num_workers": 2}, TypeError, "no Param 'num_workers'. Use numWorkers."),
         ({"epoch": 2}, TypeError, "TrainingParams has no Param 'epoch'.$"),
     ],
 )
@@ -143,5 +143,5 @@ def test_several_inputs_are_mapped_either_way(columns, expected):
 
 def test_a_mapping_that_may_be_read_either_way_is_refused():
     """A mapping that may be read either way is refused."""
-    with pytest.raises(ConfigError, match="may name columns by output or outputs by column"):
+    with pytest.raises(ConfigError, match="is ambiguous: its keys and its values can both be the outputs"):
         by_name({"a": "b", "b": "c", "c": "a"}, ("a", "b", "c"), "output")

@@ -190,7 +190,7 @@ def test_eamsgd_is_for_workers_with_nesterovs_momentum():
 
 def test_a_batch_of_rounds_takes_gradients_only():
     """A rule other than the mean is refused for gradients, which are exchanged at every batch."""
-    with pytest.raises(ConfigError, match="averages gradients. Leave merge='diloco' out"):
+    with pytest.raises(ConfigError, match="averages gradients; got merge='diloco'"):
         SparkModel(make_model(), merge="diloco")
 
 

@@ -73,10 +73,10 @@ def test_rows_that_can_be_trained_on_pass():
 
 DIVISION = "INFO 2 workers on 80 rows, batch_size=16 per worker: 6 updates per epoch."
 SCALED = (
-    'INFO Workers step on their own, at 1.41 times the learning rate, with merge="bmuf". A rule that is '
-    "named takes the rate as it is."
+    "INFO Workers train separately between exchanges, at 1.41 times the learning rate, with "
+    'merge="bmuf". If you pass merge= yourself, the learning rate is not scaled.'
 )
-ONE_CLASS = "WARNING The rows of workers [1] are all of one class;"
+ONE_CLASS = "WARNING Each of the workers [1] has rows of one class only."
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ ONE_CLASS = "WARNING The rows of workers [1] are all of one class;"
             [
                 "INFO 2 workers on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
                 "WARNING 1 of 2 workers have no rows.",
-                "WARNING Partitions of the data without rows: 4.",
+                "WARNING 4 partitions of the data have no rows.",
             ],
         ),
         (
             start_of(notes=({}, {"one_class": True}), merge="average", fit={"shuffle": False}),
-            [DIVISION, f"{ONE_CLASS} shuffle=True mixes them."],
+            [DIVISION, f"{ONE_CLASS} Use shuffle=True to mix the rows."],
         ),
         (
             start_of(notes=({}, {"one_class": True}), merge="average", fit={"preserve_partitions": True}),
-            [DIVISION, f"{ONE_CLASS} shuffle=True without preserve_partitions mixes them."],
+            [DIVISION, f"{ONE_CLASS} Use shuffle=True without preserve_partitions to mix the rows."],
         ),
         (start_of(notes=({}, {"one_class": True}), merge="average"), [DIVISION]),
     ],
@@ -124,5 +124,5 @@ def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(capl
     start_report.log(start)
 
     studied, below = caplog.messages
-    assert studied.startswith("What 9 workers that step on their own learn in an epoch was not studied")
+    assert studied.startswith("this run has 9")
     assert 'merge="sum", SGD and 4 workers diverged' in below

@@ -350,11 +350,11 @@ def with_tanh_for_softmax(model):
         (lambda p: p.model(keras.optimizers.SGD(0.3)), "the optimizer's variables differ"),
         (
             lambda p: with_tanh_for_softmax(p.model()),
-            "from the same weights the model computes other outputs",
+            "the model computes other outputs with the same weights",
         ),
         (
             lambda p: p.model(weighted_metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)]),
-            "the middle of an epoch, and the model has other metrics",
+            "written within an epoch, and the metrics of the model have changed",
         ),
     ],
     ids=["optimizer", "momentum", "activation", "metrics"],
@@ -408,7 +408,7 @@ def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, 
 
     history = resumed(problem, model, half_way, tmp_path)
 
-    (line,) = [line for line in caplog.messages if "The resumed run differs from its beginning" in line]
+    (line,) = [line for line in caplog.messages if "The resumed run differs from the original run" in line]
     assert "momentum of optimizer is 0.5 instead of 0.9" in line
     assert "loss of compile is SparseCategoricalCrossentropy(" in line
     assert history.epoch == list(range(5))
@@ -442,7 +442,7 @@ def test_a_rule_whose_state_cannot_be_kept_is_refused(spark, problem, tmp_path, 
     before = jobs()
     spark_model = SparkModel(problem.model(), mode="asynchronous", merge=Remembering(), num_workers=2)
 
-    with pytest.raises(ConfigError, match="state of the rule 'remembering' cannot be kept in a checkpoint"):
+    with pytest.raises(ConfigError, match="state of the rule 'remembering' cannot be saved in a checkpoint"):
         spark_model.fit(problem.x, problem.y, checkpoint=str(tmp_path / "folder"), **SETTINGS)
     assert before == jobs()
 

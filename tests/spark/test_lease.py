@@ -120,7 +120,7 @@ def test_a_folder_has_one_lease_whatever_it_is_called(spark, tmp_path, scheme):
         uri = f"viewfs://{tmp_path.name}/shared"
     (mine := lease_of(str(folder), None)).acquire()
 
-    with pytest.raises(CheckpointError, match=rf"in {uri}: another fit of this process"):
+    with pytest.raises(CheckpointError, match=rf"to {uri}: another fit of this process"):
         lease_of(uri, context_of(spark)).acquire()
 
     mine.release()
@@ -154,7 +154,9 @@ def test_a_second_fit_in_the_folder_is_refused(spark, problem, tmp_path, jobs):
 
     def second():
         before = jobs()
-        with pytest.raises(CheckpointError, match="another fit of this process. Wait for the end") as error:
+        with pytest.raises(
+            CheckpointError, match="another fit of this process. Wait until that run ends"
+        ) as error:
             SparkModel(problem.model(), num_workers=2).fit(
                 problem.x, problem.y, checkpoint=folder.as_uri(), resume=True, **SETTINGS
             )
@@ -317,7 +319,7 @@ def test_of_two_drivers_one_goes_on_and_the_next_takes_over(tmp_path, undisturbe
         while all(driver.runs for driver in drivers):
             time.sleep(0.05)
         refused, owner = sorted(drivers, key=lambda driver: driver.runs)
-        sentence = f"CheckpointError: Another run keeps its checkpoints in {place[0]}: process"
+        sentence = f"CheckpointError: Another run writes checkpoints to {place[0]}: process"
         assert f"{sentence} {owner.process.pid} on" in refused.said(1)
         assert owner.runs
         time.sleep(moments.uniform(0, 4 if fate == "killed" else 1))

@@ -93,7 +93,7 @@ def test_classification_predicts_classes_probabilities_and_raw_predictions(
     """A fitted model keeps rows and columns, and Spark's evaluators accept the columns it adds and logs."""
     with caplog.at_level(logging.INFO, "sparkdl.ml.estimator"):
         fitted = estimator.fit(table)
-    said = f"By its loss, {estimator.uid} predicts class indices, probabilities and raw predictions."
+    said = f"{estimator.uid} predicts class indices, probabilities and raw predictions, as its loss implies."
     assert said in caplog.messages
 
     out = fitted.transform(table)
@@ -279,7 +279,9 @@ def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
     """An indicator column that selects no rows raises, as an empty validationSplit does."""
     none = table.withColumn("held", functions.lit(False))
 
-    with pytest.raises(DataError, match="'held' holds out none of the 203 rows. Leave .* or mark some"):
+    with pytest.raises(
+        DataError, match="'held' marks none of the 203 rows for validation. Mark some rows, or leave"
+    ):
         estimator.fit(none, {estimator.validationIndicatorCol: "held"})
 
 
@@ -363,7 +365,11 @@ def test_params_are_given_by_name(problem, stage):
     [
         ({"validationIndicatorCol": "label"}, ConfigError, "'label' of booleans, .* it holds double"),
         ({"validationIndicatorCol": "absent"}, ConfigError, "a column 'absent'; the DataFrame has row, a, b"),
-        ({"validationIndicatorCol": "held", "validationSplit": 0.1}, ConfigError, "pass one of them"),
+        (
+            {"validationIndicatorCol": "held", "validationSplit": 0.1},
+            ConfigError,
+            "got more than one. Pass one of them",
+        ),
         ({"featuresCol": "words"}, ConfigError, "Expected column 'words' to hold numbers.* string"),
         ({"featuresCol": "price"}, ConfigError, r"Expected column 'price' to hold numbers.* decimal"),
         ({"featuresCol": "day"}, ConfigError, "Expected column 'day' to hold numbers.* timestamp"),
@@ -685,7 +691,8 @@ def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tm
         again = KerasEstimator.load(str(tmp_path / "estimator"))
         loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
 
-    said = f"customObjects, decode of {fitted.uid} are code, which is not saved. Set them again."
+    of = f"customObjects, decode of {fitted.uid}"
+    said = f"{of} contain code, which is not saved. Set them again after loading."
     assert [f"callbacks, {said}", said] == [each for each in caplog.messages if "not saved" in each]
     assert not any(each.isSet(name) for each in (again, loaded) for name in code)
     assert not again.isSet("callbacks")
@@ -918,7 +925,7 @@ def test_sql_predicts(spark, problem, table):
         Exception, match=r"hold numbers, .*; row 0 of a batch has .*decimal.* with column\.cast"
     ):
         spark.sql("SELECT score(array(1.5)) FROM points").collect()
-    with pytest.raises(ModelError, match="does not say which inputs it takes"):
+    with pytest.raises(ModelError, match="The input shapes of the model"):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 
 

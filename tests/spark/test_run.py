@@ -91,7 +91,7 @@ def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
 def test_what_cannot_be_run_is_refused_before_a_job(spark, jobs):
     """An invalid function, and more workers than slots, are refused before any job."""
     before = jobs()
-    with pytest.raises(ConfigError, match="should be given a function that takes one argument"):
+    with pytest.raises(ConfigError, match="function should take one argument"):
         sparkdl.run(lambda: 1)
     with pytest.raises(ConfigError, match="num_workers should be a whole number of at least 1; got 0"):
         sparkdl.run(lambda worker: 1, num_workers=0)

@@ -37,7 +37,7 @@ def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot
     monkeypatch.setattr(worker_group, "NOTICE_SECONDS", 0.2)
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
     fit = threading.Thread(target=spark_model.fit, args=(problem.x, problem.y), kwargs={"verbose": 0})
-    waiting = "Waiting for 1 of 2 workers to start since"
+    waiting = "Still waiting for 1 of 2 workers to start after"
     fit.start()
     while fit.is_alive() and not any(line.startswith(waiting) for line in caplog.messages):
         fit.join(0.1)

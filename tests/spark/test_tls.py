@@ -57,7 +57,7 @@ def test_asynchronous_workers_learn(spark, problem, caplog):
         history = spark_model.fit(problem.x, problem.y, epochs=3, verbose=0)
 
     assert history.history["loss"][-1] < history.history["loss"][0]
-    assert 1 == "\n".join(caplog.messages).count("Workers and endpoint speak TLS 1.3.")
+    assert 1 == "\n".join(caplog.messages).count("Workers and the endpoint use TLS 1.3.")
 
 
 def test_a_function_of_the_users_own_runs(spark):

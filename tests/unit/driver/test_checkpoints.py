@@ -134,7 +134,7 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
     spoil(second, how)
 
     assert newest(tmp_path).cut.version == 1
-    assert any(second.name in line and "torn, or no checkpoint" in line for line in caplog.messages)
+    assert any(second.name in line and "damaged or not a checkpoint" in line for line in caplog.messages)
     spoil(first, how)
     with pytest.raises(ConfigError, match=r"None of the checkpoints in .* can be used\. checkpoint-00000002"):
         newest(tmp_path)
@@ -170,10 +170,14 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
 @pytest.mark.parametrize(
     ("changes", "mid_epoch", "words"),
     [
-        ({"constants": "others"}, False, "weights that are not trained.* have other values"),
+        ({"constants": "others"}, False, "weights that are not trained.* have changed"),
         ({"outputs": [np.array([[0.3, 0.7]], np.float32)]}, False, "the model computes other outputs"),
         ({"outputs": [np.zeros((1, 3), np.float32)]}, False, "the model computes other outputs"),
-        ({"words": DESCRIPTION.words | {"metrics": {}}}, True, "in the middle of an epoch.*other metrics"),
+        (
+            {"words": DESCRIPTION.words | {"metrics": {}}},
+            True,
+            "within an epoch.*metrics of the model have changed",
+        ),
         ({"words": DESCRIPTION.words | {"metrics": {}}}, False, None),
         ({"words": DESCRIPTION.words | {"optimizer": {"momentum": "0.1"}}}, True, None),
         ({"outputs": [np.array([[0.2500001, 0.75]], np.float32)]}, False, None),
@@ -197,7 +201,7 @@ def test_a_changed_setting_is_logged_by_name_and_value(tmp_path, caplog):
 
     assert open_(tmp_path).newest({"run": "this", "seed": None}, changed).cut.version == 1
     assert caplog.messages[-1] == (
-        "The resumed run differs from its beginning: clipnorm of optimizer is 1 instead of not set; "
+        "The resumed run differs from the original run: clipnorm of optimizer is 1 instead of not set; "
         "momentum of optimizer is 0.1 instead of 0.9."
     )
 

@@ -83,7 +83,7 @@ def test_a_second_fit_of_this_process_is_refused_at_once(tmp_path, spelling):
         spelling, f"{tmp_path}/folder/"
     )
 
-    with pytest.raises(CheckpointError, match="Another run keeps .*: another fit of this process. Wait for"):
+    with pytest.raises(CheckpointError, match="another fit of this process. Wait until"):
         acquired(other)
 
     mine.check()
@@ -97,8 +97,8 @@ def test_a_run_whose_heart_beats_keeps_the_folder(tmp_path, elsewhere):
 
     with pytest.raises(
         CheckpointError,
-        match=rf"in {tmp_path}: process {os.getpid()} on \S+, which wrote a heartbeat less than 3 s ago\. "
-        "Wait for the end of that run or stop it, or name another folder",
+        match=rf"to {tmp_path}: process {os.getpid()} on \S+, which wrote a heartbeat less than 3 s ago\. "
+        "Wait until that run ends, stop it, or use another folder",
     ):
         acquired(tmp_path, Clock(lambda: None, owner._beat))
     owner.check()
@@ -114,9 +114,7 @@ def test_a_silent_run_loses_the_folder(tmp_path, elsewhere, caplog):
     assert "has been silent for 20 s" in caplog.text
     mine.check()
     for check in (owner.check, owner.require, owner._beat):
-        with pytest.raises(
-            CheckpointError, match=r"lost the checkpoint folder .* took it over, as it may after"
-        ):
+        with pytest.raises(CheckpointError, match=r"lost the checkpoint folder .* took it over after"):
             check()
     owner.release()
     mine.check()
@@ -215,7 +213,7 @@ def test_a_lease_that_somebody_removed_is_lost(tmp_path):
     """A lease whose file was removed is lost: another run may have had the folder since."""
     mine = acquired(tmp_path)
     (tmp_path / "lease").unlink()
-    with pytest.raises(CheckpointError, match="the file lease there was removed"):
+    with pytest.raises(CheckpointError, match='its file "lease" was removed'):
         mine.check()
     mine.release()
 
@@ -230,12 +228,10 @@ def test_a_lease_that_somebody_removed_is_lost(tmp_path):
 def test_a_file_that_is_no_lease_is_named(tmp_path):
     """The error for a file that is not a lease says when to remove it."""
     (tmp_path / "lease").write_text("[]")
-    with pytest.raises(
-        ConfigError, match="the file lease there is no lease of sparkdl; remove it if no other"
-    ):
+    with pytest.raises(ConfigError, match="its file lease is not a lease of sparkdl; remove it if no other"):
         acquired(tmp_path)
     (tmp_path / "lease").write_text("")
-    with pytest.raises(ConfigError, match="the file lease there is no lease"):
+    with pytest.raises(ConfigError, match="its file lease is not a lease"):
         acquired(tmp_path)
 
 
@@ -266,7 +262,7 @@ def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
     record = json.dumps(asdict(Owner.here()) | fields)
     (folder / "lease").write_text(record)
 
-    with pytest.raises(ConfigError, match="the file lease there is no lease of sparkdl; remove it"):
+    with pytest.raises(ConfigError, match="its file lease is not a lease of sparkdl; remove it"):
         acquired(folder)
 
     assert names(tmp_path) == ["folder"]
@@ -280,7 +276,7 @@ def test_a_record_with_other_values_is_no_lease(tmp_path, fields):
 def test_a_text_that_is_no_record_is_no_lease(tmp_path, text):
     """Any text that is not a record raises the same error."""
     (tmp_path / "lease").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ConfigError, match="the file lease there is no lease of sparkdl; remove it"):
+    with pytest.raises(ConfigError, match="its file lease is not a lease of sparkdl; remove it"):
         acquired(tmp_path)
 
 
@@ -291,7 +287,7 @@ def test_a_chain_that_leads_to_its_beginning_is_no_lease(tmp_path):
     (tmp_path / f"lease-{first.id}.next").write_bytes(second.record())
     (tmp_path / f"lease-{second.id}.next").write_bytes(first.record())
 
-    with pytest.raises(ConfigError, match=f"the file lease-{second.id}.next there is no lease of sparkdl"):
+    with pytest.raises(ConfigError, match=f"its file lease-{second.id}.next is not a lease of sparkdl"):
         acquired(tmp_path)
 
 
