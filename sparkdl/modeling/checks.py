@@ -60,10 +60,10 @@ def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = (
     texts += [column.name for column in columns if column.texts]
     if texts and keras.backend.backend() != "tensorflow":
         raise ModelError(
-            f'The input "{texts[0]}" of the model "{model.name}" takes strings, which are supported on '
-            f"TensorFlow only; Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow, or "
-            "apply layers such as TextVectorization or StringLookup to the data first and give a model that "
-            "begins with their output."
+            f'The input "{texts[0]}" of the model "{model.name}" takes strings, which need the TensorFlow '
+            f"backend; got {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow, or apply layers such as "
+            "TextVectorization or StringLookup to the data first and pass a model that begins with their "
+            "output."
         )
 
 
@@ -76,14 +76,14 @@ def require_honoured(model: keras.Model) -> None:
     require_backend_of_strings(model)
     if keras.backend.backend() == "torch" and model.jit_compile:
         raise ModelError(
-            f'The model "{model.name}" was compiled with jit_compile=True, which workers on torch do not do. '
-            "Leave it out."
+            f'The model "{model.name}" was compiled with jit_compile=True, which is not supported on torch. '
+            "Compile it without jit_compile."
         )
     several = getattr(keras.optimizers, "MultiOptimizer", None)  # new in Keras 3.14
     if several is not None and isinstance(optimizers.inner(model), several):
         raise ModelError(
-            f'The model "{model.name}" was compiled with a MultiOptimizer, whose optimizers workers do not '
-            "follow. Take one optimizer for all variables."
+            f'The model "{model.name}" was compiled with a MultiOptimizer, which is not supported. Use one '
+            "optimizer for all variables."
         )
 
 
@@ -101,10 +101,10 @@ def require_divisible(model: keras.Model, num_workers: int) -> None:
     ]
     if num_workers > 1 and whole:
         raise ModelError(
-            f"{', '.join(whole)}: synchronized=True asks for statistics of the whole batch, but each of "
-            f"the {num_workers} workers has a part of it. Set synchronized=False to use the statistics of "
-            'each part, set num_workers=1, or set frequency to a number or "epoch", where each worker '
-            "trains on batches of its own."
+            f"{', '.join(whole)}: synchronized=True needs the statistics of the whole batch, but each of "
+            f"the {num_workers} workers has only a part of it. Set synchronized=False to use the statistics "
+            'of each part, set num_workers=1, or set frequency to a number of batches or "epoch", so that '
+            "each worker trains on batches of its own."
         )
 
 
@@ -116,6 +116,6 @@ def require_numbers(model: keras.Model, predicted: Any) -> None:
     """
     if any(dtype_of(part) == TEXT for part in keras.tree.flatten(predicted)):
         raise ModelError(
-            f'An output of the model "{model.name}" gives strings, which a column of predictions does not '
-            "hold. Leave out the layer that makes strings, or pass arrays or an RDD to SparkModel.predict."
+            f'An output of the model "{model.name}" returns strings, which a column of predictions cannot '
+            "hold. Leave out the layer that returns strings, or pass arrays or an RDD to SparkModel.predict."
         )

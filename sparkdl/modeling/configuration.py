@@ -37,8 +37,8 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
             config = json.dumps(with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
-            f'The model "{model.name}" cannot be serialized: {error} Give its layers a get_config, or pass '
-            "SparkModel a function that builds and compiles the model."
+            f'The model "{model.name}" cannot be serialized: {error} Define get_config in its layers, or '
+            "pass SparkModel a function that builds and compiles the model."
         ) from error
     finally:
         with interrupts.held():
@@ -48,8 +48,8 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
     for name, thing in found:
         if json.dumps(name) in config and objects.setdefault(name, thing) is not thing:
             raise ModelError(
-                f'The model "{model.name}" uses two objects that are called {name!r}, of '
-                f"{objects[name].__module__} and {thing.__module__}. Rename one, or register it with "
+                f'The model "{model.name}" uses two objects named {name!r}, from {objects[name].__module__} '
+                f"and {thing.__module__}. Rename one, or register it with "
                 "keras.saving.register_keras_serializable."
             )
     return config, objects
@@ -93,8 +93,8 @@ def deserialize(config: str, objects: Objects) -> keras.Model:
             model = keras.saving.deserialize_keras_object(json.loads(config), safe_mode=False)
     except (TypeError, ValueError, ModuleNotFoundError, ImportError, AttributeError) as error:
         raise ModelError(
-            f"The model cannot be restored from its configuration: {error} Pass what is missing in "
-            "SparkModel(..., custom_objects={name: object}), or register it with "
+            f"The model cannot be restored from its configuration: {error} Pass missing objects as "
+            "SparkModel(..., custom_objects={name: object}), or register them with "
             "keras.saving.register_keras_serializable."
         ) from error
     return model

@@ -113,8 +113,8 @@ def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | Non
         words = list(layer.get_vocabulary())
     except UnicodeDecodeError as error:
         raise ModelError(
-            f'The vocabulary of the layer "{layer.name}" has words that are not text in its encoding: '
-            f"{error}. Adapt it to text."
+            f'The vocabulary of the layer "{layer.name}" has entries that cannot be decoded with its '
+            f"encoding: {error}. Use only text in that encoding."
         ) from error
     weights = getattr(layer, "idf_weights_const", None)
     if layer.output_mode != "tf_idf" or weights is None:

@@ -51,7 +51,7 @@ def probe(model: keras.Model, schema: Schema) -> Any:
     try:
         return compute(model, schema.batch(zeros).x)
     except Exception as error:
-        message = f"The model cannot be computed on rows like these: {reason_of(error)}"
+        message = f"The model failed on rows like these: {reason_of(error)}"
         raise DataError(message, traceback=text_of(error)) from error
 
 

@@ -172,37 +172,37 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     for name, kind in kinds.items():
         if kind == "none":
             raise ModelError(
-                f"The loss {name!r} is not reduced. Workers average gradients, which needs a number for each "
-                'batch: set its reduction to "sum_over_batch_size" or "sum".'
+                f"The loss {name!r} has no reduction, but workers need one number per batch to average "
+                'gradients. Set its reduction to "sum_over_batch_size" or "sum".'
             )
     own = [name for name in ("train_step", "compute_loss") if is_own(model, name)]
     if own:
         logger.warning(
-            "%s has its own %s: workers' gradients are averaged, which is what one process computes if its "
-            "loss is a mean over rows.",
+            "%s has its own %s. Workers average gradients over rows, which equals the step of one process "
+            "only if the loss is a mean over rows.",
             type(model).__name__,
             " and ".join(own),
         )
     weighed = [name for name, kind in kinds.items() if kind == "weights"]
     if weighed and len(watch.reductions) > 1:
         logger.warning(
-            "%s: these losses are divided by what masks or weights add up to, beside others that are not or "
-            "by other ones. Workers' gradients are averaged by rows, so that a step differs a little from "
-            "that of one process.",
+            "%s: these losses are divided by the sum of masks or weights, and other losses of the model by "
+            "another number. Workers average gradients over rows, so a step differs slightly from that of "
+            "one process.",
             ", ".join(weighed),
         )
     coupled = [name for name, loss, samples in _losses(model, y, predicted) if _couples_rows(loss, samples)]
     if coupled:
         logger.warning(
-            "%s: the loss of two rows together is not the mean of theirs. Workers' gradients are averaged by "
-            "rows, so that a step differs from that of one process.",
+            "%s: the loss of a batch is not the mean of the losses of its rows. Workers average gradients "
+            "over rows, so a step differs from that of one process.",
             ", ".join(coupled),
         )
 
     if _adds_by_rows(model, x):
         logger.warning(
-            "%s: what these layers add to the loss is not a mean over rows. Workers' gradients are averaged "
-            "by rows, so that a step differs from that of one process; add a mean over rows instead.",
+            "%s: these layers add a term to the loss that is not a mean over rows. Workers average "
+            "gradients over rows, so a step differs from that of one process. Add a mean over rows instead.",
             ", ".join(layer.name for layer in model._flatten_layers() if layer._losses),
         )
     return watch.denominator() is not None
@@ -255,15 +255,15 @@ def logged(
                 keras_metrics.build_metrics(copy, *first, step=step)
                 places = keras_metrics.logged_metrics(copy, step, Batch(*first).to_data())
         except Exception:  # the user's step may raise anything on a few rows
-            logger.debug("%s could not be tried out.", step, exc_info=True)
+            logger.debug("The trial of %s failed.", step, exc_info=True)
             continue
         if places is None:
             continue
         unknown = [name for name, place in places.items() if place is None]
         if unknown:
             logger.warning(
-                "%s: %s returns these, which are no results of metrics, so that workers' values cannot be "
-                "merged. They are not reported. Return metric.result() instead.",
+                "%s: %s returns these values, which are not results of metrics, so the values of several "
+                "workers cannot be merged and are not reported. Return metric.result() instead.",
                 ", ".join(unknown),
                 step,
             )
@@ -343,8 +343,8 @@ def head_of(
         name = "binary_crossentropy" if shape == (1,) else "categorical_crossentropy"
     if task == "classification" and not vector:
         raise ConfigError(
-            'task="classification" is for models of one output of shape (classes,), or (1,) for two; got '
-            f'{shape}. Take task="auto", which gives other outputs as they are.'
+            'task="classification" needs a model with one output of shape (classes,), or (1,) for two '
+            f'classes; got {shape}. Set task="auto", which returns other outputs unchanged.'
         )
     binary = name.startswith("binary")
     found = vector and name in CROSSENTROPIES and (not binary or shape == (1,))
@@ -357,8 +357,8 @@ def head_of(
 def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool) -> None:
     if not classifies:
         raise ConfigError(
-            "thresholds are for models that classify; this one's output is taken as it is. Leave them out, "
-            'or set task="classification".'
+            "thresholds need a model that classifies, but the output of this model is returned unchanged. "
+            'Leave thresholds out, or set task="classification".'
         )
     classes = max(2, shape[0])
     if len(thresholds) != classes:

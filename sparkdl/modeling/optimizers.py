@@ -55,8 +55,8 @@ def require_nesterov(model: keras.Model, merge: str) -> None:
     optimizer = inner(model)
     if not (isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum and optimizer.nesterov):
         raise ConfigError(
-            f'merge="{merge}" is for workers that step with Nesterov\'s momentum; the model was compiled '
-            f"with {optimizer.name}. Take keras.optimizers.SGD(..., momentum=0.9, nesterov=True), or "
+            f'merge="{merge}" needs SGD with Nesterov momentum; the model was compiled with '
+            f"{optimizer.name}. Use keras.optimizers.SGD(..., momentum=0.9, nesterov=True), or "
             'merge="aeasgd".'
         )
 

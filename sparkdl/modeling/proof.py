@@ -59,10 +59,10 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
     for what in apart:
         if _equal(ours[what], once_more.get(what)):
             raise ModelError(
-                f'The model "{model.name}" computes something else once it is made again on executors: for '
-                f"the first row, {what} is {_shown(ours[what])} here and {_shown(theirs.get(what))} there. "
-                "Let its classes carry all that they are given in get_config and take it in __init__, or "
-                "pass SparkModel a function that builds and compiles the model."
+                f'The model "{model.name}" gives other results after it is rebuilt on executors. For the '
+                f"first row, {what} is {_shown(ours[what])} in the original and {_shown(theirs.get(what))} "
+                "in the copy. Return all settings of its classes from get_config and accept them in "
+                "__init__, or pass SparkModel a function that builds and compiles the model."
             )
 
 
@@ -154,6 +154,6 @@ def _close(ours: Array, theirs: Array) -> bool:
 
 def _shown(values: Sequence[Array] | None) -> str:
     if values is None:
-        return "not to be computed"
+        return "impossible to compute"
     flat = np.concatenate([np.ravel(value) for value in values])
     return ", ".join(f"{value:.6g}" for value in flat[:3]) + (", …" if flat.size > 3 else "")

@@ -143,9 +143,9 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
     names = [[layer.name for layer in one._flatten_layers()] for one in (model, again)]
     if len(names[0]) != len(names[1]):
         raise ModelError(
-            f'The model "{model.name}" does not come back with the same layers: expected {names[0]}, got '
-            f"{names[1]}. Check get_config of its own classes; a function that builds a model should build "
-            "the same one each time."
+            f'The model "{model.name}" has other layers after it is rebuilt from its configuration: '
+            f"expected {names[0]}; got {names[1]}. Check get_config of its custom classes. A function that "
+            "builds the model should return the same model each time."
         )
     found = differences(model, again)
     objects: Objects = {}
@@ -159,9 +159,9 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
     left = differences(model, again)
     if left:
         raise ModelError(
-            f'The model "{model.name}" cannot be made again on executors: '
-            f"{describe(model, left[0])} does not come back as it is. Let its class carry it in "
-            "get_config and __init__, or pass SparkModel a function that builds and compiles the model."
+            f'The model "{model.name}" cannot be rebuilt on executors: {describe(model, left[0])} differs '
+            "in the copy. Return it from get_config of its class and accept it in __init__, or pass "
+            "SparkModel a function that builds and compiles the model."
         )
     return objects
 
@@ -173,10 +173,9 @@ def _require_picklable(model: keras.Model, difference: Difference) -> None:
         pickled(difference.value, cloudpickle)
     except Exception as error:
         raise ModelError(
-            f'The model "{model.name}" cannot be sent to executors: its configuration does not have '
-            f"{describe(model, difference)}, and it cannot be pickled ({error}). Give its class "
-            "a get_config that has what __init__ needs, or pass SparkModel a function that builds and "
-            "compiles the model."
+            f'The model "{model.name}" cannot be sent to executors: {describe(model, difference)} is not in '
+            f"its configuration and cannot be pickled ({error}). Return all arguments of __init__ from "
+            "get_config of its class, or pass SparkModel a function that builds and compiles the model."
         ) from error
 
 
@@ -198,8 +197,9 @@ def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) 
     same = layout_of(model.weights) == layout_of(restored.weights)
     if not same or (trains and Layouts.of(model) != Layouts.of(restored)):
         raise ModelError(
-            f'The model "{model.name}" does not come back from its configuration with the same variables. '
-            "Check get_config and build of its custom layers, or pass SparkModel a function that builds it."
+            f'The model "{model.name}" has other variables after it is rebuilt from its configuration. '
+            "Check get_config and build of its custom layers, or pass SparkModel a function that builds and "
+            "compiles the model."
         )
 
 
@@ -228,9 +228,9 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
             set_defaults(*kept)
     if spec.trains and builder is None and getattr(model, "optimizer", None) is None:
         raise ModelError(
-            f'The model "{model.name}" does not come back compiled: {type(model).__name__} has a compile of '
-            "its own. Give it a get_compile_config and a compile_from_config, or pass SparkModel a function "
-            "that builds and compiles the model."
+            f'The model "{model.name}" is not compiled after it is rebuilt: {type(model).__name__} has its '
+            "own compile method. Define get_compile_config and compile_from_config too, or pass SparkModel "
+            "a function that builds and compiles the model."
         )
     if spec.trains:
         require_compiled(model)
@@ -264,9 +264,9 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
     given = [tuple(weight.shape) for weight in model.weights]
     if given != expected:
         raise ModelError(
-            f'The model "{model.name}" does not come back with the same weights: expected shapes {expected}, '
-            f"got {given}. Check get_config and build of its custom layers; a function that builds a model "
-            "should build the same one each time."
+            f'The model "{model.name}" has other weights after it is rebuilt: expected shapes {expected}; '
+            f"got {given}. Check get_config and build of its custom layers. A function that builds the "
+            "model should return the same model each time."
         )
 
 

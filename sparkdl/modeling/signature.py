@@ -250,8 +250,8 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
         return _ranked(found, len(expected)) if found.texts else found
     if column.parts > 1:
         raise ConfigError(
-            f'The model "{model.name}" takes rows of shape {expected}; {column.name} make rows of shape '
-            f"{column.shape}. {LISTS}"
+            f'The model "{model.name}" takes rows of shape {expected}; the columns {column.name} form rows '
+            f"of shape {column.shape}. {LISTS}"
         )
     raise DataError(
         f'The model "{model.name}" takes rows of shape {expected}; {column.name} has rows of shape '

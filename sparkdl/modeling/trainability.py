@@ -85,13 +85,14 @@ class Trainability:
         """
         if vars(self.model).get("_compile_loss") is not self.compiled:
             raise ModelError(
-                f'A callback compiled the model "{self.model.name}" while fit runs. Compile it between fits.'
+                f'A callback compiled the model "{self.model.name}" while fit was running. Compile the '
+                "model before fit."
             )
         changed = [] if self.traced else self.changed()
         if changed:
             raise ModelError(
-                f"A callback changed whether the {changed[0]} is trainable, and workers train what is "
-                "trainable when a fit begins. Set it between two fits, and compile the model again."
+                f"A callback changed trainable of the {changed[0]}, but workers use the value from the "
+                "start of fit. Set trainable before fit, and compile the model again."
             )
 
 
@@ -106,8 +107,8 @@ def require_known(model: keras.Model) -> None:
     exact = keras.backend.backend() == "jax" and len(known) != len(wanted)
     if others or exact:
         raise ModelError(
-            f'The optimizer of the model "{model.name}" was built for other variables than those that are '
-            f"trainable now{': ' + others[0] if others else ''}. Compile the model with a new optimizer."
+            f'The optimizer of the model "{model.name}" was built for other variables than those trainable '
+            f"now{': ' + others[0] if others else ''}. Compile the model with a new optimizer."
         )
 
 

@@ -102,10 +102,12 @@ def _named(merge: str | Rule, mode: str) -> Rule:
     why = rule.rounds if synchronous else rule.alone
     if why is not None:
         updates = "in rounds" if synchronous else "one by one"
-        raise ConfigError(f'merge="{rule.name}" is not for a mode that merges updates {updates}: {why}.')
+        raise ConfigError(
+            f'merge="{rule.name}" cannot be used in a mode that merges updates {updates}: {why}.'
+        )
     if mode == "hogwild" and type(rule).init is not Rule.init:
         raise ConfigError(
-            f'merge="{rule.name}" keeps a state, and mode="hogwild" merges parts of updates at once, each on '
-            'its own. Take mode="asynchronous".'
+            f'merge="{rule.name}" keeps a state between updates, but mode="hogwild" merges parts of several '
+            'updates at the same time. Set mode="asynchronous".'
         )
     return rule

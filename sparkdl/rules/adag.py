@@ -14,7 +14,7 @@ class ADAG(Rule):
     """A rule that divides a delta by its batches: long windows move the center no further than one batch."""
 
     name = "adag"
-    rounds: ClassVar[str | None] = 'it normalizes updates that come one by one; take merge="average"'
+    rounds: ClassVar[str | None] = 'it normalizes updates that are merged one by one; use merge="average"'
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
         """Return the delta divided by the number of batches in its window."""

@@ -16,7 +16,7 @@ class Adasum(Rule):
     """
 
     name = "adasum"
-    alone: ClassVar[str | None] = 'it combines the updates of a round; take mode="synchronous"'
+    alone: ClassVar[str | None] = 'it combines the updates of a round; set mode="synchronous"'
 
     def reduction(self) -> Reduction:
         """Return the adaptive sum."""

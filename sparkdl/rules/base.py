@@ -93,7 +93,7 @@ def apply(rule: Rule, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, 
         step, after = rule.update(delta, state, merge)
         made = np.asarray(step, np.float32)
         if made.shape != delta.shape:
-            raise ValueError(f"a step of shape {delta.shape} was expected; got {made.shape}")
+            raise ValueError(f"expected a step of shape {delta.shape}; got {made.shape}")
     except Exception as error:
         raise RuleError(f"The rule {rule.name!r} failed on an update: {reason_of(error)}") from error
     return made, after

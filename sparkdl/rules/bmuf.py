@@ -36,7 +36,7 @@ class BMUF(Rule):
 
     def __post_init__(self) -> None:
         block = self.block_momentum
-        require("block_momentum", block, block is None or 0 <= block < 1, "from 0 up to below 1")
+        require("block_momentum", block, block is None or 0 <= block < 1, "at least 0 and below 1")
         require("power", self.power, 0 <= self.power <= 1, "from 0 to 1")
 
     def bound(self, num_workers: int) -> Rule:

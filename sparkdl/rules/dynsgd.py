@@ -15,7 +15,7 @@ class DynSGD(Rule):
 
     name = "dynsgd"
     rounds: ClassVar[str | None] = (
-        'it divides an update by its staleness, of which rounds have none; take merge="average"'
+        'it divides an update by its staleness, and updates in rounds have no staleness; use merge="average"'
     )
 
     def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:

@@ -46,7 +46,7 @@ class SGD(Outer):
 
     def __post_init__(self) -> None:
         require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
-        require("momentum", self.momentum, 0 <= self.momentum < 1, "from 0 up to below 1")
+        require("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
 
     def init(self, center: Vector) -> Vector:
         """Return the initial velocity, 0."""
@@ -90,7 +90,7 @@ class Adam(Outer):
     def __post_init__(self) -> None:
         require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
         for name in ("beta_1", "beta_2"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "from 0 up to below 1")
+            require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         require("tau", self.tau, self.tau > 0, "above 0")
 
     def init(self, center: Vector) -> Moments:

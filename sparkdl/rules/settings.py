@@ -45,8 +45,8 @@ def _value(value: Any) -> Any:
 
 def _unknown(value: Any) -> ConfigError:
     return ConfigError(
-        f"merge should be one of sparkdl's own rules to be saved with the settings; got {value!r}. Save "
-        "spark_model.model with its own save(), and pass merge= again after loading it."
+        f"merge should be a rule of sparkdl.rules if the settings are saved; got {value!r}. Save only the "
+        "model with spark_model.model.save(), and pass merge= again after loading it."
     )
 
 

@@ -30,7 +30,7 @@ def check_run(update: Update, run: bytes) -> None:
         RefusedError: the update names another run.
     """
     if update.run != run:
-        raise RefusedError(409, "The update is of another run.")
+        raise RefusedError(409, "The update belongs to another run.")
 
 
 def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
@@ -40,7 +40,7 @@ def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: 
         RefusedError: the layout, the offset, a section or the epoch does not match the run.
     """
     if update.layout != shape.layout or update.offset:
-        raise RefusedError(422, "The update is of a model with another layout of variables.")
+        raise RefusedError(422, "The update has another layout of variables than this model.")
     _check_sections(update, lengths, shape, aggregation)
     if update.kind is Kind.REPORT and update.epoch >= shape.epochs:
         raise RefusedError(400, f"Unknown epoch {update.epoch + 1}: the run has {shape.epochs}.")
@@ -70,7 +70,7 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
         RefusedError: the update cannot be merged.
     """
     if (update.kind is Kind.GRADIENT) is not shape.plan.joint:
-        raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
+        raise RefusedError(400, f"A {update.kind.name} is not accepted in this run.")
     if update.flags & Flag.AWAIT:
         if not aggregation.counted(update.worker, update.sequence):
             raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
@@ -80,11 +80,11 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
             400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
         )
     if not (isfinite(update.normalizer) and update.normalizer >= 0):
-        raise RefusedError(400, f"An update cannot weigh {update.normalizer}.")
+        raise RefusedError(400, f"An update cannot have the weight {update.normalizer}.")
     fits = not (lengths.parameters or lengths.statistics)
     if update.rows:
         sliced = bool(update.flags & Flag.SLICES and shape.plan.joint)
         fits = aggregation.takes(lengths.parameters, sliced=sliced)
         fits = fits and lengths.statistics == len(aggregation.statistics)
     if not fits:
-        raise RefusedError(413, f"An update with {update.rows} rows has other sections than these.")
+        raise RefusedError(413, f"An update with {update.rows} rows cannot have these sections.")

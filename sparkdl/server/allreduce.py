@@ -82,7 +82,7 @@ class AllReduceCoordinator(GroupCoordinator):
             member = self.membership.hear(worker, generation, attempt)
             held = RowsHeld(rows, fingerprint)
             if member.held not in (None, held):
-                raise RefusedError(422, f"Worker {worker} holds other rows than it reported before.")
+                raise RefusedError(422, f"Worker {worker} has other rows than it reported before.")
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.membership.agreed and self._all_ready():
                 self.membership.agreed = True
@@ -112,16 +112,18 @@ class AllReduceCoordinator(GroupCoordinator):
         with self.changed:
             self.membership.hear(update.worker, update.generation, update.attempt)
             if not self.membership.agreed:
-                raise RefusedError(409, "The worker group is not ready, and has nothing to add yet.")
+                raise RefusedError(409, "The worker group is not ready and cannot sum arrays yet.")
             if update.kind is Kind.REPORT and not lengths.nbytes:
                 return
             if update.kind is not Kind.ARRAYS or lengths.parameters or lengths.statistics:
-                raise RefusedError(400, f"A {update.kind.name} like this means nothing in this run.")
+                raise RefusedError(400, f"A {update.kind.name} like this is not accepted in this run.")
             self._check_arrays(update, lengths)
 
     def _check_arrays(self, update: Update, lengths: Sections) -> None:
         if not self.rounds.round - 1 <= update.sequence <= self.rounds.round:
-            raise RefusedError(409, f"Round {update.sequence} is not open; {self.rounds.round} is.")
+            raise RefusedError(
+                409, f"Round {update.sequence} is not open; the open round is {self.rounds.round}."
+            )
         if update.flags & Flag.AWAIT:
             if lengths.nbytes or not self.rounds.counted(update.worker, update.sequence):
                 raise RefusedError(409, f"Arrays {update.sequence} of worker {update.worker} never came.")
@@ -130,8 +132,9 @@ class AllReduceCoordinator(GroupCoordinator):
         if self.rounds.alike.setdefault(update.sequence, these) != these or lengths.metrics > 4:
             raise RefusedError(
                 422,
-                f"Worker {update.worker} calls all_reduce with other arrays than another worker does. Their "
-                "structure, shapes and dtypes, op and the order of calls have to be the same on all workers.",
+                f"Worker {update.worker} called all_reduce with other arrays than another worker. All "
+                "workers should pass arrays of the same structure, shapes and dtypes with the same op, in "
+                "the same order of calls.",
             )
         self.asked[update.worker] = max(self.asked[update.worker], update.sequence)
         self._fail_if_left_alone()
@@ -152,8 +155,8 @@ class AllReduceCoordinator(GroupCoordinator):
             waiting = [worker for worker, asked in self.asked.items() if asked > self.asked[gone]]
             if waiting:
                 message = (
-                    f"Worker {gone} returned, and worker {waiting[0]} waits for it in all_reduce or barrier. "
-                    "Every worker has to call them as often."
+                    f"Worker {gone} returned, and worker {waiting[0]} waits for it in all_reduce or "
+                    "barrier. Call them equally often on every worker."
                 )
                 self.fail(self.generation, WorkerError(message, worker=gone))
 
@@ -167,5 +170,5 @@ def _checked(update: Update) -> Update:
     dtype = update.metrics.decode("ascii", "replace")
     known = dtype in NUMBERS and not len(update.state) % np.dtype(dtype).itemsize
     if not (known or update.flags & Flag.AWAIT):
-        raise RefusedError(400, f"{len(update.state)} bytes of {dtype!r} are no arrays of numbers.")
+        raise RefusedError(400, f"{len(update.state)} bytes of {dtype!r} are not an array of numbers.")
     return update

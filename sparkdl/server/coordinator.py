@@ -187,7 +187,7 @@ class Coordinator(GroupCoordinator):
         admission.check_model(update, lengths, self.shape, self.merging)
         if update.kind in admission.MERGED:
             if not self.membership.agreed:
-                raise RefusedError(409, "The worker group is not ready, and has nothing to merge yet.")
+                raise RefusedError(409, "The worker group is not ready and cannot merge updates yet.")
             admission.check_mergeable(update, lengths, self.shape, self.merging)
 
     def _answer(self, update: Update, read: Read) -> Reply:
@@ -205,7 +205,7 @@ class Coordinator(GroupCoordinator):
             Kind.TAKE: self.rebalance.take,
         }
         if update.kind not in answer:
-            raise RefusedError(400, f"A {update.kind.name} means nothing in this run.")
+            raise RefusedError(400, f"A {update.kind.name} is not accepted in this run.")
         return answer[update.kind](update, read)
 
     def _is_stopping(self) -> bool:

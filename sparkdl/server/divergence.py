@@ -65,8 +65,8 @@ class DivergenceDetector:
         self._strikes[update.worker] = strikes = self._strikes.get(update.worker, 0) + 1
         if strikes >= STRIKES:
             raise diverged(
-                f"the last {strikes} updates of worker {update.worker} had NaN or Inf in them, up to epoch "
-                f"{update.epoch + 1}, and were not merged"
+                f"the last {strikes} updates of worker {update.worker} contained NaN or Inf, the latest in "
+                f"epoch {update.epoch + 1}, and were not merged"
             )
         return strikes
 
@@ -89,7 +89,7 @@ class DivergenceDetector:
                 not recover.
         """
         if self._kinds.pop(epoch, None) == {False}:
-            raise diverged(f"every update of epoch {epoch + 1} had NaN or Inf in it, and was not merged")
+            raise diverged(f"every update of epoch {epoch + 1} contained NaN or Inf and was not merged")
         known = _finite(losses)
         if not self.merged or not known:
             return
@@ -102,25 +102,26 @@ class DivergenceDetector:
         rise = self._rise(loss)
         self._latest.append(loss)
         self._away = self._away or max(rise, self._rise(fmean(first)) if first else 0.0) >= AWAY
-        risen = f"the mean loss of epoch {epoch + 1} is {loss:.3g} and was {self._loss:.3g} at the start"
+        risen = f"the mean loss of epoch {epoch + 1} is {loss:.3g}, compared to {self._loss:.3g} at the start"
         what = ""
         if rise > RISE and wider > WIDER and rise * wider > GROWTH:
             what = risen
         elif self._is_lost(loss, wider):
             what = (
-                f"{risen}; merging threw the center away, and in most of the last {LOST} epochs the loss was "
-                "above that of the start"
+                f"{risen}; merged updates moved the center (the merged weights) far from a solution, and in "
+                f"most of the last {LOST} epochs the loss was higher than at the start"
             )
         elif first and self._was_thrown(fmean(first), loss, wider):
             what = (
-                f"in {THROWS} epochs in a row, merging made the center worse than it was at the start, and "
-                f"workers mended it: windows of epoch {epoch + 1} begin with a mean loss of "
-                f"{fmean(first):.3g}, those of the first epoch began with {self._begun:.3g}"
+                f"in {THROWS} epochs in a row, merging made the center (the merged weights) worse than it "
+                "was at the start, and workers then improved it again: after an exchange the mean loss is "
+                f"{fmean(first):.3g} in epoch {epoch + 1}, compared to {self._begun:.3g} in the first epoch"
             )
         if what:
             self.useless = True
             raise diverged(
-                f"{what}; the norm of the trainable variables is {reached:.3g} and was {self._norm:.3g}"
+                f"{what}; the norm of the trainable variables is {reached:.3g}, compared to "
+                f"{self._norm:.3g} at the start"
             )
 
     def _rise(self, loss: float) -> float:
@@ -165,6 +166,6 @@ def _finite(losses: Iterable[float]) -> list[float]:
 def diverged(why: str) -> DivergedError:
     """Return the error that ends a diverged run."""
     return DivergedError(
-        f"Training diverged: {why}. Take a smaller learning rate, clip gradients (clipnorm=), take another "
+        f"Training diverged: {why}. Use a smaller learning rate, clip gradients (clipnorm=), use another "
         "rule (merge=), or exchange more often (frequency=)."
     )

@@ -114,9 +114,9 @@ class GroupCoordinator(ABC):
         """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run cannot go on."""
         if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
             return
-        self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was started again.")
+        self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was restarted.")
         if worker not in self.absent:
-            raise RefusedError(409, f"Worker {worker} cannot come back; the run starts again from its cut.")
+            raise RefusedError(409, f"Worker {worker} cannot rejoin; the run restarts from its snapshot.")
 
     @abstractmethod
     def lose(self, worker: int, reason: str) -> None:
@@ -187,8 +187,8 @@ class GroupCoordinator(ABC):
     def break_down(self, error: BaseException) -> None:
         """Fail the run for an error of the endpoint itself: an update may have been counted in part."""
         failure = ClusterError(
-            f"The parameter endpoint failed: {reason_of(error)}. The run cannot go on; look at the disk, "
-            "the memory and the open files of the process that it is in."
+            f"The parameter endpoint failed: {reason_of(error)}. The run cannot continue. Check the disk, "
+            "the memory and the number of open files of its process."
         )
         failure.cause = error
         self.fail(self.generation, failure)

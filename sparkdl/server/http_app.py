@@ -96,7 +96,7 @@ def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Fla
     def check_token() -> None:
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
         if not hmac.compare_digest(given, expected):
-            raise RefusedError(401, "The request carries no token, or not this run's.")
+            raise RefusedError(401, "The request does not carry the token of this run.")
 
     _add_errors(app, store, traffic)
     _add_membership(app, store)
@@ -139,7 +139,7 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
     @app.errorhandler(TimeoutError)
     @app.errorhandler(ConnectionError)
     def stalled(error: OSError) -> Any:
-        return refusal(408, "The rest of the request did not come.")
+        return refusal(408, "The rest of the request did not arrive.")
 
     @app.errorhandler(404)
     @app.errorhandler(405)
@@ -234,7 +234,7 @@ def _weights(nbytes: int) -> bytes:
         raise RefusedError(413, f"{length} bytes of weights; this model has {nbytes}.")
     weights: bytes = flask.request.environ["wsgi.input"].read(length)
     if len(weights) != length:
-        raise RefusedError(400, f"The weights broke off after {len(weights)} of {length} bytes.")
+        raise RefusedError(400, f"The weights ended after {len(weights)} of {length} bytes.")
     return weights
 
 
@@ -242,9 +242,9 @@ def _json(**fields: type) -> dict[str, Any]:
     """Return the fields of a JSON body after a check of their types."""
     length = flask.request.content_length
     if length is None:
-        raise RefusedError(411, "The request does not say how long it is.")
+        raise RefusedError(411, "The request has no content length.")
     if length > JSON_BYTES:
-        raise RefusedError(413, f"A JSON body has at most {JSON_BYTES} bytes; this one has {length}.")
+        raise RefusedError(413, f"Expected a JSON body of at most {JSON_BYTES} bytes; got {length}.")
     try:
         body = flask.request.get_json(force=True, silent=True)
     except RecursionError:
@@ -289,7 +289,7 @@ def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
     first = next(replies, None)  # if the first update is refused, the response has that status
     if first is None:
-        raise RefusedError(400, "The request holds no update.")
+        raise RefusedError(400, "The request contains no update.")
     body: Any = _until_refused(first, replies, traffic)  # lists of buffers, which _Request.write sends
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 

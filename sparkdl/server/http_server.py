@@ -104,7 +104,7 @@ class _Chunks:
             size -= len(parts[-1])
             self._left -= len(parts[-1])
             if not self._left and self._exactly(2) != b"\r\n":
-                raise WireError("A chunk of the body is not as long as it says.")
+                raise WireError("The length of a chunk of the body is wrong.")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _next(self) -> bool:
@@ -112,7 +112,7 @@ class _Chunks:
         if not self._ended:
             line = CHUNK.fullmatch(self._stream.readline(CHUNK_LINE))
             if line is None:
-                raise WireError("A chunk of the body does not say how long it is.")
+                raise WireError("A chunk of the body has no length.")
             self._left = int(line[1], 16)
             self._ended = not self._left
         return not self._ended
@@ -120,7 +120,7 @@ class _Chunks:
     def _exactly(self, size: int) -> bytes:
         data: bytes = self._stream.read(size)
         if len(data) < size:
-            raise WireError("The body broke off.")
+            raise WireError("The body ended early.")
         return data
 
 
@@ -363,12 +363,12 @@ def _listen(app: Any, address: str, port: PortChoice, num_workers: int) -> Any:
         return server
     raise ClusterError(
         f"The endpoint cannot listen on {address}; tried port {'; '.join(errors)}. Set port= to 0 or to a "
-        "free range, bind_address= to an address of this machine."
+        "free range, and bind_address= to an address of this machine."
     )
 
 
 def _cannot_start(address: str, error: Exception) -> ClusterError:
     return ClusterError(
-        f"The endpoint cannot start on {address}: {reason_of(error)}. Check the limits of threads and of "
-        "open files of this process (ulimit -u and ulimit -n)."
+        f"The endpoint cannot start on {address}: {reason_of(error)}. Check the limits on threads and open "
+        "files of this process (ulimit -u and ulimit -n)."
     )

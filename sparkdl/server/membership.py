@@ -87,7 +87,9 @@ class Membership:
                 409, f"Attempt {member.attempt} of worker {worker} superseded attempt {attempt}."
             )
         if member.lost:
-            raise RefusedError(409, f"Attempt {attempt} of worker {worker} was lost; another may come back.")
+            raise RefusedError(
+                409, f"Attempt {attempt} of worker {worker} was lost; only a new attempt may join."
+            )
         return member
 
     def check_failed(self, worker: int, generation: int, attempt: int) -> None:
@@ -105,7 +107,7 @@ class Membership:
         if known.attempt == attempt:
             self.check(worker, generation, attempt)
         elif known.attempt > attempt or self.is_at_work(known):
-            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is at work.")
+            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} is active.")
 
     def note_progress(self, worker: int, *, epoch: int, rows: int, retries: int) -> None:
         """Record a worker's position in its epoch and its number of retried requests."""
@@ -139,10 +141,10 @@ class Membership:
                 silent.append(
                     (
                         worker,
-                        f"Worker {worker} on {member.host} (process {member.pid}) has sent nothing for "
-                        f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine is "
-                        f"gone or cut off. stall_timeout={self.shape.stall:g} is how long a worker may be "
-                        "silent.",
+                        f"Worker {worker} on {member.host} (process {member.pid}) has sent no heartbeat for "
+                        f"{quiet:.0f} s, in epoch {member.epoch + 1}: the process hangs, or its machine "
+                        "failed or was cut off. A worker may be silent for "
+                        f"stall_timeout={self.shape.stall:g} seconds.",
                     )
                 )
         if away > ABSENCE:
@@ -157,10 +159,10 @@ class Membership:
             if now - member.heard < ABSENCE and now - since > LONG_STEP * self.shape.stall:
                 self._positions[worker] = (epoch, rows), inf
                 self.state.warn(
-                    f"Worker {worker} on {member.host} (process {member.pid}) is alive, and has trained no "
-                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows: a very long "
-                    "step or evaluation, or one that hangs. If it goes on, see what that process does, for "
-                    f"one with py-spy dump --pid {member.pid}, and cancel the fit."
+                    f"Worker {worker} on {member.host} (process {member.pid}) is alive but has trained no "
+                    f"row for {now - since:.0f} s, in epoch {epoch + 1} after {rows} rows. A step or an "
+                    "evaluation takes very long, or hangs. If this continues, inspect the process, for "
+                    f"example with py-spy dump --pid {member.pid}, and cancel the fit."
                 )
 
     def ready_workers(self) -> set[int]:

@@ -8,8 +8,8 @@ from sparkdl.data.fingerprint import total
 from sparkdl.server.state import RowsHeld
 
 REMEDY = (
-    "Spark computed them again, and promises no order after a shuffle: sort the rows by a key "
-    "(df.sortWithinPartitions with preserve_partitions=True), or persist, checkpoint or write them out first."
+    "Spark recomputed the rows, and does not guarantee their order after a shuffle. Sort the rows by a key "
+    "(df.sortWithinPartitions with preserve_partitions=True), or persist, checkpoint or write them first."
 )
 
 
@@ -33,16 +33,16 @@ def may_go_on(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, anywhere: 
 def no_rows(validation_rows: int) -> str:
     """Return the error of a run without training rows."""
     return (
-        f"There are no rows to train on: the workers have none, and {validation_rows} for validation. "
-        "Hold out fewer rows."
+        f"There are no rows to train on; the workers have {validation_rows} validation rows only. Hold out "
+        "fewer rows."
     )
 
 
 def other_count(worker: int, rows: int, before: int) -> str:
     """Return the error of a worker that returned with another number of rows."""
     return (
-        f"Worker {worker} came back with {rows} rows instead of {before}: its partition is not the same "
-        f"when computed again. {REMEDY}"
+        f"Worker {worker} restarted with {rows} rows instead of {before}, so its partition differs after it "
+        f"was recomputed. {REMEDY}"
     )
 
 
@@ -54,10 +54,12 @@ def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
         anywhere: see ``may_go_on``.
         validation: True if rows are held out for validation.
     """
-    message = "The workers hold the same rows as before, and not in the same order; "
-    message += f"the run goes on from {snapshot}." if anywhere else "each worker goes on at the place it had."
+    message = "The workers have the same rows as before, but in another order; "
+    message += (
+        f"the run continues from {snapshot}." if anywhere else "each worker continues at its last position."
+    )
     if validation:
-        message += " With validation_split other rows may be held out."
+        message += " With validation_split, other rows may now be held out."
     return f"{message} {REMEDY}"
 
 
@@ -70,14 +72,14 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
         resumed: True if the run resumes from a checkpoint.
     """
     rows = [tuple(each.rows for each in held) for held in (now, before)]
-    whose = "the checkpoint" if resumed else "the worker group before"
-    says = f"The workers hold {rows[0]} training rows; those of {whose} held {rows[1]}"
+    whose = "the checkpoint" if resumed else "the previous worker group"
+    says = f"The workers have {rows[0]} training rows; those of {whose} had {rows[1]}"
     if rows[0] == rows[1]:
-        says += ", and the values in the rows, or in those for validation, are others"
-    start = " Resume with the same data, or start anew with another folder and without resume."
+        says += ", but the values in these rows or in the validation rows differ"
+    start = " Resume with the same data, or start a new run with another folder and without resume."
     return f"{says}. {REMEDY}{start if resumed else ''}"
 
 
 def one_in_other_order(worker: int) -> str:
     """Return the warning of a worker that returned with other rows or in another order."""
-    return f"Worker {worker} came back with other rows, or in another order, and goes on. {REMEDY}"
+    return f"Worker {worker} restarted with other rows or in another order, and continues. {REMEDY}"

@@ -70,8 +70,8 @@ class Screening:
             self.merging.losses.append(nan)
             if strikes == 1:
                 self.state.warn(
-                    f"Worker {update.worker} sent an update with NaN or Inf in it in epoch "
-                    f"{update.epoch + 1}, which was not merged; it goes on from the center.",
+                    f"Worker {update.worker} sent an update with NaN or Inf in epoch {update.epoch + 1}. "
+                    "The update was not merged; the worker continues from the center (the merged weights).",
                 )
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 

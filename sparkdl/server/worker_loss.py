@@ -31,7 +31,7 @@ class WorkerLoss:
         may_go_on = self.shape.goes_on and self.membership.agreed
         if may_go_on and any(self.schedule.plans[0].rows[k] for k in left):
             self.state.counters["lost"] += 1
-            self.state.warn(f"{reason} The run goes on without it.")
+            self.state.warn(f"{reason} The run continues without this worker.")
             self.membership.members[worker].lost = True
             self.merging.leave(worker)
             self.merging.lose(worker)

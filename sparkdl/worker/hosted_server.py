@@ -125,7 +125,8 @@ class HostedDriver:
         with self.store.changed:
             if self.store.released > epoch + 1:
                 raise RefusedError(
-                    409, f"The weights are those after epoch {epoch + 1}; a later one has begun."
+                    409,
+                    f"A callback set these weights after epoch {epoch + 1}, but a later epoch has begun.",
                 )
             self.store.replace(*self._parts(weights))
 

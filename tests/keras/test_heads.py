@@ -66,5 +66,5 @@ def test_thresholds_are_for_as_many_classes():
     with pytest.raises(ConfigError, match="a number for each class; got 1 for 2 classes"):
         head_of(compiled("binary_crossentropy"), "auto", (1,), [0.5])
     for task, loss in (("auto", "mse"), ("regression", "sparse_categorical_crossentropy")):
-        with pytest.raises(ConfigError, match="thresholds are for models that classify"):
+        with pytest.raises(ConfigError, match="thresholds need a model that classifies"):
             head_of(compiled(loss), task, (3,), [0.5, 0.2, 0.3])

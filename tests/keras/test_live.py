@@ -439,7 +439,9 @@ def test_what_cannot_travel_is_named():
     model = net(Asymmetric(5.0))
     model.loss.lock = threading.Lock()
 
-    with pytest.raises(ModelError, match="does not have loss.lock of the loss, and it cannot be pickled"):
+    with pytest.raises(
+        ModelError, match="loss.lock of the loss is not in its configuration and cannot be pickled"
+    ):
         serialization.freeze(model)
 
 

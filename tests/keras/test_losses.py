@@ -66,8 +66,8 @@ def test_what_workers_compute_as_one_process_does_needs_no_word(caplog):
 
 def test_what_they_do_not_is_named(caplog):
     """Coupled or summed rows, different divisors and a custom compute_loss each cause a warning."""
-    assert "Centred: the loss of two rows" in warnings_of(compiled(Centred(name="Centred")), caplog)
-    assert "sum_of_squares: the loss of two rows" in warnings_of(compiled(sum_of_squares), caplog)
+    assert "Centred: the loss of a batch" in warnings_of(compiled(Centred(name="Centred")), caplog)
+    assert "sum_of_squares: the loss of a batch" in warnings_of(compiled(sum_of_squares), caplog)
     assert "Doubled has its own compute_loss" in warnings_of(compiled("mse", kind=Doubled), caplog)
     both = compiled("mse", keras.losses.MeanAbsoluteError(name="mae"), outputs=2, masked=True)
     assert "mse: these losses are divided by" in warnings_of(both, caplog)
@@ -79,7 +79,9 @@ ALONE = [keras.losses.Dice(), keras.losses.Tversky(), "dice"]
 @pytest.mark.parametrize("loss", ALONE, ids=lambda loss: getattr(loss, "name", loss))
 def test_losses_of_keras_that_couple_rows_are_named(loss, caplog):
     """Keras's losses that are ratios of sums over the batch cause a warning."""
-    assert "the loss of two rows together is not the mean of theirs" in warnings_of(compiled(loss), caplog)
+    assert "the loss of a batch is not the mean of the losses of its rows" in warnings_of(
+        compiled(loss), caplog
+    )
 
 
 @pytest.mark.skipif(not hasattr(keras.losses, "Circle"), reason="this Keras has no Circle loss")
@@ -89,7 +91,7 @@ def test_a_loss_that_compares_rows_is_named(label, caplog):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     model.compile("sgd", keras.losses.Circle())
 
-    assert "circle: the loss of two rows together" in judged(model, X, np.array([label]), caplog)
+    assert "circle: the loss of a batch is not" in judged(model, X, np.array([label]), caplog)
 
 
 BY_ROWS = [
@@ -181,7 +183,7 @@ def test_what_layers_add_to_the_loss_is_a_mean_or_named(mean, caplog):
     model = keras.Model(inputs, layers.Dense(1, kernel_regularizer="l2")(Added(name="added")(inputs)))
     model.compile("sgd", "mse")
 
-    assert ("added: what these layers add to the loss" in warnings_of(model, caplog)) is not mean
+    assert ("added: these layers add a term to the loss" in warnings_of(model, caplog)) is not mean
 
 
 def test_an_activity_regularizer_that_compares_rows_is_named(caplog):
@@ -191,12 +193,12 @@ def test_an_activity_regularizer_that_compares_rows_is_named(caplog):
     model = keras.Model(inputs, layers.Dense(1)(hidden(inputs)))
     model.compile("sgd", "mse")
 
-    assert "hidden: what these layers add to the loss" in judged(model, X, Y[:1], caplog)
+    assert "hidden: these layers add a term to the loss" in judged(model, X, Y[:1], caplog)
 
 
 def test_a_loss_that_is_not_reduced_is_refused(caplog):
     """A loss without a reduction is refused: there is no gradient to average."""
-    with pytest.raises(ModelError, match="The loss 'huber' is not reduced"):
+    with pytest.raises(ModelError, match="The loss 'huber' has no reduction"):
         warnings_of(compiled(keras.losses.Huber(reduction="none", name="huber")), caplog)
 
 

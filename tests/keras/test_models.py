@@ -144,7 +144,7 @@ def test_a_compile_of_the_models_own_needs_its_configuration():
     model = OwnCompile([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(0.1)
 
-    with pytest.raises(ModelError, match="OwnCompile has a compile of its own. Give it a get_compile_config"):
+    with pytest.raises(ModelError, match="OwnCompile has its own compile method. Define get_compile_config"):
         serialization.freeze(model)
 
 
@@ -156,7 +156,7 @@ def test_several_optimizers_are_refused_by_name():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1)), "mse")
 
-    with pytest.raises(ModelError, match="compiled with a MultiOptimizer, .* Take one optimizer"):
+    with pytest.raises(ModelError, match="compiled with a MultiOptimizer, .* Use one optimizer"):
         checks.require_honoured(model)
 
 
@@ -331,7 +331,7 @@ def test_a_function_that_builds_another_model_each_time_is_refused():
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(ModelError, match="should build the same one each time"):
+    with pytest.raises(ModelError, match="should return the same model each time"):
         serialization.freeze(build(), build)
 
 

@@ -183,7 +183,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
 
     history = spark_model.fit(problem.x, problem.y, batch_size=16, epochs=5, shuffle=False, verbose=0)
 
-    assert any("Worker 1 on" in line and "has sent nothing for 3 s" in line for line in caplog.messages)
+    assert any("Worker 1 on" in line and "has sent no heartbeat for 3 s" in line for line in caplog.messages)
     assert history.training["restarts"] == 1
     assert len(history.history["loss"]) == 5
     if mode == "synchronous":

@@ -280,7 +280,7 @@ def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
     )
     with pytest.raises(
         ConfigError,
-        match=r"takes rows of shape \(5,\); age, left make rows of shape \(4,\). The columns in a list",
+        match=r"takes rows of shape \(5,\); the columns age, left form rows of shape \(4,\). The columns in",
     ):
         SparkModel(dense(5)).fit(frame, features_col=["age", "left"], verbose=0)
     with pytest.raises(

@@ -56,7 +56,7 @@ def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, 
     assert history.training["restarts"] == 1
     assert len(history.history["loss"]) == 4
     assert any(
-        "not in the same order; the run goes on from the end of epoch 2." in m for m in caplog.messages
+        "but in another order; the run continues from the end of epoch 2." in m for m in caplog.messages
     )
     assert problem.distance(model, expected(problem), start) <= 1
 
@@ -83,11 +83,11 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
     [
         (
             lambda part: [(x + 1, y) for x, y in part],
-            "and the values in the rows, or in those for validation",
+            "but the values in these rows or in the validation rows",
         ),
         (
             lambda part: part[1:],
-            r"hold \(99, 102\) training rows; those of the worker group before held \(100, 103\)",
+            r"have \(99, 102\) training rows; those of the previous worker group had \(100, 103\)",
         ),
     ],
 )
@@ -153,12 +153,12 @@ def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     second = source(spark, problem, tmp_path / "done", lambda part: part[::-1])
     history = SparkModel(model, num_workers=2).fit(second, checkpoint=config, resume=True, **SETTINGS)
 
-    says = f"not in the same order; the run goes on from the end of epoch {before}."
+    says = f"but in another order; the run continues from the end of epoch {before}."
     assert history.epoch == list(range(4))
     assert any(says in message for message in caplog.messages)
     assert problem.distance(model, expected(problem, before), start) <= 1
     other = source(spark, problem, tmp_path / "done", lambda part: [(x, 2 - y) for x, y in part])
-    with pytest.raises(DataError, match="Resume with the same data, or start anew"):
+    with pytest.raises(DataError, match="Resume with the same data, or start a new run"):
         SparkModel(model, num_workers=2).fit(
             other, checkpoint=config, resume=True, **{**SETTINGS, "epochs": 5}
         )

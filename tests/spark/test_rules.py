@@ -213,7 +213,9 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
 
     assert DiLoCo(0.5) == load_spark_model(path).config.merge
     own = SparkModel(problem.model(), frequency=4, merge=Clipped(1.0))
-    with pytest.raises(ConfigError, match="merge should be one of sparkdl's own rules to be saved"):
+    with pytest.raises(
+        ConfigError, match="merge should be a rule of sparkdl.rules if the settings are saved"
+    ):
         own.save(str(tmp_path / "own.keras"))
     assert not (tmp_path / "own.keras").exists()
 

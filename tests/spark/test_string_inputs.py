@@ -339,7 +339,7 @@ def test_strings_as_predictions_are_for_arrays(frame, jobs):
         lambda: predict_udf(model),
         lambda: KerasTransformer(model=model, featuresCol="words", task="regression").transform(frame),
     ):
-        with pytest.raises(ModelError, match="An output of the model .* gives strings"):
+        with pytest.raises(ModelError, match="An output of the model .* returns strings"):
             call()
     assert jobs() == before
 
@@ -380,6 +380,8 @@ def test_strings_are_refused_on_other_backends(spark, jobs, door, backend):
     frame = spark.createDataFrame([("good film", 1.0)], "words string, label double")
     before = jobs()
 
-    with pytest.raises(ModelError, match=f'The input "words" of .* TensorFlow only; Keras runs on {backend}'):
+    with pytest.raises(
+        ModelError, match=f'The input "words" of .* need the TensorFlow backend; got {backend}'
+    ):
         DOORS[door](model, frame)
     assert jobs() == before

@@ -116,7 +116,7 @@ def test_a_change_before_the_first_batch_is_refused_by_name(spark):
     """A change in on_train_begin is refused by name: workers already have the trainable variables."""
     model = deep("adam")
 
-    with pytest.raises(ModelError, match='A callback changed whether the layer "dense.*" is trainable'):
+    with pytest.raises(ModelError, match='A callback changed trainable of the layer "dense.*"'):
         SparkModel(model, num_workers=1).fit(X, Y, **SETTINGS, callbacks=[AtBegin()])
 
 

@@ -23,7 +23,7 @@ def synchronized(*, nested=False, trainable=True):
 def test_synchronized_statistics_of_a_divided_batch_are_refused(spark, problem, jobs, nested):
     """Synchronized statistics of a batch that several workers share raise an error before any job."""
     before = jobs()
-    with pytest.raises(ModelError, match="norm: synchronized=True asks for statistics of the whole batch"):
+    with pytest.raises(ModelError, match="norm: synchronized=True needs the statistics of the whole batch"):
         SparkModel(synchronized(nested=nested), num_workers=2).fit(problem.x, problem.y, verbose=0)
     assert before == jobs()
 

@@ -54,10 +54,10 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
     assert (1, 0, 0) == counts_of(history)
     assert EPOCHS == len(history.history["loss"])
     assert history.history["loss"][-1] < history.history["loss"][0]
-    named = [line for line in caplog.messages if "The run goes on without it." in line]
+    named = [line for line in caplog.messages if "The run continues without this worker." in line]
     assert 1 == len(named)
     assert f"Worker {worker} on" in named[0]
-    assert "has sent nothing for 3 s" in named[0]
+    assert "has sent no heartbeat for 3 s" in named[0]
     if mode == "synchronous":
         assert EPOCHS * BATCHES == int(model.optimizer.iterations)
         rows = np.arange(len(problem.x)) % 2 != worker

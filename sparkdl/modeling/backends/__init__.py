@@ -30,8 +30,8 @@ def require_supported(backend: str) -> None:
     """
     if backend not in SUPPORTED:
         raise ConfigError(
-            f"Keras runs on the {backend} backend here, and sparkdl trains on {', '.join(SUPPORTED)}. Set "
-            "KERAS_BACKEND to one of them before keras is imported."
+            f"KERAS_BACKEND should be one of {', '.join(SUPPORTED)} for sparkdl; got {backend}. Set it "
+            "before keras is imported."
         )
 
 
@@ -111,7 +111,7 @@ def require_distribution(backend: str, distribution: object) -> None:
     if distribution is not None and (backend != "jax" or not callable(distribution)):
         raise ConfigError(
             "distribution should be a function without arguments that returns a keras.distribution object, "
-            f"with Keras on JAX; got {distribution!r} on {backend}."
+            f"and it needs the JAX backend; got {distribution!r} on {backend}."
         )
 
 

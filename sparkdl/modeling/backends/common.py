@@ -50,8 +50,8 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
             self.model.optimizer = self.real
         if not self.taken:
             raise ModelError(
-                "train_step does not apply gradients by model.optimizer, and workers that make each update "
-                'together exchange those. Set frequency to a number of batches or to "epoch".'
+                "train_step should apply gradients with model.optimizer, since workers exchange these "
+                'gradients for every batch; got none. Set frequency to a number of batches or to "epoch".'
             )
 
     @property
@@ -102,8 +102,8 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     def _take(self) -> None:
         if self.taken:
             raise ModelError(
-                "train_step applies gradients more than once, and workers that make each update together "
-                'exchange them once a step. Set frequency to a number of batches or to "epoch".'
+                "train_step should apply gradients once, since workers exchange gradients once per batch; "
+                'got several times. Set frequency to a number of batches or to "epoch".'
             )
         self.taken = True
 

@@ -145,9 +145,9 @@ class TensorFlowReplica(StatefulReplica):
         if self.slices and not adds and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "The gradients of embeddings have %d MiB of slices in a batch, more than workers exchange. "
-                "They are added up by row first, so that an adaptive optimizer takes other steps than in "
-                "model.fit. Use a smaller batch_size.",
+                "The sparse gradients of embeddings have %d MiB in a batch, more than workers exchange as "
+                "slices. The slices of each row are summed first, so an adaptive optimizer takes other "
+                "steps than in model.fit. Use a smaller batch_size.",
                 reading.vector.nbytes >> 20,
             )
         return reading._replace(vector=densified(decode(reading.vector, self._tables), self._tables).rest)

@@ -195,9 +195,9 @@ def check_current(aggregation: Aggregation, update: Update) -> None:
             409, f"Generation {update.generation} is over; the run is at {aggregation.generation}."
         )
     if update.worker in aggregation.absent:
-        raise RefusedError(409, f"The run goes on without worker {update.worker}.")
+        raise RefusedError(409, f"The run continues without worker {update.worker}.")
     attempt = aggregation.attempts.get(update.worker, update.attempt)
     if attempt != update.attempt:
         raise RefusedError(409, f"Attempt {attempt} of worker {update.worker} superseded {update.attempt}.")
     if aggregation.broken:
-        raise RefusedError(409, "An update could not be merged, and the run ends.")
+        raise RefusedError(409, "An update could not be merged; the run ends.")

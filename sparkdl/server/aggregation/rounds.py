@@ -136,7 +136,9 @@ class SynchronousRounds(Aggregation):
         """Wait until the update's body may be read. Return False if the update is late or already counted."""
         with self.changed:
             if update.sequence > self.round:
-                raise RefusedError(409, f"Round {update.sequence} is not open; {self.round} is.")
+                raise RefusedError(
+                    409, f"Round {update.sequence} is not open; the open round is {self.round}."
+                )
             if update.rows and update.sequence == self.round and self.hybrid is not None:
                 self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
             if update.sequence == self.round:

@@ -164,7 +164,7 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
     save(open_(tmp_path), 2, run="that")
 
     assert newest(tmp_path).cut.version == 1
-    assert any("it is of a run with run='that' instead of 'this'" in line for line in caplog.messages)
+    assert any("it belongs to a run with run='that' instead of 'this'" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(

@@ -360,7 +360,7 @@ def test_a_fork_has_no_lease(tmp_path):
             mine.release()
             mine.check()
         except CheckpointError as error:
-            code = 0 if "of which this process is a fork" in str(error) else 2
+            code = 0 if "and this process is a fork of it" in str(error) else 2
         finally:
             os._exit(code)
 

@@ -316,10 +316,10 @@ def test_fedadam_follows_the_paper():
     ("kind", "settings", "message"),
     [
         (SGD, {"learning_rate": 0.0}, "learning_rate should be above 0; got 0.0."),
-        (SGD, {"momentum": 1.0}, "momentum should be from 0 up to below 1; got 1.0."),
-        (Adam, {"beta_2": -0.1}, "beta_2 should be from 0 up to below 1; got -0.1."),
+        (SGD, {"momentum": 1.0}, "momentum should be at least 0 and below 1; got 1.0."),
+        (Adam, {"beta_2": -0.1}, "beta_2 should be at least 0 and below 1; got -0.1."),
         (Adam, {"tau": 0}, "tau should be above 0; got 0."),
-        (BMUF, {"block_momentum": 1.0}, "block_momentum should be from 0 up to below 1; got 1.0."),
+        (BMUF, {"block_momentum": 1.0}, "block_momentum should be at least 0 and below 1; got 1.0."),
         (BMUF, {"power": 2}, "power should be from 0 to 1; got 2."),
         (DiLoCo, {"outer_learning_rate": -1}, "learning_rate should be above 0; got -1."),
     ],
@@ -471,14 +471,16 @@ def test_a_rule_may_be_given():
     ("name", "mode", "message"),
     [
         ("dynsgd", "synchronous", "in rounds: it divides an update by its staleness"),
-        ("adag", "synchronous", "in rounds: it normalizes updates that come one by one"),
+        ("adag", "synchronous", "in rounds: it normalizes updates that are merged one by one"),
         ("adasum", "asynchronous", "one by one: it combines the updates of a round"),
         ("diloco", "hogwild", "one by one: its optimizer steps once per round"),
     ],
 )
 def test_a_rule_that_means_nothing_in_a_mode_is_refused(name, mode, message):
     """A rule that does not suit a mode is refused with the reason and an alternative."""
-    with pytest.raises(ConfigError, match=f'merge="{name}" is not for a mode that merges updates {message}'):
+    with pytest.raises(
+        ConfigError, match=f'merge="{name}" cannot be used in a mode that merges updates {message}'
+    ):
         choose(name, mode=mode, window=None)
 
 
@@ -496,7 +498,9 @@ class Keeping(Rule):
 
 def test_a_rule_that_keeps_a_state_is_not_for_hogwild():
     """A rule with a state is refused in hogwild, which merges parts of an update separately."""
-    with pytest.raises(ConfigError, match='merge="keeping" keeps a state, and mode="hogwild"'):
+    with pytest.raises(
+        ConfigError, match='merge="keeping" keeps a state between updates, but mode="hogwild"'
+    ):
         choose(Keeping(), mode="hogwild", window=1)
 
 
@@ -556,5 +560,5 @@ def test_a_rule_of_ones_own_cannot():
     class Own(Rule):
         name = "own"
 
-    with pytest.raises(ConfigError, match="one of sparkdl's own rules to be saved with the settings; got "):
+    with pytest.raises(ConfigError, match="a rule of sparkdl.rules if the settings are saved; got "):
         to_settings(Own())

@@ -498,7 +498,7 @@ def test_a_weight_that_is_none_is_refused(normalizer):
     """An update with a negative or non-finite weight is refused before it can spoil its round."""
     store = begun(store_of(workers=1))
 
-    with pytest.raises(RefusedError, match="An update cannot weigh") as caught:
+    with pytest.raises(RefusedError, match="An update cannot have the weight") as caught:
         push(store, 0, noise(0), normalizer=normalizer)
     assert caught.value.status == 400
 
@@ -598,7 +598,7 @@ def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
         push(store, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
 
         assert (sequence == 11) == isinstance(store.failure, DivergedError)
-    assert "the last 10 updates of worker 0 had NaN or Inf" in str(store.failure)
+    assert "the last 10 updates of worker 0 contained NaN or Inf" in str(store.failure)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

@@ -99,7 +99,7 @@ def test_a_gang_without_rows_ends_by_name():
         assert RefusedError in map(type, outcomes_of(store, [RowsHeld(0)] * 2))
 
     assert isinstance(store.failure, DataError)
-    assert "no rows to train on: the workers have none, and 0 for validation" in str(store.failure)
+    assert "no rows to train on; the workers have 0 validation rows" in str(store.failure)
 
 
 def test_who_is_early_is_told_to_ask_again():
@@ -168,7 +168,7 @@ def test_a_worker_that_says_nothing_for_too_long_is_lost():
         store.wait_epoch(0, 0)
         assert (store.failure is not None) == (second > 10)
     assert isinstance(store.failure, WorkerLostError)
-    assert "Worker 1 on host (process 1) has sent nothing for 11 s" in str(store.failure)
+    assert "Worker 1 on host (process 1) has sent no heartbeat for 11 s" in str(store.failure)
 
     store.restart()
     store.wait_epoch(0, 0)
@@ -187,7 +187,7 @@ def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
         store.wait_epoch(0, 0)
 
     says = [entry["message"] for entry in store.log]
-    begin = "Worker 0 on host (process 1) is alive, and has trained no row for 101 s, in epoch 2 after"
+    begin = "Worker 0 on host (process 1) is alive but has trained no row for 101 s, in epoch 2 after"
     assert [f"{begin} {rows} rows" for rows in (12, 16)] == [each.split(":")[0] for each in says]
     assert store.failure is None
 
@@ -269,7 +269,7 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
     """A worker that returns with another number of rows is refused and fails the run."""
     store = begun(store_of("asynchronous"))
     store.join(0, 1, 2, "host", 1)
-    with pytest.raises(RefusedError, match="came back with 9 rows instead of 10") as error:
+    with pytest.raises(RefusedError, match="restarted with 9 rows instead of 10") as error:
         store.ready(0, 1, 2, 9, 0, {})
 
     assert (422, None) == (error.value.status, store.members[0].held)
@@ -456,7 +456,7 @@ def test_an_epoch_without_one_sound_update_ends_the_run():
             give(store, report_of(store, worker))
 
     assert isinstance(store.failure, DivergedError)
-    assert "every update of epoch 1 had NaN or Inf" in str(store.failure)
+    assert "every update of epoch 1 contained NaN or Inf" in str(store.failure)
 
 
 def test_a_report_that_comes_twice_counts_once():

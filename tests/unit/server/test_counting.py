@@ -125,7 +125,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(proces
     second = start(0, attempt=2)
     if isinstance(merging, SynchronousRounds):  # in rounds, the whole worker group fails
         assert eventually(lambda: store.failure)
-        assert "cannot come back" in outcome_of(second)[2]
+        assert "cannot rejoin" in outcome_of(second)[2]
         store.restart()
         ends = [start(worker, attempt=3, generation=2) for worker in range(2)]
     else:

@@ -116,7 +116,7 @@ def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
         reply = give(store, update_of(store, worker, kind=Kind.RESTORE))
         assert (b"%d" % worker, b"") == (reply.state, reply.metrics)
     (warning,) = warnings_of(store)
-    assert "the run goes on from the end of epoch 1. Spark computed them again" in warning
+    assert "the run continues from the end of epoch 1. Spark recomputed the rows" in warning
     for place in range(store.plans[0].windows):
         rounds_of(store, store.plans[0].sequence(1) + place, 1)
     end_epoch(store, 1)
@@ -161,8 +161,8 @@ def test_at_an_epochs_end_there_is_nothing_to_undo(after):
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        (OTHERS, r"hold \(10, 10\) training rows; those of .* held \(10, 10\), and the values in the rows"),
-        (MORE, r"hold \(11, 10\) training rows; those of .* held \(10, 10\)\. Spark computed them again"),
+        (OTHERS, r"have \(10, 10\) training rows; those of .* had \(10, 10\), but the values in these rows"),
+        (MORE, r"have \(11, 10\) training rows; those of .* had \(10, 10\)\. Spark recomputed the rows"),
     ],
 )
 def test_other_rows_end_the_run(held, words, after, mode):
@@ -175,8 +175,8 @@ def test_other_rows_end_the_run(held, words, after, mode):
     assert {422} == {each.status for each in told if each is not None}
     with pytest.raises(DataError, match=words) as error:
         raise store.failure
-    assert (after == "resume") == ("start anew with another folder" in str(error.value))
-    assert ("checkpoint held" if after == "resume" else "worker group before held") in str(error.value)
+    assert (after == "resume") == ("start a new run with another folder" in str(error.value))
+    assert ("checkpoint had" if after == "resume" else "previous worker group had") in str(error.value)
     assert version == store.merging.version
 
 
@@ -223,8 +223,8 @@ def test_a_worker_that_returns_alone_may_have_taken_rows_of_others():
     for attempt in (3, 4):
         assert 1 == comes_back(attempt, OTHERS[0])["sequence"]
     (warning,) = warnings_of(store)
-    assert "Worker 0 came back with other rows, or in another order" in warning
-    with pytest.raises(RefusedError, match="came back with 11 rows instead of 10"):
+    assert "Worker 0 restarted with other rows or in another order" in warning
+    with pytest.raises(RefusedError, match="restarted with 11 rows instead of 10"):
         comes_back(5, MORE[0])
     store.restart()
     outcomes_of(store, HELD)
@@ -235,7 +235,7 @@ def test_a_worker_says_once_what_it_holds():
     """An attempt that later reports other rows is refused, and nothing changes."""
     store = trained()
     for held in (OTHERWISE[0], MORE[0]):
-        with pytest.raises(RefusedError, match="holds other rows than it reported before"):
+        with pytest.raises(RefusedError, match="has other rows than it reported before"):
             store.ready(0, 1, 1, held.rows, 0, {}, held.fingerprint)
 
     assert HELD == store.held

@@ -77,8 +77,8 @@ def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
 
     assert ({1}, None, (1, 0)) == (store.absent, store.failure, counts(store))
     assert logging.WARNING == said["level"]
-    assert "Worker 1 on host (process 1) has sent nothing for 11 s" in said["message"]
-    assert said["message"].endswith("The run goes on without it.")
+    assert "Worker 1 on host (process 1) has sent no heartbeat for 11 s" in said["message"]
+    assert said["message"].endswith("The run continues without this worker.")
 
 
 def test_a_worker_is_lost_once():
@@ -529,7 +529,7 @@ def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
     said = [entry["message"] for entry in store.log]
 
     assert ({1}, (1, 0), None) == (store.absent, counts(store), store.failure)
-    assert ["Worker 1 on host (process 1) was started again. The run goes on without it."] == said
+    assert ["Worker 1 on host (process 1) was restarted. The run continues without this worker."] == said
     assert 409 == status_of(lambda: push(store, 1, [1.0]))
 
 
@@ -574,7 +574,7 @@ def test_a_worker_that_comes_back_with_other_rows_is_refused(mode):
     store = going_on(mode)
     lose(store, 1)
 
-    with pytest.raises(RefusedError, match="came back with 9 rows instead of 10"):
+    with pytest.raises(RefusedError, match="restarted with 9 rows instead of 10"):
         come_back(store, 1, rows=9)
     assert {1} == store.absent
 

@@ -262,7 +262,7 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
     assert (None, UPDATES) == (error, store.merging.version)
     assert [float(UPDATES)] * 5 == store.merging.parameters.tolist()
     assert sent == store.counters["not_finite"]
-    assert "the last 10 updates of worker 1 had NaN or Inf in them" in str(store.failure)
+    assert "the last 10 updates of worker 1 contained NaN or Inf" in str(store.failure)
 
 
 @pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])

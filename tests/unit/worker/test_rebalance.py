@@ -180,7 +180,7 @@ def test_another_number_of_rows_is_refused_once_others_count_on_it():
 
     assert status_of(lambda: told(store, 0, Kind.SHARE, rows=5)) == 422
     assert isinstance(store.failure, DataError)
-    assert "came back with 5 rows instead of 6" in str(store.failure)
+    assert "restarted with 5 rows instead of 6" in str(store.failure)
 
 
 def test_workers_that_start_together_again_report_anew():
