@@ -154,7 +154,7 @@ class _Guard:
         """Log once that the call was interrupted."""
         if self.noted is not None and not self.said:
             self.said = True
-            logger.warning("Interrupted: the call is being ended, and its Spark job cancelled.")
+            logger.warning("Interrupted: stopping the call and cancelling its Spark job.")
 
     def close(self) -> None:
         """Restore the previous handler, once no nudge is under way.

@@ -27,10 +27,10 @@ ASKED = re.compile(
 OF_GPU = re.compile(r"device:GPU|\bGPU\b|CUDA")
 NEAR = 0.8  # share of the limit above which an error without a message counts as a lack of memory
 MEMORY = (
-    f"Take a smaller batch_size or fewer workers per executor, or give executors more memory ({OVERHEAD})."
+    f"Use a smaller batch_size or fewer workers per executor, or give executors more memory ({OVERHEAD})."
 )
-RAISE = f"Raise {SETTING}, or take a smaller batch_size."
-RAISE_LIMIT = f"Raise the limit ({OVERHEAD} in a container), or take a smaller batch_size."
+RAISE = f"Raise {SETTING}, or use a smaller batch_size."
+RAISE_LIMIT = f"Raise the limit ({OVERHEAD} in a container), or use a smaller batch_size."
 
 
 def explained(error: BaseException, reason: str) -> str:
@@ -44,7 +44,7 @@ def explained(error: BaseException, reason: str) -> str:
         return reason
     asked = _asked(reason)
     state = "the GPU is full" if OF_GPU.search(reason) else _state()
-    return f"{SHORT}{f' ({asked} asked for)' if asked else ''}: {state}: {reason}"
+    return f"{SHORT}{f' ({asked} requested)' if asked else ''}: {state}: {reason}"
 
 
 def explained_by(reason: str, setting: str) -> str:
@@ -57,7 +57,7 @@ def explained_by(reason: str, setting: str) -> str:
     silent = bool(setting) and reason.startswith("SystemError")
     if reason.startswith(SHORT) or not (REPORTED.search(reason) or silent):
         return reason
-    limit = f"{SETTING}={setting} limits the executor's Python" if setting else "no limit of Spark's is set"
+    limit = f"{SETTING}={setting} limits the executor's Python" if setting else "Spark sets no limit"
     return f"{SHORT}: {limit}: {reason}"
 
 
@@ -103,10 +103,12 @@ def _state() -> str:
     parts = []
     if limit := _address_limit():
         name = f"{SETTING}, RLIMIT_AS" if OF_SPARK in os.environ else "RLIMIT_AS"
-        parts.append(f"the process had {_text(size)} of address space of {_text(limit)} ({name})")
+        parts.append(f"the process used {_text(size)} of its address space limit of {_text(limit)} ({name})")
     if most := _cgroup_limit():
-        parts.append(f"the process had {_text(resident)} in a container of {_text(most)} (memory.max)")
-    return " and ".join(parts) or f"the process had {_text(resident)}, without a limit"
+        parts.append(
+            f"the process used {_text(resident)} in a container limited to {_text(most)} (memory.max)"
+        )
+    return " and ".join(parts) or f"the process used {_text(resident)} and has no limit"
 
 
 def _is_near_limit() -> bool:

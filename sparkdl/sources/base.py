@@ -115,7 +115,7 @@ class ArraySource(Source):
             raise DataError("x and y should be arrays of rows; got a single number.")
         if len(set(lengths)) > 1:
             raise DataError(
-                "x and y should have as many rows; got "
+                "x and y should have equal numbers of rows; got "
                 + ", ".join(f"{name} with {n}" for name, n in zip(sample.names, lengths, strict=True))
                 + "."
             )
@@ -152,8 +152,8 @@ class ArraySource(Source):
         at = int(self.count() * (1 - fraction))
         if not 0 < at < self.count():
             raise DataError(
-                f"validation_split={fraction} leaves {at} of {self.count()} rows to train on and "
-                f"{self.count() - at} to validate; both parts need rows."
+                f"validation_split={fraction} leaves {at} of {self.count()} rows for training and "
+                f"{self.count() - at} for validation; both parts need at least one row."
             )
         return self._part(slice(None, at)), self._part(slice(at, None))
 
@@ -346,7 +346,7 @@ def first_value(name: str, value: Any, dtype: Any = None) -> Array:
         return as_array(value) if dtype is None else np.asarray(value, dtype)
     except (TypeError, ValueError):
         raise DataError(
-            f"Expected {name} to be numbers, or arrays of one shape without nulls; the first row has "
+            f"Expected {name} to be numbers, or arrays of equal shape without nulls; the first row has "
             f"{str(value)[:80]}."
         ) from None
 
@@ -437,8 +437,8 @@ class FunctionSource(Source):
             inspect.signature(function).bind(0, 1)
         except TypeError as error:
             raise ConfigError(
-                "A function of rows should take the index of a worker and the number of workers, and return "
-                f"what fit takes there; got {getattr(function, '__name__', function)!r}: {error}."
+                "The function that reads the rows should take two arguments, the index of a worker and the "
+                f"number of workers; got {getattr(function, '__name__', function)!r}: {error}."
             ) from None
 
     def peek(self) -> Sample:
@@ -455,7 +455,7 @@ class FunctionSource(Source):
         action = jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
         rows = jobs.run(action, cluster, of_rows=False)
         if not rows:
-            raise NoRowsError("There are no rows: the function returns none for worker 0.")
+            raise NoRowsError("There are no rows: the function returned none for worker 0.")
         sample: Sample = rows[0]
         return sample
 

@@ -85,8 +85,8 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
         alike = [each for each in frame.columns if fold(each) == fold(name)]
         which = f": {', '.join(alike)}" if alike else ""
         return ConfigError(
-            f"Expected one column {name!r}; Spark finds several in the DataFrame{which}. Rename them, so "
-            "that each has a name of its own."
+            f"Expected one column {name!r}; Spark finds several in the DataFrame{which}. Rename them so "
+            "that each name is unique."
         )
     more = "" if "UNRESOLVED_COLUMN" in reason else f" Spark says: {reason}"
     return ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.{more}")
@@ -142,7 +142,7 @@ def numeric(name: str, found: Found) -> Any:
         raise ConfigError(
             f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
             f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "
-            f'decode={{"{name}": function}}, which makes an array of a value.'
+            f'decode={{"{name}": function}} with a function that converts a value to an array.'
         )
     return column
 
@@ -171,6 +171,6 @@ def require_booleans(name: str, kind: Any) -> None:
     """
     if not isinstance(kind, types.BooleanType):
         raise ConfigError(
-            f"Expected a column {name!r} of booleans, which say what rows are for validation; it holds "
+            f"Expected a column {name!r} of booleans that marks the validation rows; it holds "
             f"{kind.simpleString()}."
         )

@@ -101,7 +101,7 @@ class FrameSource(Source):
         texts = [name for name in names if is_text(self._found[name].kind)]
         if texts and len(texts) < len(names):
             raise ConfigError(
-                f"Expected columns that make one array; of {', '.join(names)} only {', '.join(texts)} hold "
+                f"Expected columns that form one array; of {', '.join(names)} only {', '.join(texts)} hold "
                 f"strings. {LISTS}"
             )
         return bool(texts)
@@ -117,7 +117,7 @@ class FrameSource(Source):
         depths = [depth_of(self._found[name].kind) for name in names]
         if max(depths) > 1 and len(set(depths)) > 1:
             kinds = ", ".join(f"{name} {self._found[name].kind.simpleString()}" for name in names)
-            raise ConfigError(f"Expected columns that make one array; got {kinds}. {LISTS}")
+            raise ConfigError(f"Expected columns that form one array; got {kinds}. {LISTS}")
         return max(depths) > 0 or place in self._texts
 
     def require_kinds(self, schema: Schema) -> None:
@@ -132,7 +132,7 @@ class FrameSource(Source):
                     kind = self._found[name].kind.simpleString()
                     raise ConfigError(
                         f"Expected column {name!r} to hold strings; it holds {kind}. Pass a column of "
-                        f'strings, for one df["{name}"].cast("string").'
+                        f'strings, for example df["{name}"].cast("string").'
                     )
                 if not column.texts:
                     numeric(name, self._found[name])
@@ -185,8 +185,8 @@ class FrameSource(Source):
         """
         if self.frame.isStreaming:
             raise ConfigError(
-                "The DataFrame is a stream, whose rows never end. Train on each of its batches, with "
-                "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch)), or predict it."
+                "The DataFrame is a stream, which has no end. Train on each micro-batch with "
+                "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch))."
             )
         first = self.frame.select(*self._select(raw=True)).limit(1)
         rows = jobs.run(lambda: jobs.collect(first), application_of(self.session))
@@ -198,8 +198,8 @@ class FrameSource(Source):
             own = list(islice(given, parts))
             if any(value is None for value in own):
                 raise DataError(
-                    f"Expected no nulls in {self.sample.names[place]}; the first row has one. Drop or fill "
-                    "them first."
+                    f"Expected no nulls in {self.sample.names[place]}; the first row contains one. Drop or "
+                    "fill them first."
                 )
             arrays = [self._first(place, value, next(fields)) for value in own]
             values.append(natural(arrays) if parts > 1 else arrays[0])
@@ -224,8 +224,8 @@ class FrameSource(Source):
         cluster = application_of(self.session)
         if cluster.remote:
             raise ConfigError(
-                "preserve_partitions=True needs to know how many partitions there are, which Spark Connect "
-                "does not tell. Leave it out, or take a SparkSession without remote()."
+                "preserve_partitions=True needs the number of partitions, which Spark Connect does not "
+                "report. Leave preserve_partitions out, or use a classic SparkSession, without remote()."
             )
         rows = self.frame.select(*self.selected)
         return int(jobs.run(lambda: jobs.num_partitions(rows), cluster))
@@ -378,9 +378,11 @@ def require_free(frame: DataFrame, *names: str) -> None:
     for name in names:
         key = fold(name)
         if key in taken:
-            raise ConfigError(f"The DataFrame has a column {name!r} already; choose another name for ours.")
+            raise ConfigError(
+                f"The DataFrame already has a column {name!r}. Choose another name for the new column."
+            )
         if key in ours:
-            raise ConfigError(f"Two of our columns would be called {name!r}; give each a name of its own.")
+            raise ConfigError(f"Two new columns would have the name {name!r}. Give each a name of its own.")
         ours.add(key)
 
 
@@ -407,7 +409,7 @@ def frame_source(
         ConfigError: ``decode`` is not a dict of functions, or a column is missing or cannot be read.
     """
     if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
-        raise ConfigError(f"decode should be a dict of functions by the names of columns; got {decode!r}.")
+        raise ConfigError(f"decode should be a dict from column name to function; got {decode!r}.")
     parts = [_alone(value) for value in columns]
     known = (*counts, *counts[-1:])  # there are as many sample weights as labels
     lengths = [
@@ -420,8 +422,8 @@ def frame_source(
     unread = set(decode or ()).difference(source.decoded)
     if unread and len(counts) > 1:  # a source of features alone may get functions for label columns too
         raise ConfigError(
-            f"decode has functions for {', '.join(map(repr, sorted(unread)))}, and the columns that are read "
-            f"are {', '.join(map(repr, sample.values))}."
+            f"decode has functions for {', '.join(map(repr, sorted(unread)))}, but the columns that are "
+            f"read are {', '.join(map(repr, sample.values))}."
         )
     return source
 

@@ -51,7 +51,9 @@ def make_source(
     if not frame:
         refuse_columns(validation_indicator_col=indicator, decode=decode)
     if (frame or isinstance(x, RDD)) and y is not None:
-        raise ConfigError(f"y should be left out where {what} is an RDD or a DataFrame with its labels.")
+        raise ConfigError(
+            f"y should be left out if {what} is an RDD or a DataFrame, which contains the labels; got both."
+        )
     if frame:
         if len(counts) > 1:
             columns = _label_columns(x, columns, weights, takes.labels)
@@ -66,8 +68,8 @@ def make_source(
     if homes & HOMES or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
-            f"{kind}. tf.data, generators and torch loaders live in one process: pass a function (worker, "
-            "num_workers) that makes them there, or the arrays behind them."
+            f"{kind}. Objects of tf.data, generators and torch loaders cannot be sent to other processes. "
+            "Pass a function (worker, num_workers) that creates them on a worker, or arrays."
         )
     if x is None or isinstance(x, str):
         raise ConfigError(
@@ -92,7 +94,7 @@ def refuse_columns(**arguments: Any) -> None:
     """
     for name, value in arguments.items():
         if value is not None:
-            raise ConfigError(f"{name} is for the columns of a DataFrame; got other rows. Leave it out.")
+            raise ConfigError(f"{name} needs rows in a DataFrame; got other rows. Leave {name} out.")
 
 
 def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: bool) -> tuple[Any, ...]:
@@ -107,20 +109,20 @@ def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: b
     if y:
         return columns
     if labels:
-        raise ConfigError(f"label_col should name the column of labels, {NEEDED}; got {y!r}.")
+        raise ConfigError(f"label_col should be the name of the column of labels, {NEEDED}; got {y!r}.")
     _refuse_weights(weights)
     return (x,)
 
 
 LABEL = "label"  # the default label column
-NEEDED = "which the loss or the metrics that the model was compiled with need"
+NEEDED = "since the loss or the metrics of the compiled model need labels"
 
 
 def _refuse_weights(weights: Any) -> None:
     if weights is not None:
         raise ConfigError(
-            "sample_weight is for rows with labels; got no labels, where Keras would leave it unread. "
-            "Leave it out."
+            "sample_weight needs rows with labels, since Keras ignores it without labels; got no labels. "
+            "Leave sample_weight out."
         )
 
 
@@ -130,7 +132,7 @@ def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str, 
         return ArraySource(Sample.of((x,), counts, (what,)))
     if y is None:
         if labels:
-            raise ConfigError(f"y should be given with {what}={kind}, {NEEDED}; got None.")
+            raise ConfigError(f"y should be passed with {what}={kind}, {NEEDED}; got None.")
         _refuse_weights(weights)
         return ArraySource(Sample.of((x,), counts))
     given = (x, y) if weights is None else (x, y, weights)
@@ -140,14 +142,18 @@ def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str, 
 def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str, labels: bool) -> RddSource:
     if weights is not None:
         raise ConfigError(
-            f"sample_weight should be left out where {what} is an RDD; its rows may be (x, y, sample_weight)."
+            f"sample_weight should be left out if {what} is an RDD; got both. Use rows (x, y, "
+            "sample_weight) instead."
         )
     return RddSource(rdd, counts, labels=labels)
 
 
 def _function_source(function: Any, others: tuple[Any, ...], counts: Counts, labels: bool) -> FunctionSource:
     if any(other is not None for other in others):
-        raise ConfigError("y and sample_weight should be left out beside a function, which returns them.")
+        raise ConfigError(
+            "y and sample_weight should be left out if x is a function; got both. Return them from the "
+            "function."
+        )
     return FunctionSource(function, counts, labels=labels)
 
 
@@ -159,8 +165,8 @@ def require_sendable(source: Source, cluster: SparkApplication) -> None:
     """
     if cluster.remote and not isinstance(source, FrameSource):
         raise ConfigError(
-            f"Over Spark Connect rows should be a DataFrame; got {_kind(source)}. spark.createDataFrame "
-            "makes one of pandas or lists; or take a SparkSession without remote()."
+            f"Over Spark Connect, rows should be a DataFrame; got {_kind(source)}. Create one from pandas "
+            "or lists with spark.createDataFrame, or use a classic SparkSession, without remote()."
         )
 
 
@@ -174,8 +180,7 @@ def require_partner(source: Source, held: Source) -> None:
     if alone.get(type(source)) != alone.get(type(held)):
         what = alone.get(type(source), "arrays (x, y) or an RDD of (x, y)")
         raise ConfigError(
-            f"validation_data should be {what} where the training rows are "
-            f"{_kind(source)}; got {_kind(held)}."
+            f"validation_data should be {what} if the training rows are {_kind(source)}; got {_kind(held)}."
         )
 
 
@@ -193,9 +198,9 @@ def whole_partitions(source: Source, wanted: int | None, num_workers: int) -> in
     source.partitions = count = source.num_partitions() or 1
     if wanted is not None and wanted > count:
         raise ConfigError(
-            f"preserve_partitions=True needs a partition for each worker; got num_workers={wanted} and "
-            f"{count} partitions. Take {count} workers or fewer, or make more partitions first, for one with "
-            f'df.repartition({wanted}, "group").'
+            f"preserve_partitions=True needs at least one partition per worker; got num_workers={wanted} "
+            f"and {count} partitions. Use {count} workers or fewer, or create more partitions first, for "
+            f'example with df.repartition({wanted}, "group").'
         )
     return min(num_workers, count)
 
@@ -208,13 +213,13 @@ def require_partitions(source: Source, held: Source | None) -> None:
     """
     if isinstance(source, ArraySource | FunctionSource):
         raise ConfigError(
-            "preserve_partitions is for the partitions of an RDD or a DataFrame; the training rows are "
-            f"{_kind(source)}. Leave it out."
+            f"preserve_partitions needs an RDD or a DataFrame; got {_kind(source)}. Leave "
+            "preserve_partitions out."
         )
     if held is not None:
         raise ConfigError(
-            "validation_data is dealt to the workers in a shuffle, which preserve_partitions=True has not. "
-            "Take validation_split, or a validation_indicator_col of a DataFrame, instead."
+            "validation_data needs a shuffle to deal its rows to the workers, but preserve_partitions=True "
+            "shuffles nothing. Use validation_split, or validation_indicator_col with a DataFrame, instead."
         )
 
 

@@ -151,7 +151,7 @@ class SparkApplication:
                 manager.addResourceProfile(profile)
             return int(scala.maxNumConcurrentTasks(profile))
         except Exception as error:  # noqa: BLE001 - a private call; if it is refused, use the public estimate
-            logger.debug("maxNumConcurrentTasks was refused: %s", error)
+            logger.debug("maxNumConcurrentTasks failed: %s", error)
             return int(self.context.defaultParallelism)
 
     def hosts(self) -> list[str]:
@@ -301,8 +301,8 @@ class ConnectApplication(SparkApplication):
     def __init__(self, session: Any) -> None:
         if int(pyspark.__version__.split(".")[0]) < 4:
             raise ConfigError(
-                f"Spark Connect is supported from Spark 4.0 on; this is pyspark {pyspark.__version__}. "
-                "Install a newer one, or take a SparkSession without remote()."
+                f"Spark Connect needs pyspark 4.0 or newer; got pyspark {pyspark.__version__}. Install a "
+                "newer version, or use a classic SparkSession, without remote()."
             )
         super().__init__(session)
 
@@ -314,8 +314,8 @@ class ConnectApplication(SparkApplication):
             ConfigError: always; names the remedy.
         """
         raise ConfigError(
-            "This needs a SparkContext, which Spark Connect does not have. Take a classic session, a "
-            "SparkSession without remote()."
+            "This call needs a SparkContext, which Spark Connect does not have. Use a classic SparkSession, "
+            "without remote()."
         )
 
     @property

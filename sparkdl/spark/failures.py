@@ -75,7 +75,9 @@ def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True
     """
     if cluster.stopped:
         cluster.await_stop()
-        stopped = ClusterError("Spark was stopped while the job ran. Start a session, and fit again.")
+        stopped = ClusterError(
+            "Spark was stopped while the job was running. Start a new session and repeat the call."
+        )
         stopped.cause = error
         return stopped
     text = _text(error)
@@ -131,7 +133,7 @@ def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
             spec = importlib.util.find_spec(name)
             here = f"; the driver has it from {spec.origin}" if spec else ""
             return DataError(
-                f"{host} has no module {name!r}, which a function of yours needs{here}. Send it with "
+                f"{host} has no module {name!r}, which a function of your program needs{here}. Send it with "
                 "--py-files or spark.sparkContext.addPyFile."
             )
     return None
@@ -149,12 +151,12 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
     if refused := re.search(rf"{BARRIER_REFUSED}[^\n]*", text):
         return ClusterError(refused[0])
     if cancelled := re.search(CANCELLED, text):
-        return ClusterError(f"Somebody cancelled the Spark job of this fit, or stopped Spark: {cancelled[0]}")
+        return ClusterError(f"The Spark job was cancelled, or Spark was stopped: {cancelled[0]}")
     if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
-            "An executor was killed, most likely because it used more memory than it was given (exit 137 or "
-            f"143). Python's memory is outside of the JVM's heap: set spark.executor.memoryOverhead to "
-            f"{_more_overhead(cluster)} or more, or take fewer workers per executor."
+            "An executor was killed, most likely because it exceeded its memory limit (exit status 137 or "
+            "143). Python's memory is outside the heap of the JVM. Set spark.executor.memoryOverhead to "
+            f"{_more_overhead(cluster)} or more, or use fewer workers per executor."
         )
     if full := re.search(NO_ROOM, text):
         return ClusterError(f"Spark has no room for the job: {full[0].strip()[:500]}")
@@ -191,9 +193,9 @@ def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
         limit = cluster.setting(memory.SETTING)
         limited = f"raise {memory.SETTING}={limit}, " if limit else ""
         return WorkerLostError(
-            "A Python process of an executor was killed from outside, most often by the system because "
-            f"memory ran out, or it crashed. Set {memory.OVERHEAD} to {_more_overhead(cluster)} or more, "
-            f"{limited}take a smaller batch_size or fewer workers per executor. Spark says: "
+            "A Python process of an executor crashed or was killed, most often by the operating system "
+            f"because memory ran out. Set {memory.OVERHEAD} to {_more_overhead(cluster)} or more, "
+            f"{limited}or use a smaller batch_size or fewer workers per executor. Spark says: "
             f"{died[0].strip()}."
         )
     return WorkerLostError(lines[-1].strip()[:1000]) if lines else None
@@ -203,7 +205,7 @@ def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
     """Return the error for any other failure: the plan cannot run, or its rows cannot be computed."""
     words = _words(error, text)
     if isinstance(error, of_spark.AnalysisException):
-        return ConfigError(f"Spark cannot run the plan of the rows: {words}")
+        return ConfigError(f"Spark cannot run the query of the rows: {words}")
     of_java = isinstance(error, of_spark.PySparkException) or type(error).__module__.startswith("py4j")
     if of_rows and of_java:
         return DataError(f"Spark could not compute the rows: {words}")

@@ -155,7 +155,7 @@ def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda:
         if not filecmp.cmp(local, target, shallow=False):
             raise FileExistsError(f"{target} exists already, with other content.") from error
     remove_temporary(local)
-    with _only_logged(f"The name of {target} could not be synchronized with the disk"):
+    with _only_logged(f"The folder of {target} could not be synchronized with the disk"):
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # otherwise a power failure could lose the new name

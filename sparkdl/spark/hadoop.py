@@ -18,9 +18,9 @@ def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the Hadoop file system of a URI and its path; Java exceptions in the block become OSErrors."""
     if context is None:
         raise ConfigError(
-            f"{uri} is read and written through a SparkContext, and there is none. Start a SparkSession "
-            "first; a client of Spark Connect never has one: name a path of its own machine there, which may "
-            "be of a mounted file system."
+            f"{uri} needs a SparkContext, but there is none. Start a SparkSession first. A client of Spark "
+            "Connect never has a SparkContext; use a path on the client's machine there, for example on a "
+            "mounted file system."
         )
     with as_os_errors(uri):
         path = path_of(uri, context)

@@ -66,8 +66,9 @@ class Claims:
         with self._changed:
             if mine in self._owners and self._taken + wanted > slots:
                 raise ClusterError(
-                    f"A fit within another one, as in a callback, needs {wanted} slots beside the other's "
-                    f"{self._taken}, and there are {slots:g}. Take fewer workers for each, or fit afterwards."
+                    f"A fit within another fit, for example in a callback, needs {wanted} free slots; got "
+                    f"{slots:g} slots, of which the other fit uses {self._taken}. Use fewer workers for "
+                    "each, or fit afterwards."
                 )
             self._waiting.append(turn)
             try:
@@ -76,7 +77,9 @@ class Claims:
                     interrupts.check()
                     if time.monotonic() - noticed > NOTICE_SECONDS:
                         noticed = time.monotonic()
-                        logger.warning("Waiting for %d slots that another fit of this process has.", wanted)
+                        logger.warning(
+                            "Waiting for %d slots that another fit of this process is using.", wanted
+                        )
                 self._taken += wanted
                 self._owners.append(mine)
             finally:

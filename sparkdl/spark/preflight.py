@@ -30,10 +30,12 @@ from sparkdl.errors import PreflightError
 
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
-REMEDY = "Give executors the driver's environment: spark.pyspark.python, or --archives with a packed venv."
+REMEDY = (
+    "Give executors the environment of the driver (spark.pyspark.python, or --archives with a packed venv)."
+)
 HERE = "Activate this program's environment, or set PYSPARK_PYTHON={python} before Spark starts."
 OTHER_PYTHON = "Executor {host} runs Python {found} ({path}), the driver {wanted}. {remedy}"
-STALE = "This Python process has Keras on another backend already"
+STALE = "This Python process has already imported Keras with another backend"
 
 
 def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
@@ -151,14 +153,14 @@ def reach(
                 continue
             if isinstance(error, (HTTPException, TlsError)):
                 fail(
-                    f"Executor {host} does not understand {address}:{port} ({error}); another program "
-                    "answers there."
+                    f"Executor {host} got an invalid response from {address}:{port} ({error}); another "
+                    "program uses that port."
                 )
             fail(
                 f"Executor {host} cannot reach the driver's endpoint at {address}:{port} ({error}). Set "
-                "spark.driver.host or advertised_host= to an address of the driver that executors reach, "
-                "and port= to a port or range that is open to them; or, over Spark Connect, take "
-                'placement="worker".'
+                "spark.driver.host or advertised_host= to an address of the driver that executors can "
+                "reach, and port= to a port or range that is open to them. Over Spark Connect, set "
+                'placement="worker" instead.'
             )
         finally:
             connection.close()
@@ -166,7 +168,7 @@ def reach(
             break
         time.sleep(0.5)
     if status not in (204, 503):
-        fail(f"Executor {host} got status {status} from {address}:{port}; another program answers there.")
+        fail(f"Executor {host} got status {status} from {address}:{port}; another program uses that port.")
 
 
 def _accepts(address: str, port: int, timeout: float) -> bool:
@@ -233,7 +235,7 @@ def _ask(python: str, environment: dict[str, str], *arguments: str) -> tuple[str
     except (OSError, subprocess.SubprocessError) as error:
         return None, str(error), ""
     except (ValueError, IndexError):
-        return None, (done.stderr.strip() or f"it ends with status {done.returncode}").splitlines()[-1], ""
+        return None, (done.stderr.strip() or f"it exits with status {done.returncode}").splitlines()[-1], ""
     return version, path, done.stderr
 
 
@@ -265,9 +267,9 @@ class Shared:
         path = Path(SparkFiles.get(self.place))
         if not path.exists():
             raise ClusterError(
-                "The model is a file of the Spark Connect session, which this task has not: a streaming "
-                "query has none of them. Predict the stream by SparkModel.predict or KerasTransformer, which "
-                "send the model along; predict_udf cannot know that it gets a stream."
+                "The model is a file of the Spark Connect session, and tasks of a streaming query cannot "
+                "read such files. Use SparkModel.predict or KerasTransformer instead of predict_udf for a "
+                "stream; they send the model with each task."
             )
         return serializer().loads(path.read_bytes())
 

@@ -73,11 +73,11 @@ class Slots:
         if wanted is not None:
             if wanted > slots:
                 raise self._too_few(wanted, slots)
-            return wanted, "as asked for"
+            return wanted, "as requested"
         if slots < 1:
             raise self._too_few(1, slots)
         if most is not None and most < slots:
-            return most, "one row of each batch per worker"
+            return most, "one per row of a batch"
         return slots, "one per slot"
 
     def settled(self, wanted: int | None, timeout: float) -> int:
@@ -106,7 +106,7 @@ class Slots:
                 return slots
             if now - noticed > NOTICE_SECONDS:
                 noticed = now
-                logger.warning("Waiting for executors: the application has %d slots as yet.", slots)
+                logger.warning("Waiting for executors; the application has %d slots so far.", slots)
             time.sleep(0.1)
             interrupts.check()
             if (found := self._application.slots()) != slots:
@@ -151,8 +151,8 @@ class Slots:
     def _too_few(self, wanted: int, slots: int) -> ClusterError:
         each = "executors x spark.executor.cores / spark.task.cpus"
         if self._application.separate_gpus:
-            each = "executors x their GPUs, for each worker has its own without share_gpus=True"
+            each = "executors x GPUs per executor, since workers do not share a GPU without share_gpus=True"
         return ClusterError(
-            f"num_workers={wanted} needs as many slots; the application has {slots} ({each}). Ask for "
+            f"num_workers={wanted} needs {wanted} slots; the application has {slots} ({each}). Use "
             f"{max(1, slots)} workers or fewer, or start more executors."
         )

@@ -121,7 +121,7 @@ def _cast(value: Any, kind: Any, field: types.StructField, place: str) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise _misfit(field, place, "bytes that are no UTF-8") from None
+            raise _misfit(field, place, "bytes that are not UTF-8") from None
     if isinstance(kind, types.BooleanType) and value in (0, 1):
         return bool(value)
     expected: Any = int if isinstance(kind, WHOLE) else int | float
@@ -135,7 +135,7 @@ def _cast(value: Any, kind: Any, field: types.StructField, place: str) -> Any:
 
 def _misfit(field: types.StructField, place: str, given: str) -> DataError:
     kind = field.dataType.simpleString()
-    return DataError(f"The column {field.name!r} takes {kind}; {place} has {given} there.")
+    return DataError(f"Expected {kind} for the column {field.name!r}; {place} has {given}.")
 
 
 def _kind_of(field: types.StructField, *, sequences: bool) -> str:
@@ -152,8 +152,8 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
             return name
     raise ConfigError(
         f"The column {field.name!r} is {field.dataType.simpleString()}; a record holds numbers, strings, "
-        "binary values and arrays of these, and with sequences=True arrays of arrays. Cast it first, for one "
-        f'with df["{field.name}"].cast("double").'
+        "binary values and arrays of these, and with sequences=True arrays of arrays. Cast the column "
+        f'first, for example with df["{field.name}"].cast("double").'
     )
 
 
@@ -306,8 +306,8 @@ def _to_record(
                 features[field.name] = list(map(make, value))
         except TypeError:
             raise DataError(
-                f"The column {field.name!r} has a null within {place}, which no record holds. Fill it first, "
-                f'or leave it out, for one with functions.array_compact("{field.name}").'
+                f"The column {field.name!r} has a null in an array of {place}, which a record cannot hold. "
+                f'Fill or remove it first, for example with functions.array_compact("{field.name}").'
             ) from None
     return Record(features, lists if sequences else None)
 

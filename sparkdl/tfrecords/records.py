@@ -53,10 +53,15 @@ def read(file: Any, name: str) -> Iterator[bytes]:
     while head := file.read(12):
         length, crc = struct.unpack("<QI", head) if len(head) == 12 else (0, -1)
         if crc != _masked(head[:8]):
-            raise DataError(f"Record {number} of {name} has a torn or altered head. Is it a TFRecord file?")
+            raise DataError(
+                f"Record {number} of {name} has an incomplete or damaged header. Check that this is a "
+                "TFRecord file."
+            )
         data, tail = file.read(length), file.read(4)
         if len(tail) != 4 or struct.unpack("<I", tail)[0] != _masked(data):
-            raise DataError(f"Record {number} of {name} is torn or altered: its checksum does not match.")
+            raise DataError(
+                f"Record {number} of {name} is incomplete or damaged: its checksum does not match."
+            )
         yield data
         number += 1
 
@@ -83,7 +88,9 @@ def parse(data: bytes, *, sequence: bool) -> Record:
     try:
         parsed.ParseFromString(data)
     except message.DecodeError as error:
-        raise DataError(f"A record is no {'Sequence' * sequence}Example: {error}.") from error
+        raise DataError(
+            f"Expected a serialized {'Sequence' * sequence}Example; got other data ({error})."
+        ) from error
     if not sequence:
         return Record(_values(parsed.features))
     lists = {

@@ -109,20 +109,20 @@ class Connection:
         answer = self._http.getresponse()
         if answer.length is None and not answer.chunked:
             answer.close()
-            raise ConnectionError("the head of the answer broke off")
+            raise ConnectionError("the response headers ended early")
         if answer.status < 400:
             return answer
         message = _message(answer.read())
         self.close()
         if answer.status == 408 or answer.status >= 500 and message is None:
-            raise ConnectionError(f"the request did not get through: status {answer.status}")
+            raise ConnectionError(f"the request was not processed: status {answer.status}")
         raise RefusedError(answer.status, message or f"status {answer.status}")
 
     def _read(self, body: memoryview) -> memoryview:
         """Fill a buffer with the next bytes of the response; return it."""
         assert self._answer is not None  # noqa: S101 - receive sees to it
         if len(body) and self._answer.readinto(body) != len(body):
-            raise ConnectionError("the answer broke off")
+            raise ConnectionError("the response ended early")
         return body
 
     def attempt(self, send: Callable[[], None]) -> bool:
@@ -157,8 +157,8 @@ class Connection:
             if number >= self.retries and not (self._is_out() and time.monotonic() < begun + self.outage):
                 break
         raise TransportError(
-            f"{socket.gethostname()} got no answer from the driver's endpoint at {self.endpoint.host}:"
-            f"{self.endpoint.port} after {number + 1} tries ({self._problem})."
+            f"{socket.gethostname()} got no response from the driver's endpoint at "
+            f"{self.endpoint.host}:{self.endpoint.port} after {number + 1} attempts ({self._problem})."
         )
 
     def _is_out(self) -> bool:

@@ -119,7 +119,8 @@ class PendingConnections(ConnectionManager):
         if now >= self._silent_until:
             self._silent_until = now + SAID_SECONDS
             logger.warning(
-                "Others than workers connect to the endpoint; connections without a request are closed (%s).",
+                "Clients other than workers connect to the endpoint. Closing connections without a request "
+                "(%s).",
                 reason,
             )
         for connection in tuple(self._until)[:count]:

@@ -195,14 +195,14 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
         WireError: ``header`` is not an update's header.
     """
     if len(header) != UPDATE.size:
-        raise WireError(f"An update's header has {UPDATE.size} bytes; got {len(header)}.")
+        raise WireError(f"Expected an update header of {UPDATE.size} bytes; got {len(header)}.")
     fields = UPDATE.unpack(header)
     if fields[0] != MAGIC_UPDATE:
-        raise WireError(f"An update begins with {MAGIC_UPDATE!r}; got {fields[0]!r}.")
+        raise WireError(f"Expected an update to begin with {MAGIC_UPDATE!r}; got {fields[0]!r}.")
     try:
         kind, flags = Kind(fields[1]), Flag(fields[2])
     except ValueError as error:
-        raise WireError(f"An update of a known kind was expected: {error}.") from None
+        raise WireError(f"Expected an update of a known kind: {error}.") from None
     update = Update(
         kind=kind,
         flags=flags,
@@ -246,14 +246,14 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
         WireError: ``header`` is not a reply's header.
     """
     if len(header) != REPLY.size:
-        raise WireError(f"A reply's header has {REPLY.size} bytes; got {len(header)}.")
+        raise WireError(f"Expected a reply header of {REPLY.size} bytes; got {len(header)}.")
     fields = REPLY.unpack(header)
     if fields[0] != MAGIC_REPLY:
-        raise WireError(f"A reply begins with {MAGIC_REPLY!r}; got {fields[0]!r}.")
+        raise WireError(f"Expected a reply to begin with {MAGIC_REPLY!r}; got {fields[0]!r}.")
     try:
         kind, flags = Answer(fields[1]), Flag(fields[2])
     except ValueError as error:
-        raise WireError(f"A reply of a known kind was expected: {error}.") from None
+        raise WireError(f"Expected a reply of a known kind: {error}.") from None
     reply = Reply(
         kind=kind,
         flags=flags,
@@ -276,7 +276,7 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
         WireError: the length of ``body`` does not match the sections.
     """
     if len(body) != lengths.nbytes:
-        raise WireError(f"The sections have {lengths.nbytes} bytes; got {len(body)}.")
+        raise WireError(f"Expected sections of {lengths.nbytes} bytes; got {len(body)}.")
     view = memoryview(body)
     first = 4 * lengths.parameters
     second = first + 4 * lengths.statistics

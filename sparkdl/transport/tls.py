@@ -68,8 +68,8 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
-            f"An endpoint with TLS needs the package cryptography, which {socket.gethostname()} has not. Run "
-            'pip install "sparkdl-keras[tls]" there, or pass tls=False.'
+            "An endpoint with TLS needs the package cryptography, which is not installed on "
+            f'{socket.gethostname()}. Run pip install "sparkdl-keras[tls]" there, or pass tls=False.'
         )
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -250,7 +250,7 @@ class Socket(socket.socket):
         if not flags & socket.MSG_DONTWAIT:
             super().sendall(data)
         elif super().send(data, socket.MSG_DONTWAIT) < len(data):
-            raise TlsError(errno.ECONNRESET, "TLS: nobody reads the greeting")
+            raise TlsError(errno.ECONNRESET, "TLS: the peer does not read the handshake")
 
     def _broken(self, why: object) -> TlsError:
         """Notify the peer, if it is still there; return the error."""

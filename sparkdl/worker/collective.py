@@ -92,8 +92,8 @@ def _numbers(path: str, value: Any) -> Array:
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in NUMBERS:
         raise TypeError(
-            f"Expected {path} to be numbers of a type of NumPy's; got {array.dtype}. Convert it first, for "
-            'one with .astype("float32").'
+            f"Expected {path} to have a numeric NumPy dtype; got {array.dtype}. Convert it first, for "
+            'example with .astype("float32").'
         )
     return array
 

@@ -56,7 +56,9 @@ def hold(
     if not addresses and loaded and not (apart and _bound):
         ids = _bound or ()  # unbound: imported elsewhere, the backend sees all GPUs
     if ids and loaded and _bound != ids:
-        raise StaleWorkerError(f"This process is bound to the GPUs {_bound}, and its task was given {ids}.")
+        raise StaleWorkerError(
+            f"This process is bound to the GPUs {_bound}, but its task was assigned {ids}."
+        )
     settings = {"KERAS_BACKEND": backend} if backend else {}
     if ids:
         settings[VISIBLE] = ",".join(ids)
@@ -111,9 +113,9 @@ def _within(visible: list[str], address: str) -> str:
         return address
     if int(address) >= len(visible):
         raise ConfigError(
-            f"Spark gave the task GPU {address}, and {VISIBLE} shows {len(visible)} ({','.join(visible)}), "
-            "counted from 0. Let the script of spark.worker.resource.gpu.discoveryScript count within "
-            f"{VISIBLE}, or unset that."
+            f"Spark assigned GPU {address} to the task, but {VISIBLE} has only {len(visible)} GPUs "
+            f"({','.join(visible)}), counted from 0. Let the script of "
+            f"spark.worker.resource.gpu.discoveryScript report indices within {VISIBLE}, or unset {VISIBLE}."
         )
     return visible[int(address)]
 

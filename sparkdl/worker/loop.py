@@ -195,8 +195,8 @@ class Loop:
             return
         fewer = 16 if self.plan.window == 1 else "epoch"
         logger.warning(
-            "Exchanging updates, and waiting for other workers to, took %.0f of the %.0f s of epoch %d. "
-            "frequency=%r exchanges less often, which costs some accuracy per epoch.",
+            "Exchanging updates and waiting for other workers took %.0f of the %.0f s of epoch %d. "
+            "frequency=%r exchanges less often, at the cost of some accuracy per epoch.",
             self.waited,
             seconds,
             self.epoch + 1,
@@ -380,8 +380,9 @@ def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = 
     end = rows.count if count is None else count
     if end % batch_size and fixed_batch_size(replica.model) == batch_size:
         raise DataError(
-            f"The model takes batches of {batch_size} rows only; {end} rows that are evaluated together "
-            f"leave a last batch of {end % batch_size}. Leave some out, or evaluate arrays or one partition."
+            f"The model takes only batches of {batch_size} rows; {end} rows evaluated in one task leave a "
+            f"last batch of {end % batch_size}. Leave some rows out, or evaluate arrays or a single "
+            "partition."
         )
     for start in range(0, end, batch_size):
         replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))

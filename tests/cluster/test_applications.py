@@ -147,7 +147,7 @@ def test_a_fit_whose_application_is_stopped_says_so(mode):
     """Stopping the application ends a fit with a ClusterError; no thread is left and the next fit trains."""
     report = report_of("stopped.py", "local[2]", mode)
 
-    assert report["raised"].startswith("ClusterError: Spark was stopped while the job ran.")
+    assert report["raised"].startswith("ClusterError: Spark was stopped while the job was running.")
     assert ([], 2) == (report["threads"], report["next"])
 
 

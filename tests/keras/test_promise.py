@@ -235,4 +235,4 @@ def test_exchanges_that_take_most_of_an_epoch_are_said_once(monkeypatch, caplog)
 
     said = [line for line in caplog.messages if line.startswith("Exchanging updates")]
     assert 1 == len(said)
-    assert "frequency=16 exchanges less often, which costs some accuracy per epoch." in said[0]
+    assert "frequency=16 exchanges less often, at the cost of some accuracy per epoch." in said[0]

@@ -123,16 +123,16 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
     """Lengths, shapes, types and row counts of arrays are checked without a job."""
     x, y, fit = problem.x, problem.y, SparkModel(problem.model(), num_workers=2).fit
     cases = [
-        ((x, y[:-1]), DataError, "x and y should have as many rows; got x with 203, y with 202."),
+        ((x, y[:-1]), DataError, "x and y should have equal numbers of rows; got x with 203, y with 202."),
         ((x[:, :5], y), DataError, r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
         ((x.astype(str), y), DataError, "Expected x to be numbers for the input .*has strings"),
         ((x[:0], y[:0]), DataError, "There are no rows"),
-        ((x, None), ConfigError, "y should be given"),
+        ((x, None), ConfigError, "y should be passed"),
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
         ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
         ((pd.DataFrame(x), pd.Series(list("ab" * 101 + "a"))), DataError, "Expected y to be numbers"),
-        ((Sequence(), None), ConfigError, "or the arrays behind them"),
-        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "or the arrays behind them"),
+        ((Sequence(), None), ConfigError, "on a worker, or arrays"),
+        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "on a worker, or arrays"),
         ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
     ]
     for arguments, kind, message in cases:
@@ -146,9 +146,13 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
     frame = spark.createDataFrame([([1.0] * 6, 1)], ["features", "label"])
     cases = [
         ({"validation_data": frame}, ConfigError, "should be arrays .* or an RDD .* got a DataFrame"),
-        ({"validation_data": (x, y, y, y)}, ConfigError, "validation_data should be .*; got 4 parts"),
+        (
+            {"validation_data": (x, y, y, y)},
+            ConfigError,
+            "validation_data should be .*; got a tuple of length 4",
+        ),
         ({"validation_data": (x[:, :2], y)}, DataError, r"takes rows of shape \(6,\); x has rows of shape"),
-        ({"validation_split": 0.999}, DataError, "both parts need rows"),
+        ({"validation_split": 0.999}, DataError, "both parts need at least one row"),
     ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
@@ -158,7 +162,7 @@ def test_validation_data_are_checked_before_any_job(spark, problem, no_job):
 def test_more_workers_than_slots_are_refused(spark, problem, no_job):
     """The error states the number of available slots, and no row is read."""
     for data in ((problem.x, problem.y), (spark.sparkContext.parallelize([(POINT, 1)]),)):
-        with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+        with pytest.raises(ClusterError, match="num_workers=3 needs 3 slots; the application has 2"):
             SparkModel(problem.model(), num_workers=3).fit(*data)
 
 
@@ -184,7 +188,7 @@ def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs)
         (context.parallelize([1.0, 2.0]), "Expected an RDD of tuples"),
         (context.parallelize([(np.zeros(5), 1)]), r"takes rows of shape \(6,\); x has rows of shape \(5,\)"),
         (context.parallelize([("six", 1)]), "Expected x to be numbers"),
-        (context.parallelize([([[1], [1, 2]], 1)]), "Expected x to be numbers, or arrays of one shape"),
+        (context.parallelize([([[1], [1, 2]], 1)]), "Expected x to be numbers, or arrays of equal shape"),
         (frames["array"].selectExpr("array(1, null) as features", "label"), "without nulls; the first row"),
         (frames["array"].filter("row < 0"), "There are no rows: the DataFrame is empty."),
         (frames["array"].selectExpr("slice(features, 1, 5) as features", "label"), r"of shape \(5,\)"),

@@ -64,7 +64,7 @@ def refused(error, call):
 def test_what_does_not_fit_the_size_is_refused_in_its_words(spark, body):
     """Several workers, another batch size, and a smaller last batch are refused where the size is fixed."""
     model = SparkModel(network(body))
-    only = "takes batches of 16 rows only"
+    only = "takes only batches of 16 rows"
     for frequency in ("batch", "epoch"):
         several = SparkModel(network(body), num_workers=2, frequency=frequency)
         words = refused(ConfigError, lambda several=several: several.fit(X, Y, batch_size=16))

@@ -258,7 +258,7 @@ def test_what_hadoop_cannot_read_is_named_and_the_one_before_it_used(problem, sh
 
     history = SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, resume=True, **options)
 
-    assert any(f"{made[-1]} is not used: it is torn" in line for line in caplog.messages)
+    assert any(f"{made[-1]} is not used: it is damaged" in line for line in caplog.messages)
     assert (1, list(range(5))) == (history.training["resumed"], history.epoch)
 
 

@@ -145,9 +145,9 @@ def test_what_a_function_does_wrong_is_named(spark, problem):
     def broken(worker, num_workers):
         raise LookupError("no such file")
 
-    with pytest.raises(ConfigError, match="should take the index of a worker and the number of workers"):
+    with pytest.raises(ConfigError, match="should take two arguments, the index of a worker"):
         spark_model.fit(lambda: (x, y))
-    with pytest.raises(ConfigError, match="should be left out beside a function"):
+    with pytest.raises(ConfigError, match="should be left out if x is a function"):
         spark_model.fit(uneven, y)
     with pytest.raises(ConfigError, match="validation_data should be a function"):
         spark_model.fit(uneven, validation_data=(x, y))
@@ -161,5 +161,5 @@ def test_what_a_function_does_wrong_is_named(spark, problem):
         spark_model.fit(misshapen, verbose=0)
     with pytest.raises(DataError, match="could not be computed: .*no such file"):
         spark_model.fit(broken, verbose=0)
-    with pytest.raises(DataError, match="returns none for worker 0"):
+    with pytest.raises(DataError, match="returned none for worker 0"):
         spark_model.fit(lambda worker, num_workers: (x[:0], y[:0]), verbose=0)

@@ -63,6 +63,6 @@ def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     assert 0 == done.returncode, done.stderr[-3000:]
     answers = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS"))[8:])
     assert [["0"], ["1"]] == sorted(answers["arrays"]) == sorted(answers["DataFrame"])
-    assert "the application has 2 (executors x their GPUs" in answers["refused"]
+    assert "the application has 2 (executors x GPUs" in answers["refused"]
     assert 4 == answers["shared"]
     assert [["gpu:0", "2"]] * 2 == answers["function"]  # the first GPU that each sees

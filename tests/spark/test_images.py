@@ -141,12 +141,12 @@ def test_what_cannot_be_decoded_is_named(spark, images):
     refused = [
         ({"decode": None}, "it holds binary. Pass decode="),
         ({"decode": {"contents": decode}}, "functions for 'contents', and the columns .* 'content'"),
-        ({"decode": [decode]}, "decode should be a dict of functions by the names of columns"),
+        ({"decode": [decode]}, "decode should be a dict from column name to function"),
     ]
     for arguments, message in refused:
         with pytest.raises(ConfigError, match=message):
             fit(frame_of(good), **arguments)
-    with pytest.raises(ConfigError, match="decode is for the columns of a DataFrame"):
+    with pytest.raises(ConfigError, match="decode needs rows in a DataFrame"):
         spark_model.fit(images, np.ones(40), decode={"content": decode})
 
 

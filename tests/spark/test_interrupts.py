@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SCRIPT = Path(__file__).with_name("interrupted.py")
 SECONDS = 3.0  # that a call may take to end
 GAP = 0.05  # seconds between repeated presses
-LINE = "Interrupted: the call is being ended, and its Spark job cancelled."
+LINE = "Interrupted: stopping the call and cancelling its Spark job."
 MOMENTS = [
     "before the job",
     "while workers start",

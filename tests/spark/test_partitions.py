@@ -115,7 +115,7 @@ def test_there_are_no_more_workers_than_partitions(spark, problem):
 
     assert [203] == history.training["worker_rows"]
     for data in (one, data_of("frame", spark, problem, (203,))):
-        with pytest.raises(ConfigError, match=r"got num_workers=2 and 1 partitions. Take 1 workers or fewer"):
+        with pytest.raises(ConfigError, match=r"got num_workers=2 and 1 partitions. Use 1 workers or fewer"):
             SparkModel(problem.model(), num_workers=2).fit(data, preserve_partitions=True)
 
 
@@ -124,9 +124,9 @@ def test_what_has_no_partitions_is_refused(spark, problem, jobs):
     fit = SparkModel(problem.model(), num_workers=2).fit
     rdd, before = problem.rdd(spark, *SIZES), jobs()
     cases = [
-        ((problem.x, problem.y), {}, "of an RDD or a DataFrame; the training rows are arrays"),
+        ((problem.x, problem.y), {}, "needs an RDD or a DataFrame; got arrays"),
         ((lambda worker, num_workers: None,), {}, "the training rows are a function"),
-        ((rdd,), {"validation_data": (problem.x, problem.y)}, "validation_data is dealt .* Take val"),
+        ((rdd,), {"validation_data": (problem.x, problem.y)}, "validation_data needs a shuffle .* Use val"),
         ((rdd,), {"preserve_partitions": 2}, "preserve_partitions should be True or False; got 2."),
     ]
     for data, arguments, message in cases:

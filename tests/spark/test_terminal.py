@@ -52,7 +52,7 @@ FAILURES = {  # a statement, and the expected last line
     ),
     "no slots": (
         "SparkModel(build().model, num_workers=9).fit(x, y)",
-        "sparkdl.errors.ClusterError: num_workers=9 needs as many slots",
+        "sparkdl.errors.ClusterError: num_workers=9 needs 9 slots",
     ),
     "no endpoint": (
         'SparkModel(build().model, advertised_host="127.0.0.99").fit(x, y, verbose=0)',

@@ -213,7 +213,7 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
     both = (Record({"odd": [odd]}) for odd in (b"x", b"\xff"))
     write_here(tmp_path / "t" / "part.tfrecord", *both)
 
-    message = "'odd' takes string; record 1 of .*tfrecord has bytes that are no UTF-8 there"
+    message = "Expected string for the column 'odd'; record 1 of .*tfrecord has bytes that are not UTF-8"
     with pytest.raises(Exception, match=message):
         read_tfrecords(str(tmp_path / "t"), "odd string").collect()
 
@@ -229,7 +229,9 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
     for schema, rows in cases:
         name, _ = schema.split()
         frame = spark.createDataFrame(rows, schema).coalesce(1)
-        with pytest.raises(DataError, match=f"The column '{name}' .* null within row 1 of partition 0"):
+        with pytest.raises(
+            DataError, match=f"The column '{name}' .* null in an array of row 1 of partition 0"
+        ):
             write_tfrecords(frame, str(tmp_path / "t"), sequences=True)
 
 
@@ -239,12 +241,12 @@ def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     before = jobs()
     for kind in ("decimal(3,1)", "timestamp", "map<string,int>"):
         schema = types.StructType.fromDDL(f"odd {kind}")
-        with pytest.raises(ConfigError, match="The column 'odd' is .* Cast it first"):
+        with pytest.raises(ConfigError, match="The column 'odd' is .* Cast the column first"):
             read_tfrecords(str(tmp_path), schema)
     with pytest.raises(ConfigError, match="compression should be"):
         write_tfrecords(spark.range(1), str(tmp_path / "t"), compression="zip")
     assert before == jobs()
 
     (tmp_path / "torn.tfrecord").write_bytes(b"this is no record of any kind")
-    with pytest.raises(Exception, match="torn or altered head. Is it a TFRecord file"):
+    with pytest.raises(Exception, match="incomplete or damaged header. Check that this is a TFRecord file"):
         read_tfrecords(str(tmp_path / "torn.tfrecord"), "id bigint").collect()

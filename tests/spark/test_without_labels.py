@@ -204,14 +204,14 @@ def test_a_loss_that_compares_labels_asks_for_them(rows, problem):
     """A loss that needs labels refuses rows without them before a worker starts, for each form of rows."""
     model = SparkModel(problem.model(), num_workers=2)
 
-    assert "y should be given with x=numpy.ndarray, which the loss" in refused(
+    assert "y should be passed with x=numpy.ndarray, since the loss" in refused(
         ConfigError, lambda: model.fit(X)
     )
-    assert "y should be given" in refused(ConfigError, lambda: model.evaluate(X))
-    assert "y should be given with validation_data" in refused(
+    assert "y should be passed" in refused(ConfigError, lambda: model.evaluate(X))
+    assert "y should be passed with validation_data" in refused(
         ConfigError, lambda: model.fit(problem.x, problem.y, validation_data=(HELD,))
     )
-    assert "label_col should name the column" in refused(
+    assert "label_col should be the name of the column" in refused(
         ConfigError, lambda: model.fit(rows["frame"][0], label_col=None)
     )
     assert "Expected an RDD of tuples (x, y)" in refused(
@@ -226,10 +226,10 @@ def test_weights_of_rows_without_labels_are_refused(rows):
     """Weights of rows without labels are refused: Keras would ignore them."""
     model, ones = SparkModel(adding(), num_workers=2), np.ones(24, "float32")
 
-    assert "sample_weight is for rows with labels" in refused(
+    assert "sample_weight needs rows with labels" in refused(
         ConfigError, lambda: model.fit(X, sample_weight=ones)
     )
     assert "class_weight needs labels" in refused(ConfigError, lambda: model.fit(X, class_weight={0: 2.0}))
-    assert "sample_weight is for rows with labels" in refused(
+    assert "sample_weight needs rows with labels" in refused(
         ConfigError, lambda: model.fit(rows["frame"][0], label_col=[], sample_weight="held")
     )

@@ -44,7 +44,7 @@ def test_a_check_raises_what_was_noted(caplog):
 
     assert ["after the interrupts"] == done
     assert raised.value.__suppress_context__
-    assert ["Interrupted: the call is being ended, and its Spark job cancelled."] == caplog.messages
+    assert ["Interrupted: stopping the call and cancelling its Spark job."] == caplog.messages
 
 
 @pytest.mark.parametrize("presses", [1, 20])

@@ -58,7 +58,7 @@ def test_the_first_words_say_that_memory_ran_out(kind):
 
     assert reason.startswith("Memory ran out")
     assert asked in reason
-    assert ("asked for" in reason) == bool(asked)
+    assert (" requested)" in reason) == bool(asked)
     assert " GiB" in reason or " MiB" in reason
     assert type(error).__name__ in reason or kind == "TensorFlow's without a word"
     assert memory.advice(reason) in first
@@ -77,7 +77,7 @@ def test_other_errors_are_left_alone(error):
 def test_the_full_memory_of_a_gpu_is_not_the_machines():
     """The error for a full GPU says nothing about the process's memory."""
     error = XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes on GPU 0.")
-    assert reason_of(error).startswith("Memory ran out (1 bytes asked for): the GPU is full: ")
+    assert reason_of(error).startswith("Memory ran out (1 bytes requested): the GPU is full: ")
 
 
 LIMITED = """
@@ -114,7 +114,7 @@ def test_the_limit_is_named(kind, of_spark):
     )
 
     assert done.stdout.startswith("Memory ran out")
-    assert "of address space of 1.5 GiB" in done.stdout
+    assert "of its address space limit of 1.5 GiB" in done.stdout
     assert ("spark.executor.pyspark.memory" in done.stdout) == of_spark
     assert memory.advice(done.stdout) == (memory.RAISE if of_spark else memory.RAISE_LIMIT)
 
@@ -168,7 +168,7 @@ def test_a_worker_that_was_killed():
     error = explain(Exception(DIED), Cluster())
 
     first = str(error).splitlines()[0]
-    assert "was killed from outside, most often by the system because memory ran out" in first
+    assert "crashed or was killed, most often by the operating system because memory ran out" in first
     assert "spark.executor.memoryOverhead to 1024m or more" in first
     assert first.endswith("Spark says: Python worker exited unexpectedly (crashed).")
     assert "faulthandler" not in str(error)
@@ -178,4 +178,4 @@ def test_numpy_says_what_it_asks_for():
     """The requested size is found in the message of the installed NumPy."""
     with pytest.raises(MemoryError) as raised:
         np.ones(1 << 50)
-    assert "8.00 PiB asked for" in reason_of(raised.value)
+    assert "8.00 PiB requested" in reason_of(raised.value)

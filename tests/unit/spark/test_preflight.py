@@ -50,7 +50,7 @@ def test_an_endpoint_of_another_run_is_named(identity):
 def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(identity, monkeypatch):
     """A mismatch of TLS between task and endpoint is reported; there is no fallback."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-    with endpoint() as port, pytest.raises(RuntimeError, match="TLS: .*another program answers there"):
+    with endpoint() as port, pytest.raises(RuntimeError, match="TLS: .*another program uses that port"):
         check(port, identity[1])
     with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match=f"127.0.0.1:{port}"):
         check(port)
@@ -69,7 +69,7 @@ def test_another_program_is_named(identity, certificate):
 
         _, error = together(greet, lambda: check(listener.getsockname()[1], identity[1] * certificate))
 
-    assert "another program answers there" in str(error)
+    assert "another program uses that port" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def test_an_application_asks_for_the_slots_that_its_settings_name(settings, gpus
     ("wanted", "most", "expected"),
     [
         (None, None, (2, "one per slot")),
-        (None, 1, (1, "one row of each batch per worker")),
-        (2, 1, (2, "as asked for")),
+        (None, 1, (1, "one per row of a batch")),
+        (2, 1, (2, "as requested")),
     ],
 )
 def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
@@ -61,13 +61,13 @@ def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
 
 def test_more_workers_than_slots_are_refused():
     """More workers than slots are refused, or with dynamic allocation, more than its maximum."""
-    with pytest.raises(ClusterError, match="num_workers=3 needs as many slots; the application has 2"):
+    with pytest.raises(ClusterError, match="num_workers=3 needs 3 slots; the application has 2"):
         Slots(Application()).num_workers(3, None, timeout=0.0)
-    with pytest.raises(ClusterError, match="num_workers=1 needs as many slots; the application has 0"):
+    with pytest.raises(ClusterError, match="num_workers=1 needs 1 slots; the application has 0"):
         Slots(Application(found=0)).num_workers(None, None, timeout=0.0)
     growing = Application(
         **{"dynamicAllocation.enabled": "true", "dynamicAllocation.maxExecutors": "2", "executor.cores": "2"}
     )
-    assert (4, "as asked for") == Slots(growing).num_workers(4, None, timeout=0.0)
-    with pytest.raises(ClusterError, match="num_workers=5 needs as many slots; the application has 4"):
+    assert (4, "as requested") == Slots(growing).num_workers(4, None, timeout=0.0)
+    with pytest.raises(ClusterError, match="num_workers=5 needs 5 slots; the application has 4"):
         Slots(growing).num_workers(5, None, timeout=0.0)

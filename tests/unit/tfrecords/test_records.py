@@ -59,5 +59,5 @@ def test_a_feature_of_several_kinds_is_refused():
     """A feature with several kinds, and bytes that are not an Example, are refused."""
     with pytest.raises(DataError, match="The feature 'a' has values of several kinds"):
         serialize(Record({"a": [1, b"x"]}))
-    with pytest.raises(DataError, match="A record is no SequenceExample"):
+    with pytest.raises(DataError, match="Expected a serialized SequenceExample"):
         parse(b"\xff\xff\xff", sequence=True)

@@ -172,7 +172,7 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
 
     assert "204\n" * 3 == said
     assert [20.0] * 5 == replies[-1].parameters.tolist()
-    logged = [text for text in caplog.messages if "connections without a request are closed" in text]
+    logged = [text for text in caplog.messages if "Closing connections without a request" in text]
     assert 1 == len(logged)
     assert ("", "") == capfd.readouterr()
 

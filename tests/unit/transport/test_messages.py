@@ -116,7 +116,7 @@ def test_sections_of_another_length_are_refused(update, length):
     other = (body + bytes(200))[:length]
     if len(other) == len(body):
         other += b"x"
-    with pytest.raises(WireError, match="The sections have"):
+    with pytest.raises(WireError, match="Expected sections of"):
         messages.fill(*messages.decode_update(header), other)
 
 
@@ -134,7 +134,7 @@ def test_an_unknown_kind_or_flag_is_refused(place, value):
     """A kind or flag of a later version is refused."""
     header = bytearray(messages.encode_update(Update(Kind.DELTA)))
     header[place] = value
-    with pytest.raises(WireError, match="of a known kind was expected"):
+    with pytest.raises(WireError, match="of a known kind"):
         messages.decode_update(bytes(header))
 
 

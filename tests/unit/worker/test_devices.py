@@ -48,7 +48,9 @@ def test_a_gpu_that_is_not_visible_is_an_error(visible):
     """GPU addresses of a discovery script that ignores CUDA_VISIBLE_DEVICES are refused."""
     visible("4,5")
 
-    with pytest.raises(ConfigError, match=r"gave the task GPU 2, and CUDA_VISIBLE_DEVICES shows 2 \(4,5\)"):
+    with pytest.raises(
+        ConfigError, match=r"assigned GPU 2 to the task, but CUDA_VISIBLE_DEVICES has only 2 GPUs \(4,5\)"
+    ):
         devices.choose_gpus(["2"], 0)
 
 
@@ -96,7 +98,9 @@ def test_a_process_is_bound_to_the_gpus_that_its_backend_saw(visible, monkeypatc
         pass
 
     with (
-        pytest.raises(StaleWorkerError, match=r"bound to the GPUs \('4',\), and its task was given \('5',\)"),
+        pytest.raises(
+            StaleWorkerError, match=r"bound to the GPUs \('4',\), but its task was assigned \('5',\)"
+        ),
         devices.hold("some_backend", 1, ["1"]),
     ):
         pass
