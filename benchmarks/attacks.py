@@ -163,7 +163,7 @@ def main() -> None:
     """Run all fits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--encrypted", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -237,9 +237,9 @@ TITLES = {
     "diloco": "Convergence: DiLoCo with 50 local steps",
 }
 PAGES = {
-    "defaults": "What the defaults reach",
-    "pilot": "What the pilot saw",
-    "diloco": "What DiLoCo reaches",
+    "defaults": "Scores of the defaults",
+    "pilot": "Scores in the pilot",
+    "diloco": "Scores and costs of DiLoCo",
 }
 
 
@@ -307,7 +307,7 @@ def report(cases: list[Case], answers: dict[Case, dict]) -> str:
             cost = [middle_of(answer[kind] for answer in whole) for kind in ("bytes", "seconds")]
             judged = verdict(setting, gaps) or economy(setting, len(seeds), answers)
             rows.append([setting.title, setting.workers, len(seeds), *scores, interval(gaps), judged, *cost])
-    header = ["", "K", "seeds", "score", "loss", "points less plain Keras", "bar", "bytes moved", "seconds"]
+    header = ["", "K", "seeds", "score", "loss", "points vs. plain Keras", "bar", "bytes moved", "seconds"]
     return table(header, rows)
 
 
@@ -324,7 +324,7 @@ def middle_of(values: Iterable[float]) -> str:
 
 
 def gaps_of(setting: Case, seeds: list[int], answers: dict[Case, dict]) -> list[float]:
-    """Return each seed's last score less plain Keras's, in points; nan for a diverged run."""
+    """Return each seed's last score minus that of plain Keras, in points; nan for a diverged run."""
     plain = replace(setting, mode="plain", frequency="", merge="", rate="", workers=1)
     pairs = [(replace(setting, seed=seed), replace(plain, seed=seed)) for seed in seeds]
     return [
@@ -424,12 +424,13 @@ def listed(answers: dict[Case, dict]) -> str:
         lines.setdefault(setting, []).append(f"K = {workers}: {lost} ({problem})")
     rows = [[*setting, "; ".join(found)] for setting, found in lines.items()]
     bars = (
-        "Each default with five seeds against its bar: the noise for synchronous/batch, 0.3 points for 16 "
-        "batches in rounds, elsewhere 0.5 points with up to 4 workers and 1 point with 8. A rule that is "
-        "named, with its usual settings, is here if the one seed of the pilot lies a point or more below. "
-        "Adam stands for all optimizers but SGD."
+        "The table lists each default whose mean over five seeds misses its bar. The bar is the noise of the "
+        "seeds for synchronous/batch, 0.3 points for synchronous/16, and otherwise 0.5 points with up to 4 "
+        "workers and 1 point with 8. The table also lists each named rule, with its usual settings, that "
+        "scored at least one point below plain Keras with the single seed of the pilot. Adam stands for all "
+        "optimizers except SGD."
     )
-    return f"{bars}\n\n{table(['', 'merge', 'optimizer', 'points less plain Keras'], rows)}"
+    return f"{bars}\n\n{table(['', 'merge', 'optimizer', 'points vs. plain Keras'], rows)}"
 
 
 def summary(options, answers: dict[Case, dict]) -> str:
@@ -487,7 +488,7 @@ def draw(options, answers: dict[Case, dict]) -> None:
             panel.set(title=name, xlabel="workers", xscale="log", xticks=sorted(options.workers))
             panel.xaxis.set_major_formatter("{x:.0f}")
             panel.minorticks_off()
-        panels[0][0].set_ylabel("points less plain Keras")
+        panels[0][0].set_ylabel("points vs. plain Keras")
         figure.suptitle(f"The defaults at equal epochs, {optimizer}")
         figure.legend(labels.values(), labels, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(Path(options.page).with_name(f"convergence-{optimizer}.png"), dpi=120)
@@ -501,20 +502,26 @@ def problem_of(name: str):
 def main() -> None:
     """Run the missing cases and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="the folder that has mnist/ and fashion-mnist/")
+    parser.add_argument("--data", required=True, help="folder with mnist/ and fashion-mnist/")
     parser.add_argument("--journal", required=True)
     parser.add_argument("--part", choices=PARTS, default="defaults")
     parser.add_argument("--problems", nargs="+", default=["mnist", "fashion", "tabular", "characters"])
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
-    parser.add_argument("--epochs", type=int, help="15 by default, and 30 for DiLoCo on the characters")
+    parser.add_argument("--epochs", type=int, help="default: 15, or 30 for DiLoCo on characters")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--only", nargs="*", default=[], help="words that a setting's title has")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="run only settings whose title has one of these words"
+    )
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--rows", type=int, default=0, help="train on the first rows only")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
-    parser.add_argument("--page", help="the page of docs/ that gets a summary of the defaults, and pictures")
-    parser.add_argument("--shortfalls", metavar="FILE", help="write the settings that the driver warns of")
+    parser.add_argument(
+        "--rows", type=int, default=0, help="number of training rows, from the first; 0 is all"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this many minutes"
+    )
+    parser.add_argument("--results", help="Markdown file to write the section into")
+    parser.add_argument("--page", help="page of docs/ to write the summary and the pictures for")
+    parser.add_argument("--shortfalls", metavar="FILE", help="write the settings that the driver warns about")
     options = parser.parse_args()
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
@@ -537,8 +544,9 @@ def main() -> None:
                 f"### {name}, {optimizer}, {cases[0].epochs} epochs\n\n{report(cases, journal.answers())}"
             )
     words = (
-        "Gangs of Keras replicas in one process and virtual time, with sparkdl's "
-        "own loop, store and rules. A score is an accuracy, or R² (tabular); a point is a hundredth. Mean ± "
+        "Worker groups of Keras replicas in one process and in simulated time, with the training loop, "
+        "coordinator and rules of sparkdl. A score is an accuracy, or R² (tabular); a point is a hundredth. "
+        "Mean ± "
         f"half of the 95 % interval over paired seeds. {harness.machine({'sparkdl': sys.executable})}"
     )
     harness.report(TITLES[options.part], "\n\n".join([words, *parts]), options.results)
@@ -547,7 +555,7 @@ def main() -> None:
         body = "\n\n".join(parts) if whole else summary(options, journal.answers())
         harness.write_section(options.page, PAGES[options.part], body)
     if options.page and options.part == "defaults":
-        harness.write_section(options.page, "What fell short", listed(journal.answers()))
+        harness.write_section(options.page, "Combinations that fell short", listed(journal.answers()))
         draw(options, journal.answers())
 
 

@@ -61,8 +61,10 @@ def main() -> None:
     """Run the comparison, or one measure of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs=2, default=(2, 16), help="few, and many")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument(
+        "--workers", type=int, nargs=2, default=(2, 16), help="two numbers of workers, small and large"
+    )
+    parser.add_argument("--results", help="Markdown file to write the section into")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -87,7 +87,7 @@ def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     options = parser.parse_args()
     lines = []
     for title, size in SIZES.items():

@@ -145,7 +145,7 @@ def timed(function: Callable[[], int], expected: int) -> float:
     """Return the seconds of a call that must return ``rows`` rows."""
     began = time.perf_counter()
     if function() != expected:
-        raise SystemExit("Some rows did not arrive.")
+        raise SystemExit("Some rows are missing.")
     return time.perf_counter() - began
 
 
@@ -225,10 +225,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="", help="folder of MNIST's four IDX .gz files, or 'generated'")
     parser.add_argument("--rows", type=int, default=60_000, help="train on the first rows of MNIST only")
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="of generated rows; 0 leaves them out")
+    parser.add_argument(
+        "--gigabytes", type=float, default=4.0, help="gigabytes of generated rows; 0 for none"
+    )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--large-rounds", type=int, default=3, help="turns with the generated rows")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--large-rounds", type=int, default=3, help="rounds with the generated rows")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

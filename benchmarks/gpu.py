@@ -234,10 +234,12 @@ def main():
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--size", type=int, default=32, help="channels of the first block")
-    parser.add_argument("--workers", type=int, default=4, help="no more than so many")
+    parser.add_argument("--workers", type=int, default=4, help="maximum number of workers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no round after this many minutes"
+    )
+    parser.add_argument("--results", help="Markdown file to write the section into")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(harness.REPOSITORY), os.environ.get("PYTHONPATH", "")])

@@ -392,23 +392,27 @@ def add_common_options(parser, *, epochs: int, rounds: int) -> None:
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--backend", default="tensorflow", help="Keras's backend")
-    parser.add_argument("--only", nargs="*", default=[], help="words that a contestant's title has")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="run only contestants whose title has one of these words"
+    )
+    parser.add_argument("--results", help="Markdown file to write the section into")
 
 
 def add_warm_option(parser) -> None:
     """Add the option of benchmarks that measure warm rates to an argument parser."""
     parser.add_argument(
-        "--warm-epochs", type=int, default=6, help="epochs of the warm measure; few are noisy"
+        "--warm-epochs", type=int, default=6, help="epochs of the warm measurement; few epochs give noise"
     )
 
 
 def add_elephas_options(parser) -> None:
     """Add the options of the long benchmarks with Elephas to an argument parser."""
-    parser.add_argument("--journal", help="keep each answer here; take up what is missing")
-    parser.add_argument("--elephas-venv", help="Elephas's environment; made there if need be")
     parser.add_argument(
-        "--elephas-python", default=sys.executable, help="what makes it; a Python before 3.13"
+        "--journal", help="file that keeps each answer; a run continues with the missing ones"
+    )
+    parser.add_argument("--elephas-venv", help="Elephas's environment; created there if it does not exist")
+    parser.add_argument(
+        "--elephas-python", default=sys.executable, help="the Python that creates it, older than 3.13"
     )
 
 
@@ -417,7 +421,9 @@ def pythons(options, specs: list[Spec]) -> dict[str, str]:
     found = {"sparkdl": sys.executable}
     if any(spec.name == "elephas" for spec in specs):
         if not options.elephas_venv:
-            raise SystemExit("Elephas takes part: say where with --elephas-venv PATH.")
+            raise SystemExit(
+                "This comparison includes Elephas. Pass its environment with --elephas-venv PATH."
+            )
         found["elephas"] = elephas_python(options.elephas_venv, options.elephas_python)
     return found
 

@@ -97,9 +97,11 @@ def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of MNIST's four IDX .gz files")
-    parser.add_argument("--times", type=int, default=5, help="how often all images are in the rows")
+    parser.add_argument(
+        "--times", type=int, default=5, help="number of times that the rows repeat all images"
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -142,8 +142,8 @@ def slope_of(found: list[list[float]], place: int) -> tuple[float, float]:
 def main() -> None:
     """Run all kinds of calls, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the calls, to make fewer")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the calls to make")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     calls = {kind: max(30, round(options.share * count)) for kind, count in CALLS.items()}

@@ -87,7 +87,7 @@ def section(optimizer: str, specs: list[Spec], options, journal) -> str:
         rows.append([spec.title, mean, *(["–"] * 3 if spec.name == "plain" else gaps)])
         lowest = [answer["lowest_variance"] for answer in answers[spec.title] if "lowest_variance" in answer]
         rows[-1] += [f"{min(lowest):.2g}"] if lowest else []
-    header = ["", "mean accuracy", "less plain Keras", "less its simulation", "less Elephas's"]
+    header = ["", "mean accuracy", "minus plain Keras", "minus its simulation", "minus Elephas"]
     header += ["lowest variance"] if max(map(len, rows)) > len(header) else []
     return f"### {optimizer.upper()}\n\n{table(header, rows)}"
 

@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two updates of a worker")
     parser.add_argument("--kill", type=float, default=10, help="seconds between two kills of a worker")
     parser.add_argument("--share", type=float, default=SHARE, help="share of requests, and of answers, lost")
-    parser.add_argument("--results", help="the Markdown file whose section is to be replaced")
+    parser.add_argument("--results", help="Markdown file to write the section into")
     parser.add_argument("--worker", nargs=4, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--relay", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
