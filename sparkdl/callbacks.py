@@ -2,7 +2,7 @@
 
 Each callback returns the factor of the learning rate at a point of training. ``SparkModel`` sends the rate to
 the workers with every exchange, and the model on the driver keeps the rate it was compiled with. In plain
-``model.fit`` a callback acts as for one worker.
+``model.fit`` the number of workers is 1.
 
 Example:
     >>> callbacks = [LearningRateScaling(), LearningRateWarmup(epochs=5)]
@@ -96,7 +96,7 @@ class LearningRateWarmup(LearningRateFactor):
 
     Args:
         epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
-        start: the fraction at the beginning, from 0 up to 1. None: 1 / K. This is the rate of one worker if
+        start: the fraction at the beginning, from 0 to 1. None: 1 / K. This is the rate of one worker if
             ``LearningRateScaling`` multiplies by K, and 1 / sqrt(K) of it with the default factor.
 
     Raises:

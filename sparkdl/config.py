@@ -171,7 +171,7 @@ class TrainConfig:
             A completed epoch resets the count.
         stall_timeout: seconds without a heartbeat after which a worker is considered lost. Heartbeats are
             sent every 0.5 s.
-        on_worker_loss: "fail" restarts all workers; with "continue" the others go on without the lost worker
+        on_worker_loss: "fail" restarts all workers; with "continue" the others continue without the lost one
             until it is back.
         recovery_every: rounds between snapshots within an epoch; None takes one at the end of an epoch only.
         share_gpus: whether two workers may use the same GPU.

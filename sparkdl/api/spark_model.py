@@ -96,7 +96,7 @@ class SparkModel:
         stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
             or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
         on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
-            workers go on, and the lost one comes back if Spark starts its task again (docs/lifecycle.md).
+            workers continue, and the lost one rejoins if Spark restarts its task (docs/lifecycle.md).
         recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run that lost a
             worker restarts from the last snapshot. None takes one at the end of an epoch only.
         share_gpus: whether two workers may use the same GPU.
@@ -251,13 +251,13 @@ class SparkModel:
                 outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
             initial_epoch: the epoch at which training begins, to continue an earlier fit.
             steps_per_epoch: updates per epoch of one process; the next epoch continues with the remaining
-                rows. Where workers step on their own, each takes its share. Default: all rows. As in Keras,
+                rows. If workers train separately, each takes its share. Default: all rows. As in Keras,
                 arrays without ``batch_size`` are divided into this many batches.
             validation_steps: the number of batches of validation rows to evaluate, always the first ones;
                 by default all. As in Keras, arrays without ``batch_size`` are divided into this many batches.
             validation_batch_size: rows per forward pass over validation rows; ``batch_size`` by default.
             validation_freq: number of epochs between evaluations, or a list of the epochs to evaluate after.
-            features_col: the features column of a DataFrame; a list of columns that make one array; for
+            features_col: the features column of a DataFrame; a list of columns that form one array; for
                 several inputs a list, or a dict by input name.
             label_col: the label column of a DataFrame, or several in the same way; None: there is none.
             validation_indicator_col: the column of booleans that marks the rows of a DataFrame to hold out.
@@ -282,7 +282,7 @@ class SparkModel:
         Raises:
             ConfigError: an argument cannot be honoured, or another fit is training the model.
             DataError: rows do not fit the model; names partition and row.
-            CheckpointError: another run keeps its checkpoints in the folder, or has taken the folder over.
+            CheckpointError: another run uses the folder, or has taken it over.
             ClusterError: there are too few slots, an executor's environment does not match, or the job was
                 cancelled.
             WorkerError: training failed on an executor; has the worker's traceback.
@@ -502,7 +502,7 @@ class SparkModel:
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings to a JSON file beside it.
 
-        Addresses, port, ``tls`` and ``placement`` are not saved, because they depend on the place of a run.
+        Addresses, port, ``tls`` and ``placement`` are not saved, because they depend on the machine.
 
         Args:
             path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".

@@ -2,7 +2,7 @@
 
 A record has three parts: eight bytes with the length of a JSON text (little-endian), the text, and the data
 that JSON cannot hold. An array or bytes value is ``{"<aside>": [kind, shape, place]}`` in the text: ``kind``
-is the NumPy dtype name or "bytes", and ``place`` the offset of its data behind the text. An object that
+is the NumPy dtype name or "bytes", and ``place`` the offset of its data after the text. An object that
 occurs several times in the value is stored once.
 """
 

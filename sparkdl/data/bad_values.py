@@ -62,7 +62,7 @@ class Faults:
     Args:
         schema: the rows' schema.
         classes: the classes of label columns, by the index of the column.
-        seeds: the seeds with which keys of training and validation rows were scrambled; None: they were not.
+        seeds: the seeds with which keys of training and validation rows were scrambled; None: not scrambled.
         origin: describes a row by its original key.
     """
 

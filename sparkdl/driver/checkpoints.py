@@ -317,7 +317,7 @@ class Checkpoints:
     def _fail(self, error: Exception) -> None:
         self.failed += 1
         logger.warning(
-            "A checkpoint could not be written to %s; training goes on: %s", self.config.uri, error
+            "A checkpoint could not be written to %s; training continues: %s", self.config.uri, error
         )
 
     def start_from(self, cut: Snapshot) -> None:

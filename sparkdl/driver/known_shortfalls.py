@@ -1,4 +1,4 @@
-"""Warnings about settings that ended below plain Keras in the study of convergence.
+"""Warnings about settings that scored below plain Keras in the convergence study.
 
 The data file ``known_shortfalls.json`` lists them. ``benchmarks/convergence.py --shortfalls`` writes it from
 the journal of the study; docs/which-mode-evidence.md describes the study.

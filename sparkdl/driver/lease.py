@@ -361,8 +361,8 @@ class Lease:
             except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
                 if not warned:
                     logger.warning(
-                        "No heartbeat could be written to %s; training goes on. After %.0f s another run may "
-                        "take the folder over: %s",
+                        "No heartbeat could be written to %s; training continues. After %.0f s another run "
+                        "may take the folder over: %s",
                         self.uri,
                         SILENCE_SECONDS,
                         error,

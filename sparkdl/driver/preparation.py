@@ -189,7 +189,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: Any, stack:
     Raises:
         ConfigError: an argument cannot be honoured.
         DataError: rows do not fit the model.
-        CheckpointError: another run keeps its checkpoints in the folder.
+        CheckpointError: another run uses the folder.
         ClusterError: there are too few slots.
     """
     config, model = user.config, user.model
@@ -278,7 +278,7 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
         stack: the cleanup of the fit, which releases the lease.
 
     Raises:
-        CheckpointError: another run keeps its checkpoints in the folder.
+        CheckpointError: another run uses the folder.
         ConfigError: the folder cannot be read or written.
     """
     if checkpoint is None or config.placement is Placement.WORKER:  # refused later, by checkpoint_policy
@@ -337,7 +337,7 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
 
 
 class _Rows(NamedTuple):
-    """The findings of a look at the rows.
+    """Properties of the rows, from their first row.
 
     Attributes:
         schema: the columns of every row.

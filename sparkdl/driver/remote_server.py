@@ -3,11 +3,11 @@
 The endpoint runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
 workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in its place.
 
-Without a spare slot, the job's result brings all that the client learns of the run. With one, the client
-requests state from the endpoint by small jobs of one task. It gets the address from a task without rows,
-numbered before worker 0's, which ends at once and frees its slot.
+Without a spare slot, the client learns the state of the run only from the job's result. With one, the client
+requests the state from the endpoint with small jobs of one task. It gets the address from a task without
+rows, which comes before the task of worker 0, ends at once and frees its slot.
 
-The state travels as one record (``core.packing``); nothing is unpickled.
+The state is sent as one record (``core.packing``); nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def scaled_rate(start: Start) -> str | None:
 
 
 def unstudied(start: Start) -> str | None:
-    """Return a warning about more workers than the study of convergence covers."""
+    """Return a warning about more workers than the convergence study covers."""
     plan = start.plan
     if plan.joint or plan.working <= STUDIED:
         return None
@@ -186,7 +186,7 @@ def unstudied(start: Start) -> str | None:
 
 
 def known_shortfall(start: Start) -> str | None:
-    """Return a warning about settings that ended below plain Keras in the study of convergence."""
+    """Return a warning about settings that scored below plain Keras in the convergence study."""
     if start.plan.joint:
         return None
     config = start.request.config

@@ -94,7 +94,7 @@ def freeze(
         builder: the function that built it, if any; the configuration is then not needed.
         custom_objects: objects named by the user. Objects in the live model's configuration are found.
         trains: whether the model will be trained, for which it has to be compiled.
-        check: called with the model that is restored here in the way of executors.
+        check: called with the model that is restored here as on executors.
 
     Raises:
         ModelError: the model cannot be restored from the values; the message says why.

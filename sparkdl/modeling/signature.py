@@ -23,7 +23,7 @@ from sparkdl.modeling.keras_variables import dtype_of, undisturbed
 
 
 def count_parts(model: keras.Model) -> tuple[int | None, int | None]:
-    """Return the number of arrays in x and in y of a model; None if only a call of the model can tell."""
+    """Return the number of arrays in x and in y of a model; None if only a call of the model shows it."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     alone = 1 if isinstance(model, keras.Sequential) else None
     return len(inputs) if inputs else alone, len(outputs) if outputs else None
@@ -143,7 +143,7 @@ def output_shapes(model: keras.Model, predicted: Any) -> Any:
 
 
 def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
-    """Return the schema of rows of x that the model takes; None if only a row can tell.
+    """Return the schema of rows of x that the model takes; None if they depend on a row.
 
     Args:
         model: the model.

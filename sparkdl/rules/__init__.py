@@ -43,7 +43,7 @@ __all__ = [
 
 KINDS: tuple[type[Rule], ...] = Average, Sum, ADAG, DynSGD, AEASGD, EAMSGD, BMUF, FedOpt, DiLoCo, Adasum
 RULES = {rule.name: rule for rule in KINDS}
-STUDIED = 8  # largest number of workers in the study of convergence
+STUDIED = 8  # largest number of workers in the convergence study
 
 
 class Choice(NamedTuple):
@@ -70,7 +70,7 @@ def default(mode: str, window: int | None) -> Choice:
     """Return the rule that experiments favour for a mode and frequency; see the table in docs/modes.md.
 
     With several local steps per exchange, workers use sqrt(K) times the learning rate, which suits the mean
-    of K; in rounds a momentum makes up for the rest. For one worker each default is plain Keras.
+    of K; in rounds a momentum compensates for the rest. For one worker each default is plain Keras.
     """
     if mode == "synchronous":
         return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)

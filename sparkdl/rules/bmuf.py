@@ -23,7 +23,7 @@ class BMUF(Rule):
     """Blockwise model-update filtering: a round's mean delta, plus a decaying sum of earlier ones.
 
     Attributes:
-        block_momentum: fraction of the velocity kept in each round, from 0 up to below 1; None is
+        block_momentum: fraction of the velocity kept in each round, at least 0 and below 1; None is
             1 - K ** -power.
         power: 1 (default) is the paper's choice: each mean counts K times in the end. 0.5, with sqrt(K) times
             the learning rate in the workers, is the default of ``SparkModel``.

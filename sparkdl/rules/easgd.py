@@ -20,7 +20,7 @@ BETA = 0.9  # alpha times the number of workers, as in the paper; the center is 
 
 @dataclass(frozen=True)
 class AEASGD(Rule):
-    """A rule that lets the workers explore, and draws them and the center together.
+    """A rule that lets the workers explore, and pulls them and the center together.
 
     Attributes:
         alpha: fraction of their distance by which the worker and the center each move in one exchange: the

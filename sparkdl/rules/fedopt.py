@@ -43,7 +43,7 @@ class DiLoCo(Rule):
 
     Attributes:
         outer_learning_rate: the step size; 1 without momentum is the rule "average".
-        outer_momentum: fraction of the velocity kept in each step, from 0 up to below 1.
+        outer_momentum: fraction of the velocity kept in each step, at least 0 and below 1.
     """
 
     name = "diloco"

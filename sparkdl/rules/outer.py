@@ -36,7 +36,7 @@ class SGD(Outer):
 
     Attributes:
         learning_rate: the step size; 1 adds the mean delta as it is, if there is no momentum.
-        momentum: fraction of the velocity kept in each step, from 0 up to below 1.
+        momentum: fraction of the velocity kept in each step, at least 0 and below 1.
         nesterov: whether to use Nesterov momentum.
     """
 

@@ -111,7 +111,7 @@ class GroupCoordinator(ABC):
             return True
 
     def _lose_replica(self, worker: int, member: Member) -> None:
-        """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run cannot go on."""
+        """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run must end."""
         if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
             return
         self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was restarted.")
@@ -169,7 +169,7 @@ class GroupCoordinator(ABC):
             self.membership.note_running(member, running)
 
     def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
-        """Record the failure of a task, unless the run goes on without it.
+        """Record the failure of a task, unless the run continues without it.
 
         Args:
             worker: its worker, or the partition that it deals.

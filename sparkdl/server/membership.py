@@ -152,7 +152,7 @@ class Membership:
         return silent
 
     def warn_of_long_steps(self) -> None:
-        """Warn once of each worker that is alive but trains no row. It may be right, so it goes on."""
+        """Warn once about each worker that is alive but trains no row; it may only be slow, so keep it."""
         now = self.looked
         for worker, ((epoch, rows), since) in self._positions.items():
             member = self.members[worker]

@@ -168,7 +168,7 @@ class SparkApplication:
         return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return the number of workers to take, and the reason; see ``Slots.num_workers``."""
+        """Return the number of workers to use, and the reason; see ``Slots.num_workers``."""
         return Slots(self).num_workers(wanted, most, timeout)
 
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:

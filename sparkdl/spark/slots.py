@@ -52,7 +52,7 @@ class Slots:
         self._application, self._setting = application, application.setting
 
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
-        """Return the number of workers to take, and the reason.
+        """Return the number of workers to use, and the reason.
 
         Args:
             wanted: the number that the user requested, if any.

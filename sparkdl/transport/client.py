@@ -31,7 +31,7 @@ from sparkdl.transport.messages import Flag, Reply, Running, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint holds a request
 RETRIES = 6
-OUTAGE_SECONDS = 60.0  # how long a worker retries while its host has no route to the endpoint
+OUTAGE_SECONDS = 60.0  # time that a worker retries while its host has no route to the endpoint
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
 # Log records of one heartbeat, as JSON. With metric states it stays below the endpoint's limit (1 MiB).
@@ -301,7 +301,7 @@ class LogBuffer(logging.Handler):
         return taken
 
     def put_back(self, taken: list[dict[str, Any]]) -> None:
-        """Put records back that were just taken; if there is no room for all, the oldest are lost."""
+        """Put back records that were just taken; if there is no room for all, the oldest are lost."""
         self.acquire()
         try:
             self.records = deque([*taken, *self.records], self.records.maxlen)

@@ -1,6 +1,6 @@
 """The interface between the training loop and the endpoint.
 
-``frequency`` only decides when the loop calls its Exchange, and ``mode`` only what handles the call. An
+``frequency`` determines when the loop calls its Exchange, and ``mode`` how the endpoint handles the call. An
 exchange has two phases, so that work between them can overlap with it: ``begin`` sends an update, ``finish``
 returns the reply.
 """

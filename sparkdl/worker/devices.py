@@ -1,4 +1,4 @@
-"""The threads and GPUs of its machine that a task may use.
+"""The threads and GPUs that a task may use on its machine.
 
 These settings have to be in the environment before the backend is imported, so this module does not import
 it. They are undone when the task ends. A Python process is bound to the GPUs that its backend saw first. A

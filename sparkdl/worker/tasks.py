@@ -60,9 +60,9 @@ class Call(NamedTuple):
 
 
 def import_keras(*, quietly: bool = False) -> None:
-    """Import Keras in half the usual time, in a process that has to work soon.
+    """Import Keras in about half the usual time, for a task that needs it at once.
 
-    No garbage is collected during the import, and none among the imported objects later. Optional imports of
+    Garbage collection is off during the import, and later skips the imported objects. Optional imports of
     Keras, for plots, data frames, notebooks and scikit-learn's pipelines, are skipped.
 
     Args:

@@ -23,7 +23,7 @@ class TorchReplica(StatefulReplica):
 
     * It converts arrays, reads variables and clears gradients without Keras.
     * A step of Keras's own does not compute the results of the metrics.
-    * The metrics are updated with a step only after the step's outcome is on its way.
+    * The metrics are updated with a step only after its result has been sent.
     * If steps are whole and the trainable variables are float32, these are parts of one tensor, which is set
       and read at once.
 
@@ -39,7 +39,7 @@ class TorchReplica(StatefulReplica):
         self._values = {id(variable): variable.value for variable in asked}
         self._flat = self._joined() if self.exact and self._trainable and not joint else None
         self._waiting: list[Callable[[], Any]] = []
-        self._loss: tuple[Any, Any] | None = None  # the newest loss that waits, and its weight
+        self._loss: tuple[Any, Any] | None = None  # the newest loss not in the metrics yet, and its weight
         if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
             self._measure, self._track = model.compute_metrics, model._loss_tracker.update_state
             vars(model).update(compute_metrics=self._measure_later, get_metrics_result=dict)
