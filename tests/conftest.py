@@ -132,7 +132,7 @@ def is_named(config):
 
 
 def is_in_share(item, places):
-    """Return True if the test is in today's share; ``places`` counts the long tests of each module."""
+    """Return True if the test is in the selected share; ``places`` counts the long tests of each module."""
     if not item.get_closest_marker("third"):
         return True
     places[item.module] = place = places.get(item.module, -1) + 1

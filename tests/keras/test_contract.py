@@ -168,7 +168,7 @@ def test_one_worker_trains_as_keras_does(case, mode, window):
 
 @pytest.mark.parametrize("window", [2, pytest.param(None, marks=pytest.mark.whole)])
 def test_a_schedule_is_scaled_as_a_number_is(window):
-    """A learning-rate schedule is scaled like a number if workers step on their own."""
+    """A learning-rate schedule is scaled like a number if workers train separately."""
     trained = []
     for rate in (0.05, keras.optimizers.schedules.PiecewiseConstantDecay([9999], [0.05, 0.0])):
         model, (x, y, weights) = problem(dense, keras.optimizers.SGD(rate, momentum=0.5))

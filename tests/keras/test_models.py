@@ -347,7 +347,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, 
 
 
 def test_optimizers_of_low_precision_are_averaged_by_rows():
-    """Optimizer states of workers that step on their own are averaged by rows, also in low precision."""
+    """Optimizer states of workers that train separately are averaged by rows, also in low precision."""
     layers = [keras.Input((3,)), keras.layers.Dense(1, use_bias=False, dtype="bfloat16")]
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")

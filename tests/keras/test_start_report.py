@@ -117,7 +117,7 @@ def test_the_lines_are_these(start, lines, caplog):
 
 
 def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(caplog):
-    """Two warnings name too many workers that step on their own, and a setting that fell short."""
+    """Two warnings name too many workers that train separately, and a setting that fell short."""
     workers = 9
     start = start_of((16,) * workers, held=(0,) * workers, notes=({},) * workers, merge="sum")
 

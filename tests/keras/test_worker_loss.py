@@ -118,7 +118,7 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
 
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 2), ("asynchronous", 1), ("hogwild", None)])
 def test_a_worker_that_comes_back_trains_on(problem, mode, window):
-    """A worker that returns trains on, also in modes where workers step on their own."""
+    """A worker that returns trains on, also in modes where workers train separately."""
     model, stores = problem.model(), []
     losses = train(
         model,

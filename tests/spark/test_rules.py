@@ -142,7 +142,7 @@ def test_a_learning_rate_that_is_a_function_is_taken_as_it_is(spark, problem):
 
 @pytest.mark.parametrize(("frequency", "warned"), [("batch", False), (4, True)])
 def test_more_workers_than_were_studied_are_named(spark, problem, caplog, monkeypatch, frequency, warned):
-    """A warning names a number of workers that was not studied, if they step on their own."""
+    """A warning names a number of workers that was not studied, if they train separately."""
     monkeypatch.setattr("sparkdl.driver.start_report.STUDIED", 1)
     SparkModel(problem.model(), frequency=frequency, num_workers=2).fit(problem.x, problem.y, 16, verbose=0)
 
