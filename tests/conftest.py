@@ -43,7 +43,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
     config.addinivalue_line("markers", "third: long; the default suite runs a third of those of its module")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
-    config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect has not")
+    config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect does not have")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
 
 

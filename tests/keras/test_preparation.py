@@ -48,7 +48,7 @@ def test_validation_data_of_four_parts_is_refused():
     """Validation data is x, y and sample weights at most."""
     arguments = FitArguments(**DEFAULTS | {"validation_data": ([[1.0, 2.0]], [1.0], [1.0], [1.0])})
 
-    with pytest.raises(ConfigError, match=r"validation_data should be \(x, y\).*got 4 parts"):
+    with pytest.raises(ConfigError, match=r"validation_data should be \(x, y\).*got a tuple of length 4"):
         arguments.validation_rows(compiled())
     assert FitArguments(**DEFAULTS).validation_rows(compiled()) is None
 

@@ -51,12 +51,12 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (start_of(indicator="held"), "The column 'held' holds out none of the 80 rows"),
+        (start_of(indicator="held"), "The column 'held' marks none of the 80 rows"),
         (start_of(fit={"validation_split": 0.001}), "validation_split=0.001 holds out none of the 80 rows"),
-        (start_of(fixed=32), "batches of 32 rows only; 80 rows leave a last batch of 16"),
+        (start_of(fixed=32), "only batches of 32 rows; 80 rows leave a last batch of 16"),
         (
             start_of(fixed=16, held=(8, 0)),
-            "16 rows only; 8 validation rows leave a last batch of 8",
+            "16 rows; 8 validation rows leave a last batch of 8",
         ),
     ],
 )

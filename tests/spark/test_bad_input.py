@@ -173,7 +173,7 @@ def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
     cases = [
         ({"label_col": "target"}, "Expected a column 'target'; the DataFrame has features, label, name."),
         ({"label_col": "name"}, "Expected column 'name' to hold numbers, .* it holds string."),
-        ({"y": problem.y}, "y should be left out where x is an RDD or a DataFrame"),
+        ({"y": problem.y}, "y should be left out if x is an RDD or a DataFrame"),
     ]
     for arguments, message in cases:
         with pytest.raises(ConfigError, match=message):

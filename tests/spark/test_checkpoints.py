@@ -419,7 +419,7 @@ def test_other_rows_are_refused(spark, problem, tmp_path):
     options = {"checkpoint": f"file://{tmp_path}/checkpoints", **SETTINGS}  # through Hadoop
     SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, **{**options, "epochs": 1})
 
-    with pytest.raises(DataError, match=r"hold \(100, 100\) training rows; those of the checkpoint"):
+    with pytest.raises(DataError, match=r"have \(100, 100\) training rows; those of the checkpoint"):
         SparkModel(problem.model(), num_workers=2).fit(
             problem.x[:200], problem.y[:200], resume=True, **options
         )

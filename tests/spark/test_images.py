@@ -140,7 +140,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
             fit(frame)
     refused = [
         ({"decode": None}, "it holds binary. Pass decode="),
-        ({"decode": {"contents": decode}}, "functions for 'contents', and the columns .* 'content'"),
+        ({"decode": {"contents": decode}}, "functions for 'contents', but the columns .* 'content'"),
         ({"decode": [decode]}, "decode should be a dict from column name to function"),
     ]
     for arguments, message in refused:

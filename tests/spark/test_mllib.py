@@ -108,9 +108,9 @@ def test_points_and_frames_go_back_to_arrays(spark, problem, categorical):
 
 def test_arrays_that_are_no_points_are_refused(spark, problem):
     """Arrays with too few labels, or features that are not rows, are refused with their shapes."""
-    with pytest.raises(DataError, match=r"got \(203, 6\) and \(202,\)"):
+    with pytest.raises(DataError, match=r"got shapes \(203, 6\) and \(202,\)"):
         to_labeled_point(spark.sparkContext, problem.x, problem.y[1:])
-    with pytest.raises(DataError, match=r"got \(203,\) and \(203,\)"):
+    with pytest.raises(DataError, match=r"got shapes \(203,\) and \(203,\)"):
         to_data_frame(spark.sparkContext, problem.y, problem.y)
     model = keras.Sequential([keras.Input((6, 1)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")

@@ -444,7 +444,7 @@ def test_what_a_transform_cannot_do_is_refused_without_a_job(spark, problem, tab
     model = problem.model()
     before = jobs()
 
-    with pytest.raises(ConfigError, match="has a column 'label' already"):
+    with pytest.raises(ConfigError, match="already has a column 'label'"):
         KerasTransformer(model=model, predictionCol="label").transform(table)
     with pytest.raises(ModelError, match=r"should be a keras\.Model; got str"):
         KerasTransformer(model="model").transform(table)

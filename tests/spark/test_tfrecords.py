@@ -203,7 +203,9 @@ FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
 )
 def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
     """The error for a feature that does not match the schema has its expected and its actual type."""
-    with pytest.raises(DataError, match=f"'{name}' takes {kind.simpleString()}; record 1 has {given} there"):
+    with pytest.raises(
+        DataError, match=f"Expected {kind.simpleString()} for the column '{name}'; record 1 has {given}"
+    ):
         _from_record(Record(FEATURES), types.StructField(name, kind), "record 1")
 
 

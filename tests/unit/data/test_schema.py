@@ -25,5 +25,5 @@ def test_validation_weights_are_like_those_of_training_rows():
 
     assert one == one.held(one)
     assert each == one.without_weights().held(each)
-    with pytest.raises(DataError, match=r"sample_weight of shape \(\); got sample_weight of shape \(2,\)"):
+    with pytest.raises(DataError, match=r"sample_weight of shape \(\)\); got sample_weight of shape \(2,\)"):
         one.held(each)

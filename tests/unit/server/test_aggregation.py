@@ -196,7 +196,10 @@ def test_a_round_that_is_not_open_is_refused():
     store = begun(store_of(workers=1, size=1))
     push(store, 0, [1.0])
     push(store, 0, [1.0], sequence=1)
-    for sequence, message in [(3, "Round 3 is not open; 2 is."), (0, "Round 0 closed long ago.")]:
+    for sequence, message in [
+        (3, "Round 3 is not open; the open round is 2."),
+        (0, "Round 0 closed long ago."),
+    ]:
         with pytest.raises(RefusedError, match=message) as error:
             push(store, 0, [1.0], sequence=sequence)
 

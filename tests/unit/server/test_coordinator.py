@@ -414,7 +414,7 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
 
     assert store.wait_epoch(1, 0) is None
     assert isinstance(store.failure, DivergedError)
-    assert "the mean loss of epoch 2 is 60 and was 1 at the start" in str(store.failure)
+    assert "the mean loss of epoch 2 is 60, compared to 1 at the start" in str(store.failure)
     assert before.tolist() == store.stopped_cut().parameters.tolist()
 
 

@@ -98,14 +98,14 @@ def test_what_is_not_a_number_travels_too():
 @pytest.mark.parametrize("length", range(messages.UPDATE.size))
 def test_a_truncated_update_is_refused(length):
     """A truncated update raises WireError, never struct.error."""
-    with pytest.raises(WireError, match=f"has {messages.UPDATE.size} bytes; got {length}."):
+    with pytest.raises(WireError, match=f"of {messages.UPDATE.size} bytes; got {length}."):
         messages.decode_update(messages.encode_update(Update(Kind.DELTA))[:length])
 
 
 @pytest.mark.parametrize("length", range(messages.REPLY.size))
 def test_a_truncated_reply_is_refused(length):
     """A truncated reply raises WireError, never struct.error."""
-    with pytest.raises(WireError, match=f"has {messages.REPLY.size} bytes; got {length}."):
+    with pytest.raises(WireError, match=f"of {messages.REPLY.size} bytes; got {length}."):
         messages.decode_reply(messages.encode_reply(Reply())[:length])
 
 

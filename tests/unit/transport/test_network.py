@@ -146,7 +146,7 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
 
     assert rescued is None
     assert [total(1, 5)] * SIZE == replies[-1]
-    assert re.search(r"after \d+ tries \(\[Errno \d+\] Network is unreachable\)", str(error))
+    assert re.search(r"after \d+ attempts \(\[Errno \d+\] Network is unreachable\)", str(error))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
