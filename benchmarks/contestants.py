@@ -185,7 +185,7 @@ def gate(spec: Spec) -> None:
     if spec.gated:
         print("ready", flush=True)
         if not sys.stdin.readline():
-            raise SystemExit("The benchmark is gone.")
+            raise SystemExit("The benchmark process has ended.")
 
 
 def epoch_clock():

@@ -73,8 +73,8 @@ def characters(folder):
     text = "".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).lower()
     if hashlib.sha256(text.encode()).hexdigest() != TEXT:
         raise SystemExit(
-            "The characters are of Python 3.11.7's documentation; scores on another one's are not to be "
-            "compared with them. Run this with Python 3.11.7, or without the problem 'characters'."
+            "The problem 'characters' needs the documentation of Python 3.11.7, since scores on other texts "
+            "are not comparable. Use Python 3.11.7, or leave out this problem."
         )
     codes = np.array([ALPHABET.find(character) for character in text], "int32") + 1
     parts, rng = np.split(codes, [len(codes) * 4 // 5]), np.random.default_rng(0)

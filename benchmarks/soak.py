@@ -315,7 +315,9 @@ def main() -> None:
         outcome = soak(options.workers, options.minutes, **faults)
         harness.report("Soak", words_of(outcome, options), options.results)
         if grown(outcome["samples"]) or not adds_up(outcome):
-            raise SystemExit(f"Grown: {grown(outcome['samples'])}; adds up: {adds_up(outcome)}.")
+            raise SystemExit(
+                f"Resources that grew: {grown(outcome['samples'])}; exact counts: {adds_up(outcome)}."
+            )
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_labels_go_with_the_outputs_of_their_names(caplog):
     except (SyntaxWarning, ValueError):
         if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15):
             raise
-        pytest.skip("plain Keras before 3.15 refuses this model, or gives its outputs each other's labels")
+        pytest.skip("plain Keras before 3.15 refuses this model, or swaps the labels of its outputs")
 
     assert judged(model, X, y, caplog) == ""
     assert [("mean_squared_error", (1, 1)), ("categorical_crossentropy", (1, 3))] == sorted(

@@ -122,7 +122,7 @@ HIDING = {
 def test_what_comes_back_as_something_else_is_named(what):
     """A restored model with other results is refused; the error names the difference and its size."""
     if what == "prediction" and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15):
-        pytest.skip("older versions do not make such a model again, which is a ModelError too")
+        pytest.skip("older versions cannot restore such a model, which raises a ModelError too")
     model = HIDING[what]()
 
     with pytest.raises(

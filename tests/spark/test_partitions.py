@@ -79,7 +79,7 @@ def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
     """Shares of an RDD differ by one row at most, those of a DataFrame by one per partition."""
     data = data_of(kind, spark, problem, (41, 0, 61, 101))
     if kind == "frame" and not hasattr(data, "repartitionById"):
-        pytest.skip("before Spark 4.1 rows of DataFrames are dealt by chance")
+        pytest.skip("before Spark 4.1 rows of DataFrames are distributed at random")
     counts = [
         SparkModel(problem.model(), num_workers=2, frequency="epoch")
         .fit(data, batch_size=16, epochs=1, verbose=0, seed=5)

@@ -509,7 +509,7 @@ class World:
                 continue
             choice = self.choices.pop() if self.choices and len(ready) > 1 else turn
             ready[choice % len(ready)].step()
-        raise AssertionError("the drivers do not come to an end")
+        raise AssertionError("the drivers do not end")
 
     def __enter__(self):
         for driver in self.drivers:
@@ -582,10 +582,10 @@ class Driver:
                     self.lease._beat()
                 self.owners = {self.world.owner()}
                 self.lease.check()
-                assert self.has in self.owners, "it was not the owner at any time of its check"
+                assert self.has in self.owners, "it did not own the folder at any time during its check"
                 self.publish()
         except CheckpointError:
-            assert self.was_stopped, "it lost the folder and beat in time"
+            assert self.was_stopped, "it lost the folder although it wrote heartbeats in time"
             self.lease.release()
             return "lost"
         self.lease.release()

@@ -98,7 +98,7 @@ else:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit of an address space is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
 @pytest.mark.parametrize("kind", ["allocation", "system error"])
 @pytest.mark.parametrize("of_spark", [True, False])
 def test_the_limit_is_named(kind, of_spark):

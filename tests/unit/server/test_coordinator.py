@@ -627,7 +627,9 @@ print(kept, begin - resident())
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc gives memory back")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc returns memory to the system"
+)
 def test_what_requests_have_freed_is_given_back_now_and_then():
     """Freed memory of requests is returned to the system when a snapshot is committed."""
     paths = [str(Path(__file__).parents[level]) for level in (2, 3)]
