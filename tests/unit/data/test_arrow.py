@@ -42,9 +42,9 @@ BAD = [
     ([1, None, 3], (), NUMBERS, "row 1 of partition 1 is null or contains one"),
     ([[1, 2], [3, 4], None], (2,), LISTS, "row 2 of partition 1 is null or contains one"),
     ([[1, 2], [3, None], [5, 6]], (2,), LISTS, "row 1 of partition 1 is null or contains one"),
-    ([[1, 2], [], [5, 6]], (2,), LISTS, r"shape \(2,\), 2 values; row 1 of partition 1 has 0\."),
+    ([[1, 2], [], [5, 6]], (2,), LISTS, r"shape \(2,\) \(2 values\); row 1 of partition 1 has 0 values\."),
     ([[1, 2], [3, 4], [5, 6, 7]], (2,), LISTS, "row 2 of partition 1 has 3."),
-    ([[[1, 2], [3, 4]], [[5, 6], [7]]], (2, 2), NESTED, "4 values; row 1 of partition 1 has 3."),
+    ([[[1, 2], [3, 4]], [[5, 6], [7]]], (2, 2), NESTED, "4 values.; row 1 of partition 1 has 3 values."),
     ([[[1, 2], [3, 4]], [[5, 6], None]], (2, 2), NESTED, "row 1 of partition 1 is null or contains one"),
     ([[[1, 2], [3, None]], [[5, 6], [7, 8]]], (2, 2), NESTED, "row 0 of partition 1 is null or contains one"),
 ]
@@ -111,7 +111,7 @@ def test_vectors_of_spark_become_arrays(rows):
     ("row", "message"),
     [
         (None, "row 1 of partition 1 is null or contains one"),
-        (dense(1, 2), r"shape \(3,\), 3 values; row 1 of partition 1 has 2\."),
+        (dense(1, 2), r"shape \(3,\) \(3 values\); row 1 of partition 1 has 2 values\."),
         (sparse(4, _3=1), "row 1 of partition 1 has 4."),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_checkpoint_of_another_run_is_not_replaced(tmp_path):
     save(checkpoints, 1)
 
     with pytest.raises(
-        CheckpointError, match="has a checkpoint checkpoint-00000001.sparkdl that this run has"
+        CheckpointError, match="has a checkpoint checkpoint-00000001.sparkdl that this run did not"
     ):
         checkpoints.require_owned()
     save(checkpoints, 2)

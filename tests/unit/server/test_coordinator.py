@@ -188,7 +188,7 @@ def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
 
     says = [entry["message"] for entry in store.log]
     begin = "Worker 0 on host (process 1) is alive but has trained no row for 101 s, in epoch 2 after"
-    assert [f"{begin} {rows} rows" for rows in (12, 16)] == [each.split(":")[0] for each in says]
+    assert [f"{begin} {rows} rows" for rows in (12, 16)] == [each.split(". ")[0] for each in says]
     assert store.failure is None
 
 

@@ -51,7 +51,7 @@ def test_what_is_torn_or_altered_is_found(data):
     turned[bit // 8] ^= 1 << bit % 8
 
     for broken in (whole[:cut], bytes(turned)):
-        with pytest.raises(DataError, match=r"Record \d of file .*(torn|altered)"):
+        with pytest.raises(DataError, match=r"Record \d of file .*(incomplete|damaged)"):
             list(read(io.BytesIO(broken), "file"))
 
 
