@@ -62,7 +62,7 @@ def test_a_copy_has_values_of_its_own():
         ({"task": "ranking"}, ConfigError, "task should be one of 'auto', 'classification', 'regression'"),
         ({"thresholds": [0.5, -0.1]}, ConfigError, "thresholds should be a list of numbers of at least 0"),
         ({"thresholds": [0, 0.0, 1]}, ConfigError, "with at most one 0; got .0, 0.0, 1."),
-        ({"thresholds": []}, ConfigError, "a number for each class"),
+        ({"thresholds": []}, ConfigError, "one for each class"),
         ({"thresholds": [float("nan"), 1]}, ConfigError, "numbers of at least 0"),
         ({"thresholds": 0.5}, TypeError, "thresholds"),
         ({"merge": "mean"}, ConfigError, "merge should be one of 'average'"),

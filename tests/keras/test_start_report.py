@@ -124,5 +124,5 @@ def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(capl
     start_report.log(start)
 
     studied, below = caplog.messages
-    assert studied.startswith("this run has 9")
+    assert "this run has 9." in studied
     assert 'merge="sum", SGD and 4 workers diverged' in below
