@@ -9,11 +9,12 @@ occurs several times in the value is stored once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
+
+from sparkdl.core import tree
 
 ASIDE = "<aside>"
 
@@ -79,17 +80,9 @@ def like(template: Any, value: Any) -> Any:
     """Return an unpacked value with the tuples and the dict keys of a template.
 
     Raises:
-        ValueError: the value has a different structure.
+        TypeError: the value has a different structure.
     """
-    if isinstance(template, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != set(map(str, template)):
-            raise ValueError(f"expected a dict with the keys {', '.join(map(str, template))}")
-        return {name: like(part, value[str(name)]) for name, part in template.items()}
-    if isinstance(template, list | tuple):
-        if not isinstance(value, list) or len(value) != len(template):
-            raise ValueError(f"expected {len(template)} parts")
-        made = [like(old, new) for old, new in zip(template, value, strict=True)]
-        if isinstance(template, list):
-            return made
-        return type(template)(*made) if hasattr(template, "_fields") else tuple(made)
-    return value
+    old, structure = tree.split(template)
+    form = unpack(pack(structure.unflatten(range(len(old)))))
+    new = dict(zip(tree.flatten(form, form), tree.flatten(form, value), strict=True))
+    return structure.unflatten([new[place] for place in range(len(old))])

@@ -1,17 +1,67 @@
 """Nested dicts, lists and tuples, in which Keras takes several inputs, outputs and weights.
 
+A *leaf* is any other value, None included. optree walks the structures, dicts in the order of their sorted
+keys. Keras installs it.
+
 A *template* is such a structure with integers in place of arrays: the index of the flat column that belongs
 there. Rows are sent and stored as flat columns; a template turns them into the structure a model takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
+import optree
 
-Template = Any  # a number, or a dict, list or tuple of templates
+Template = Any  # a number, or a dict or tuple of templates
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, dict | list | tuple)
+
+
+# optree also knows other containers, such as deque, and has None as an empty one.
+WALK: dict[str, Any] = {"is_leaf": _is_leaf, "none_is_leaf": True}
+
+
+def plain(value: Any) -> Any:
+    """Return a structure in Python's own dicts, lists and tuples.
+
+    optree looks into classes that it knows. TensorFlow wraps the containers that a model holds, and users
+    have their own classes. An OrderedDict would not be sorted.
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return tuple([plain(part) for part in value]) if isinstance(value, tuple) else value
+
+
+def split(value: Any) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the leaves of a structure, and its form, which can be hashed and filled with other leaves.
+
+    Args:
+        value: a structure in Python's own containers and named tuples.
+    """
+    return optree.tree_flatten(value, **WALK)
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the leaves of a structure, from left to right."""
+    return optree.tree_leaves(plain(value), **WALK)
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """Return the name of each leaf of a structure: x, x['image'] or x[0]."""
+    return [accessor.codify(name) for accessor in optree.tree_accessors(plain(value), **WALK)]
+
+
+def replaced(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a structure with each leaf replaced by a function's result for it, from left to right."""
+    return optree.tree_map(function, plain(value), **WALK)
 
 
 def is_structure(value: Any, parts: int | None) -> bool:
@@ -34,46 +84,23 @@ def _is_part(value: Any) -> bool:
 
 def template_of(value: Any, parts: int | None, first: int = 0) -> Template:
     """Return the template of a value, with dicts sorted by name; its leaves are numbered from ``first``."""
-    places = iter(range(first, first + 1_000_000))
+    places = count(first)
 
-    def number(each: Any, count: int | None) -> Template:
-        if not is_structure(each, count):
+    def number(each: Any, arrays: int | None) -> Template:
+        if not is_structure(each, arrays):
             return next(places)
-        if isinstance(each, Mapping):
-            return {name: number(each[name], None) for name in sorted(each, key=str)}
-        return tuple(number(part, None) for part in each)
+        whole = dict(each) if isinstance(each, Mapping) else tuple(each)
+        children, _, keys, _ = optree.tree_flatten_one_level(whole)
+        made = [number(child, None) for child in children]
+        return dict(zip(keys, made, strict=True)) if isinstance(whole, dict) else tuple(made)
 
     return number(value, parts)
 
 
-def leaves(template: Any) -> Iterator[Any]:
-    """Yield the leaves of a structure, from left to right."""
-    if isinstance(template, np.ndarray | int):
-        yield template
-    elif isinstance(template, Mapping):
-        for part in template.values():
-            yield from leaves(part)
-    elif isinstance(template, list | tuple):
-        for part in template:
-            yield from leaves(part)
-    else:
-        yield template
-
-
-def paths(template: Template, name: str) -> Iterator[str]:
-    """Yield the name of each leaf of a template: x, x['image'] or x[0]."""
-    if isinstance(template, Mapping):
-        for key, part in template.items():
-            yield from paths(part, f"{name}[{key!r}]")
-    elif isinstance(template, list | tuple):
-        for index, part in enumerate(template):
-            yield from paths(part, f"{name}[{index}]")
-    else:
-        yield name
-
-
 def flatten(template: Template, value: Any) -> Iterator[Any]:
     """Yield the leaves of a value that has the structure of a template.
+
+    optree refuses a list or a Row of Spark in place of a tuple.
 
     Raises:
         TypeError: the value has a different structure.
@@ -92,12 +119,6 @@ def flatten(template: Template, value: Any) -> Iterator[Any]:
             yield from flatten(part, value[name])
 
 
-def assemble(template: Template, values: Sequence[Any]) -> Any:
+def assemble(template: Template, values: Sequence[Any] | Mapping[int, Any]) -> Any:
     """Return the structure of a template with its integers replaced by the values they index."""
-    if isinstance(template, int):
-        return values[template]
-    if isinstance(template, Mapping):
-        return {name: assemble(part, values) for name, part in template.items()}
-    if isinstance(template, list | tuple):
-        return tuple([assemble(part, values) for part in template])
-    raise TypeError(f"Expected a template; got {template!r}.")
+    return optree.tree_map(values.__getitem__, template)

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return len(next(leaves(self.x)))
+        return len(leaves(self.x)[0])
 
     def to_data(self) -> Any:
         """Return the data for Keras's ``train_step``, as ``keras.utils.pack_x_y_sample_weight`` packs it.

@@ -60,12 +60,12 @@ class Schema:
         if len(self.form) < 3 or not isinstance(self.form[2], int):
             return self.form
         x, y, weight = self.form
-        return x, y, assemble(y, dict.fromkeys(leaves(y), weight))  # type: ignore[arg-type]
+        return x, y, assemble(y, dict.fromkeys(leaves(y), weight))
 
     @property
     def weights(self) -> tuple[Column, ...]:
         """The columns of the sample weights."""
-        return self.columns[len(list(leaves(self.form[:2]))) :]
+        return self.columns[len(leaves(self.form[:2])) :]
 
     def without_weights(self) -> Schema:
         """Return the schema of rows that have no sample weights."""

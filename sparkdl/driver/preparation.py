@@ -120,7 +120,7 @@ class FitArguments:
         counts = signature.count_parts(model)
         settings: dict[str, Any] = {"what": "validation_data", "takes": signature.takes(model, "test_step")}
         if not isinstance(data, tuple | list):
-            weight = list(leaves(self.sample_weight))
+            weight = leaves(self.sample_weight)
             named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
             weighted = named and columns.has(data, weight)
             given = data, None, self.sample_weight if weighted else None

@@ -72,7 +72,7 @@ def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
 
     If the inputs declare this batch size, the last row is repeated to fill the last batch.
     """
-    rows = len(next(leaves(x)))
+    rows = len(leaves(x)[0])
     missing = -rows % batch_size if named_batch_size(model) == batch_size else 0
     if missing:
         x = keras.tree.map_structure(lambda array: np.concatenate([array, array[-1:].repeat(missing, 0)]), x)
@@ -92,7 +92,7 @@ def concatenate(parts: Sequence[Any]) -> Any:
 
 def rows_of(predictions: Any) -> Iterator[Any]:
     """Yield the prediction of each row."""
-    for index in range(len(next(leaves(predictions)))):
+    for index in range(len(leaves(predictions)[0])):
         yield keras.tree.map_structure(lambda array, at=index: array[at], predictions)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from keras.src.losses import loss as reductions
 from keras.src.losses.losses import LossFunctionWrapper
 
+from sparkdl.core.tree import leaves
 from sparkdl.data.bad_values import Classes
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
@@ -281,7 +282,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
         given, y = (
             [part.get(name) for name in names] if isinstance(part, dict) else part for part in (given, y)
         )
-    losses = signature.flat_losses(given)
+    losses = leaves(given)
     samples = list(zip(keras.tree.flatten(y), keras.tree.flatten(predicted), strict=False))
     for place, loss in enumerate(losses):
         if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras chooses the loss
@@ -369,7 +370,7 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
     """Return the name of the only loss of a model, and whether it takes logits; ("", False) for several."""
-    given = signature.flat_losses(getattr(model, "loss", None))
+    given = leaves(getattr(model, "loss", None))
     if len(given) != 1 or given[0] is None:
         return "", False
     if str(given[0]).lower() in ("crossentropy", "ce"):

@@ -5,7 +5,6 @@ The driver checks rows against them before a Spark job starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -51,7 +50,7 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
     if getattr(kind, step) is not getattr(keras.Model, step):
         return False
     loses = kind.compute_loss is keras.Model.compute_loss and any(
-        loss is not None for loss in flat_losses(model.loss)
+        loss is not None for loss in leaves(model.loss)
     )
     # compile sets it if there are metrics (Keras 3.5 to 3.15); model.metrics is empty before a batch.
     measures = getattr(model, "_compile_metrics", None) is not None
@@ -61,19 +60,6 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
 def computes_loss(model: keras.Model) -> bool:
     """Return True if ``compute_loss`` trains the model; a custom ``train_step`` may do without it."""
     return model.loss is not None or type(model).train_step is keras.Model.train_step
-
-
-def flat_losses(given: Any) -> list[Any]:
-    """Return the losses in a structure passed to ``compile`` as a list, dicts in the order of their names.
-
-    On TensorFlow a model wraps the containers that it holds, and an older Keras (3.5) does not look into its
-    own wrappers.
-    """
-    if isinstance(given, Mapping):
-        return [loss for name in sorted(given) for loss in flat_losses(given[name])]
-    if isinstance(given, list | tuple):
-        return [loss for part in given for loss in flat_losses(part)]
-    return [given]
 
 
 def is_stateful(model: keras.Model) -> bool:
@@ -210,7 +196,7 @@ def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any
             for name in template
             if isinstance(template[name], int) and name in named
         ]
-    places = list(leaves(template))
+    places = leaves(template)
     return list(zip(places, outputs, strict=True)) if len(places) == len(outputs) else []
 
 
@@ -228,7 +214,7 @@ def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]
         pairs = [(template[name], known[name]) for name in known]
         if all(isinstance(place, int) for place, _ in pairs):
             return pairs
-    places = list(leaves(template))
+    places = leaves(template)
     if len(places) != len(model.inputs):
         raise DataError(
             f'The model "{model.name}" takes {len(model.inputs)} inputs; x has {len(places)}. Pass a tuple, '

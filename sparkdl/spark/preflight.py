@@ -45,7 +45,7 @@ def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
         backend: the Keras backend; None where Keras is not used.
         local: whether executors are in the driver's JVM.
     """
-    packages = {name: version(name) for name in (("keras", "numpy") if backend else ("numpy",))}
+    packages = {name: version(name) for name in (("keras", "numpy") if backend else ("numpy", "optree"))}
     return {
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "packages": packages,

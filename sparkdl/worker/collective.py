@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from sparkdl.core import tree
 from sparkdl.core.reduction import NUMBERS
 from sparkdl.core.validation import choose
 from sparkdl.core.vectors import Array
@@ -58,14 +59,18 @@ class WorkerContext:
             TypeError: a value is not a number.
         """
         mean = choose("op", op, Operation) is Operation.MEAN
-        named = [(path, _numbers(path, leaf)) for path, leaf in _leaves(arrays, "arrays")]
+        named = [
+            (path, _numbers(path, leaf))
+            for path, leaf in zip(tree.paths(arrays, "arrays"), tree.leaves(arrays), strict=True)
+        ]
         layout = repr((str(op), [(path, array.shape, array.dtype.str) for path, array in named]))
         sums = {
             dtype: self._sum([each for _, each in named if each.dtype.str == dtype], layout)
             for dtype in sorted({array.dtype.str for _, array in named})
         }
-        parts = (next(sums[array.dtype.str]) for _, array in named)
-        return _rebuilt(arrays, (part / self.size if mean else part for part in parts))
+        totals = (next(sums[array.dtype.str]) for _, array in named)
+        parts = (total / self.size if mean else total for total in totals)
+        return tree.replaced(arrays, lambda _: next(parts))
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""
@@ -96,29 +101,6 @@ def _numbers(path: str, value: Any) -> Array:
             'example with .astype("float32").'
         )
     return array
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each part of a structure; of dicts in the order of their keys."""
-    if isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            yield from _leaves(value[name], f"{path}[{name!r}]")
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{index}]")
-    else:
-        yield path, value
-
-
-def _rebuilt(value: Any, parts: Iterator[Any]) -> Any:
-    """Return a structure with its parts replaced by others, in the order of ``_leaves``."""
-    if isinstance(value, Mapping):
-        made = {name: _rebuilt(value[name], parts) for name in sorted(value, key=str)}
-        return {name: made[name] for name in value}
-    if isinstance(value, list | tuple):
-        rebuilt = [_rebuilt(part, parts) for part in value]
-        return rebuilt if isinstance(value, list) else tuple(rebuilt)
-    return next(parts)
 
 
 def run_task(function: Callable[[WorkerContext], Any], task: Task, size: int) -> Any:

@@ -120,7 +120,7 @@ def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, option
     if len(columns[0]):
         parts = _arrays_of(columns, job, options.get("decode") or {})
         found = concatenate([_predict(model, job, arrays) for arrays in parts])
-        predictions = [found[name] for name in output] if isinstance(found, dict) else list(leaves(found))
+        predictions = [found[name] for name in output] if isinstance(found, dict) else leaves(found)
     else:
         predictions = [np.empty((0, *shape), np.float32) for shape in shapes]
     if head.classifies:

@@ -6,8 +6,9 @@ import pytest
 from gang import even_split, train
 from keras import layers
 
+from sparkdl.core.tree import leaves
 from sparkdl.errors import ModelError
-from sparkdl.modeling import keras_metrics, losses, signature
+from sparkdl.modeling import keras_metrics, losses
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -228,4 +229,4 @@ def test_losses_of_several_outputs_are_found(given):
     model.compile("sgd", given)
 
     expected = [given["a"], given["b"]] if isinstance(given, dict) else given
-    assert expected == signature.flat_losses(model.loss)
+    assert expected == leaves(model.loss)

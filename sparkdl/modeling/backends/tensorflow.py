@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparkdl.core.sparse_gradients import Table, decode, densified
+from sparkdl.core.tree import split
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
 from sparkdl.modeling import optimizers, signature
 from sparkdl.modeling.backends.base import Mean, Reading
@@ -38,8 +39,9 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the function's results for arrays, structures of arrays, None and bools, as a list."""
-        tensors: list[Any] = []
-        kind = _flatten(arguments, tensors)
+        parts, form = split(arguments)  # in the order of tf.nest
+        tensors = [_tensor(part) for part in parts if isinstance(part, np.ndarray)]
+        kind = form, *map(_kind, parts)
         if kind not in self._traces:
             trace = self._function.get_concrete_function(*_specs(arguments, sized=self._sized))
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
@@ -65,16 +67,9 @@ def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
     return tf.nest.map_structure(lambda part: spec(part) if isinstance(part, np.ndarray) else part, arguments)
 
 
-def _flatten(value: Any, tensors: list[Any]) -> Any:
-    """Append a value's arrays to a list as tensors; return the key of the trace that the value needs."""
-    if isinstance(value, np.ndarray):
-        tensors.append(_tensor(value))
-        return value.shape[1:], value.ndim, value.dtype
-    if isinstance(value, tuple):
-        return tuple([_flatten(part, tensors) for part in value])
-    if isinstance(value, dict):  # in the order of tf.nest
-        return tuple([(name, _flatten(value[name], tensors)) for name in sorted(value)])
-    return value
+def _kind(part: Any) -> Any:
+    """Return the properties of an array for which a function is traced; any other value unchanged."""
+    return (part.shape[1:], part.ndim, part.dtype) if isinstance(part, np.ndarray) else part
 
 
 def _tensor(array: Array) -> Any:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import torch
 
+from sparkdl.core.tree import replaced
 from sparkdl.core.vectors import Vector
 from sparkdl.modeling import keras_variables
 from sparkdl.modeling.backends.stateful import StatefulReplica
@@ -108,7 +109,7 @@ class TorchReplica(StatefulReplica):
             if what and self._model.training is not training:  # for layers written in torch
                 self._model.train(training)
             with torch.set_grad_enabled(training):
-                return function(*self._tensors(arguments))
+                return function(*replaced(arguments, self._tensor))
 
         return run
 
@@ -145,11 +146,8 @@ class TorchReplica(StatefulReplica):
         held = self._values.get(id(part))
         return getattr(part, "value", part) if held is None else held
 
-    def _tensors(self, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(self._tensors(part) for part in value)
-        if isinstance(value, dict):
-            return {name: self._tensors(part) for name, part in value.items()}
+    def _tensor(self, value: Any) -> Any:
+        """Return an array as a tensor; return any other value unchanged."""
         if not isinstance(value, np.ndarray):
             return value
         array = value if value.flags.writeable else value.copy()

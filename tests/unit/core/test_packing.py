@@ -89,5 +89,5 @@ def test_tuples_are_what_they_were():
     assert value == found
     assert isinstance(found["a"], Pair)
     for other in ({"a": [1, 2]}, {"a": [1], "7": None}, [1]):
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(TypeError, match="Expected"):
             like(value, other)

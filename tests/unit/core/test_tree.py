@@ -1,11 +1,14 @@
 """Structures of arrays are flattened into columns and restored."""
 
+from collections import OrderedDict, UserDict, deque, namedtuple
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.tree import assemble, flatten, leaves, paths, template_of
+from sparkdl.core.tree import assemble, flatten, leaves, paths, plain, replaced, split, template_of
 
 ARRAY = np.zeros(2)
 structures = st.recursive(
@@ -27,6 +30,61 @@ def test_a_structure_comes_back(value):
     assert list(range(len(parts))) == sorted(leaves(template))
     assert template == template_of(assemble(template, parts), None)
     assert len(parts) == len(list(paths(template, "x")))
+
+
+Pair = namedtuple("Pair", "first second")
+NAMES = st.text(max_size=2)
+OF_ANY_CLASS = st.recursive(
+    st.none() | st.integers() | st.just(ARRAY) | st.just(deque([1, 2])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.builds(Pair, inner, inner),
+        *(
+            st.dictionaries(NAMES, inner).map(kind)
+            for kind in (dict, OrderedDict, UserDict, MappingProxyType)
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+def walk(value, path="x"):
+    """Yield each leaf of a structure with its path, dicts by their sorted names."""
+    if isinstance(value, dict | UserDict | MappingProxyType):
+        for name in sorted(value):
+            yield from walk(value[name], f"{path}[{name!r}]")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from walk(part, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+@given(OF_ANY_CLASS)
+def test_containers_of_any_class_are_walked_in_the_same_order(value):
+    """Leaves, their paths and their replacements have one order, whatever the classes of the containers."""
+    expected = list(walk(value))
+    replacements = iter(range(len(expected)))
+
+    changed = replaced(value, lambda leaf: next(replacements))
+
+    assert [path for path, _ in expected] == paths(value, "x")
+    assert all(one is other for (_, one), other in zip(expected, leaves(value), strict=True))
+    assert list(walk(changed)) == [(path, place) for place, (path, _) in enumerate(expected)]
+
+
+@given(OF_ANY_CLASS)
+def test_a_form_is_filled_with_the_leaves_that_it_came_from(value):
+    """A structure of Python's own containers comes back from its leaves and its form, in the same order."""
+    value = plain(value)
+    parts, form = split(value)
+
+    again = form.unflatten(parts)
+
+    assert repr(value) == repr(again)
+    assert form == split(again)[1]
+    assert hash(form) == hash(split(again)[1])
 
 
 LISTS = [
