@@ -23,6 +23,7 @@ from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
     checks,
     execution,
+    keras_internals,
     keras_settings,
     keras_variables,
     optimizers,
@@ -412,7 +413,7 @@ class SparkModel:
             cluster.forget(shared)
         states = [bytes(states) for states, _ in results]
         logs = self._user_model().metrics(settled, "test_step").merge(states, step="test_step")
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+        return logs if return_dict else keras_internals.metrics_in_order(self.model, logs)
 
     @short
     def predict(

@@ -20,7 +20,7 @@ import keras
 
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import keras_variables, optimizers
+from sparkdl.modeling import keras_internals, keras_variables, optimizers
 
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
@@ -47,7 +47,7 @@ def require_results_only(callback: Any) -> None:
     Raises:
         ConfigError: the callback is a TensorBoard with ``profile_batch``.
     """
-    if isinstance(callback, keras.callbacks.TensorBoard) and callback._should_trace:
+    if isinstance(callback, keras.callbacks.TensorBoard) and keras_internals.profiles_batches(callback):
         raise ConfigError(
             "TensorBoard(profile_batch=...) would profile the driver, but the executors train. Set "
             "profile_batch=0."

@@ -24,7 +24,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
 from sparkdl.driver.checkpoints import Description, Words
-from sparkdl.modeling import differences, keras_metrics, keras_variables, optimizers
+from sparkdl.modeling import differences, keras_internals, keras_metrics, keras_variables, optimizers
 from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
@@ -81,7 +81,7 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
         others: further settings by name.
     """
     optimizer = optimizers.inner(model)
-    compiled = getattr(getattr(model, "_compile_config", None), "config", None) or {}
+    compiled = keras_internals.compile_arguments(model)
     words: Words = {
         "optimizer": {"class": type(optimizer).__name__, **_settings(optimizer)},
         "compile": _named({name: compiled.get(name) for name in ("loss", "loss_weights")}),
@@ -91,8 +91,8 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
         "fit": _named(others),
     }
     if optimizers.scheduled(model):
-        words["optimizer"]["learning_rate"] = _text(optimizer._learning_rate)
-    for index, layer in enumerate(model._flatten_layers(include_self=False)):
+        words["optimizer"]["learning_rate"] = _text(keras_internals.learning_rate(optimizer))
+    for index, layer in enumerate(keras_internals.flat_layers(model, include_self=False)):
         words[f"layer {index} ({type(layer).__name__})"] = _settings(layer)
     return Description(words, optimizers.learning_rate(model), outputs(model, schema), _constants(model))
 
@@ -112,7 +112,7 @@ def _settings(thing: Any) -> dict[str, str]:
     values = dict(vars(thing))
     with suppress(Exception):  # custom objects may lack a configuration; Keras's fit does not need one
         values |= thing.get_config()
-    values |= values.get("_fn_kwargs") or {}
+    values |= keras_internals.function_arguments(thing)
     policy = getattr(thing, "dtype_policy", None)
     shown = {
         name: value
@@ -221,6 +221,6 @@ def _constants(model: keras.Model) -> str:
     travels = {id(variable) for variable in own}
     constants = [variable for variable in model.weights if id(variable) not in travels]
     digest = hashlib.blake2b(b"".join(keras_variables.digests(constants)), digest_size=16)
-    for words in filter(None, map(differences.vocabulary, model._flatten_layers())):
+    for words in filter(None, map(differences.vocabulary, keras_internals.flat_layers(model))):
         digest.update(repr(words).encode())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from sparkdl.data.batch_plan import Integers
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import keras_metrics, keras_variables, object_pickling, optimizers
+from sparkdl.modeling import keras_internals, keras_metrics, keras_variables, object_pickling, optimizers
 from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.modeling.keras_variables import Layouts, Variables
 from sparkdl.process import interrupts
@@ -229,9 +229,9 @@ class Callbacks:
     def begin(self) -> int | None:
         """Begin training; return the epoch that a callback restored, if one did."""
         self.model.stop_training = False
-        self.model._initial_epoch = None  # set by BackupAndRestore; Keras never resets it
+        keras_internals.forget_restored_epoch(self.model)
         self.list.on_train_begin()
-        return self.model._initial_epoch  # type: ignore[no-any-return]
+        return keras_internals.restored_epoch(self.model)
 
     def begin_epoch(self, epoch: int) -> bool:
         """Begin an epoch; return True if a callback changed weights."""
@@ -286,7 +286,7 @@ class Callbacks:
 def _apart(callback: Any) -> Any:
     """Return a copy of a callback without its model."""
     made = copy.copy(callback)
-    made._model = None
+    keras_internals.forget_model(made)
     return made
 
 

@@ -10,7 +10,7 @@ import keras
 from sparkdl.data.column import Column
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ModelError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
 from sparkdl.modeling.keras_variables import dtype_of
 
 
@@ -96,7 +96,7 @@ def require_divisible(model: keras.Model, num_workers: int) -> None:
     """
     whole = [
         layer.name
-        for layer in model._flatten_layers()
+        for layer in keras_internals.flat_layers(model)
         if layer.trainable and getattr(layer, "synchronized", False)
     ]
     if num_workers > 1 and whole:

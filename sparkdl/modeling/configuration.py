@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
+from sparkdl.modeling import keras_internals
 from sparkdl.modeling.stand_ins import stand_in, standing_in, with_stand_ins
 from sparkdl.process import interrupts
 
@@ -57,8 +58,7 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
 
 def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:
     """Yield the name and object of each class and function of a live model that is not part of Keras."""
-    compiled = getattr(model, "_compile_config", None)
-    for index, thing in enumerate(_made_of([model, getattr(compiled, "config", None)], set())):
+    for index, thing in enumerate(_made_of([model, keras_internals.compile_arguments(model)], set())):
         if thing.__module__.split(".")[0] in ("keras", "builtins"):
             continue
         name = thing.__name__ if isinstance(thing, FunctionType) else keras.saving.get_registered_name(thing)

@@ -14,44 +14,17 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from sparkdl.errors import ModelError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
+from sparkdl.modeling.keras_internals import flat_layers
 from sparkdl.modeling.keras_variables import Variable
 from sparkdl.modeling.object_pickling import OF_VARIABLES, settings_of
 
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 VOCABULARY = "vocabulary"
-COMPILED = ("loss", "metrics")  # kept by compile as _compile_loss and _compile_metrics
-# Attributes of layers and models that are set when these are built, called, compiled or trained.
-OF_LAYERS = {
-    "_compile_metrics",
-    "_eval_epoch_iterator",
-    "_epoch_iterator",
-    "_functional",
-    "_jax_state",
-    "build",
-    "built",
-    "history",
-    "quantize",
-    "stop_evaluating",
-    "stop_predicting",
-    "stop_training",
-}
-KEPT = {
-    "_trainable",
-    "_dtype_policy",
-    "_remat_mode",
-    "_supports_masking",
-    "_run_eagerly",
-    "_jit_compile",
-    "autocast",
-    "supports_jit",
-    "activity_regularizer",
-    "steps_per_execution",
-}
+COMPILED = ("loss", "metrics")  # arguments of compile, which makes objects of them
 
 
 class Difference(NamedTuple):
@@ -70,12 +43,12 @@ class Difference(NamedTuple):
 def roots(model: keras.Model) -> dict[str, Any]:
     """Return the parts of a model at which the paths of differences begin."""
     found: dict[str, Any] = {
-        "layer": model._flatten_layers(),
+        "layer": flat_layers(model),
         "weight": model.weights,
         "optimizer": getattr(model, "optimizer", None),
     }
     for name in COMPILED:
-        found[name] = vars(model).get(f"_compile_{name}")
+        found[name] = keras_internals.compiled_part(model, name)
     return found
 
 
@@ -89,7 +62,7 @@ def differences(live: keras.Model, again: keras.Model) -> list[Difference]:
             found += _attributes_apart(one, other, (name, ("item", place)), {})
         if name not in ("layer", "weight"):
             found += _apart(ours, theirs[name], (name,), {})
-    layers = zip(live._flatten_layers(), again._flatten_layers(), strict=True)
+    layers = zip(flat_layers(live), flat_layers(again), strict=True)
     for place, (one, other) in enumerate(layers):
         if (words := vocabulary(one)) != vocabulary(other):
             found.append(Difference((VOCABULARY, place), words))
@@ -207,27 +180,12 @@ def _attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object that affect its results."""
     if isinstance(thing, Variable):
         return {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
-    if isinstance(thing, CompileLoss | CompileMetrics):  # building makes the rest
-        return {name: value for name, value in vars(thing).items() if name.startswith("_user")}
+    if (given := keras_internals.given_to_compile(thing)) is not None:  # building makes the rest
+        return given
     if isinstance(thing, keras.optimizers.Optimizer):
         found = settings_of(thing)
-        return {key: value for key, value in found.items() if not key.startswith("_exclude_from")}
-    left = _of_layers() if isinstance(thing, keras.Layer) else {"built", "_built", "_tracker", "_lock"}
-    return {
-        name: value
-        for name, value in vars(thing).items()
-        if name not in left and not name.startswith(("_self_", "_build_"))
-    }
-
-
-@functools.cache
-def _of_layers() -> frozenset[str]:
-    """Return the attributes that Keras gives every layer or model, except settings."""
-    inputs = keras.Input((1,))
-    made = [keras.Sequential(), keras.Model(inputs, keras.layers.Identity()(inputs)), keras.Layer()]
-    made[0].compile("sgd", "mse")
-    names = OF_LAYERS.union(*map(vars, made))
-    return frozenset(name for name in names if name not in KEPT)
+        return {key: value for key, value in found.items() if not keras_internals.is_of_weight_decay(key)}
+    return {name: value for name, value in vars(thing).items() if not keras_internals.is_state(thing, name)}
 
 
 def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
@@ -294,9 +252,11 @@ def patch(model: keras.Model, found: Sequence[Difference]) -> None:
         if root == DECAY:
             optimizers.set_decays_weights(model, value)
         elif root == VOCABULARY:
-            model._flatten_layers()[steps[0]].set_vocabulary(*value)
+            flat_layers(model)[steps[0]].set_vocabulary(*value)
+        elif not steps and root in COMPILED:
+            keras_internals.set_compiled_part(model, root, value)
         elif not steps:
-            setattr(model, f"_compile_{root}" if root in COMPILED else root, value)
+            setattr(model, root, value)
         else:
             parent = functools.reduce(_step, steps[:-1], starts[root])
             _put(parent, steps[-1], value)
@@ -323,9 +283,11 @@ def describe(model: keras.Model, difference: Difference) -> str:
     """Return the name of an attribute of a live model for an error message."""
     root, *steps = difference.path
     if root == VOCABULARY:
-        return f'the vocabulary of the layer "{model._flatten_layers()[steps[0]].name}"'
+        return f'the vocabulary of the layer "{flat_layers(model)[steps[0]].name}"'
     if root in ("layer", "weight"):
         thing = roots(model)[root][steps.pop(0)[1]]
         root = f'layer "{thing.name}"' if root == "layer" else f'variable "{thing.path}"'
-    names = [f".{key.removeprefix('_user_')}" if kind == "attr" else f"[{key!r}]" for kind, key in steps]
+    names = [
+        f".{keras_internals.public_name(key)}" if kind == "attr" else f"[{key!r}]" for kind, key in steps
+    ]
     return f"{''.join(names).removeprefix('.')} of the {root}" if names else f"the {root}"

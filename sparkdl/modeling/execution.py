@@ -9,13 +9,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend import compute_output_spec
 
 from sparkdl.core.tree import leaves
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import DataError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
 from sparkdl.modeling.signature import fit_features, known_features, named_batch_size
 from sparkdl.process.reasons import reason_of, text_of
 
@@ -31,7 +30,9 @@ def compute(model: keras.Model, x: Any) -> Any:
     """
     if not model.built:
         with suppress(Exception):  # a model that fails on symbolic inputs is built by the rows
-            compute_output_spec(model, keras.tree.map_structure(_any_number_of, x), training=False)
+            keras_internals.compute_output_spec(
+                model, keras.tree.map_structure(_any_number_of, x), training=False
+            )
     return model(x, training=False)
 
 

@@ -26,7 +26,8 @@ import keras
 import numpy as np
 
 from sparkdl.core.vectors import Array, Layout, Vector
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
+from sparkdl.modeling.keras_internals import flat_layers
 from sparkdl.process import interrupts
 
 # The backend's class. In Keras 3.5 the weights of layers are not instances of keras.Variable itself.
@@ -82,7 +83,7 @@ def statistics(model: keras.Model) -> list[Any]:
 
 def _moved(model: keras.Model) -> list[Any]:
     """Return the weights that are neither trained nor constant."""
-    fixed = [layer for layer in model._flatten_layers() if not layer.trainable] + adapted(model)
+    fixed = [layer for layer in flat_layers(model) if not layer.trainable] + adapted(model)
     frozen = {id(variable) for layer in fixed for variable in layer.weights}
     return [variable for variable in model.non_trainable_weights if id(variable) not in frozen]
 
@@ -98,7 +99,7 @@ def dtype_of(tensor: Any) -> str:
 
 def adapted(model: keras.Model) -> list[Any]:
     """Return the layers that compute with constants derived from their variables, such as Normalization."""
-    return [layer for layer in model._flatten_layers() if layer.weights and hasattr(layer, "finalize_state")]
+    return [layer for layer in flat_layers(model) if layer.weights and hasattr(layer, "finalize_state")]
 
 
 def decays(model: keras.Model) -> Vector:
@@ -106,7 +107,7 @@ def decays(model: keras.Model) -> Vector:
     again = _called_again(model)  # such a layer updates its statistics more than once in a step
     known = {
         id(variable): layer.momentum
-        for layer in model._flatten_layers()
+        for layer in flat_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and np.float32(layer.momentum) < 1
         if id(layer) not in again
         for variable in (layer.moving_mean, layer.moving_variance)
@@ -117,11 +118,9 @@ def decays(model: keras.Model) -> Vector:
 
 def _called_again(model: keras.Model) -> set[int]:
     """Return the ids of layers that a model's graphs call more than once, and of their nested layers."""
-    layers = model._flatten_layers()
-    graphs = (getattr(layer, "_functional", None) or layer for layer in layers)
-    depths = (depth for graph in graphs for depth in getattr(graph, "_nodes_by_depth", {}).values())
-    calls = Counter(id(node.operation) for nodes in depths for node in nodes)
-    return {id(part) for layer in layers if calls[id(layer)] > 1 for part in layer._flatten_layers()}
+    layers = flat_layers(model)
+    times = Counter(id(operation) for layer in layers for operation in keras_internals.calls(layer))
+    return {id(part) for layer in layers if times[id(layer)] > 1 for part in flat_layers(layer)}
 
 
 def generators(model: keras.Model) -> list[Any]:
@@ -147,7 +146,7 @@ def metric_variables(model: keras.Model) -> list[Any]:
 
 def recurrent_states(model: keras.Model) -> list[Any]:
     """Return the states of stateful recurrent layers, which are not among a model's variables."""
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    layers = [layer for layer in flat_layers(model) if getattr(layer, "stateful", False)]
     states = [keras.tree.flatten(getattr(layer, "states", None)) for layer in layers]
     return [state for part in states for state in part if isinstance(state, Variable)]
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.losses import loss as reductions
-from keras.src.losses.losses import LossFunctionWrapper
 
 from sparkdl.core.tree import leaves
 from sparkdl.data.bad_values import Classes
@@ -25,6 +23,7 @@ from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import (
     execution,
+    keras_internals,
     keras_metrics,
     keras_settings,
     keras_variables,
@@ -93,7 +92,7 @@ class ReductionWatch:
         return loss
 
 
-_reduce, _call = reductions.reduce_weighted_values, reductions.Loss.__call__
+_reduce, _call = keras_internals.reduce_weighted_values, keras.losses.Loss.__call__
 _update = keras.metrics.Mean.update_state
 _watches: dict[int, ReductionWatch] = {}  # by thread id
 _installing = threading.Lock()
@@ -105,7 +104,8 @@ def watched(scale: Any = None) -> Iterator[ReductionWatch]:
     thread = threading.get_ident()
     with _installing:
         _watches[thread] = watch = ReductionWatch(scale)
-        reductions.reduce_weighted_values, reductions.Loss.__call__ = _watched_reduce, _watched_call
+        keras_internals.set_reduction(_watched_reduce)
+        keras.losses.Loss.__call__ = _watched_call
         keras.metrics.Mean.update_state = _watched_update
     try:
         yield watch
@@ -113,7 +113,8 @@ def watched(scale: Any = None) -> Iterator[ReductionWatch]:
         with interrupts.held(), _installing:
             del _watches[thread]
             if not _watches:
-                reductions.reduce_weighted_values, reductions.Loss.__call__ = _reduce, _call
+                keras_internals.set_reduction(_reduce)
+                keras.losses.Loss.__call__ = _call
                 keras.metrics.Mean.update_state = _update
 
 
@@ -143,7 +144,7 @@ def _watched_reduce(
     weights = None
     if reduction == "mean_with_sample_weight":  # on torch Keras multiplies the weights in place
         copy = None if sample_weight is None else keras.ops.copy(sample_weight)
-        weights = reductions.apply_mask(copy, mask, dtype="float32", reduction=reduction)
+        weights = keras_internals.apply_mask(copy, mask, dtype="float32", reduction=reduction)
     loss = _reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     watch = _watches.get(threading.get_ident())
     return loss if watch is None else watch.note(loss, weights, mask, reduction)
@@ -201,10 +202,11 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
         )
 
     if _adds_by_rows(model, x):
+        adding = filter(keras_internals.adds_losses, keras_internals.flat_layers(model))
         logger.warning(
-            "%s: these layers add a term to the loss that is not a mean over rows. Workers average "
-            "gradients over rows, so a step differs from that of one process. Add a mean over rows instead.",
-            ", ".join(layer.name for layer in model._flatten_layers() if layer._losses),
+            "%s: what these layers add to the loss is not a mean over rows. Workers' gradients are averaged "
+            "by rows, so that a step differs from that of one process; add a mean over rows instead.",
+            ", ".join(layer.name for layer in adding),
         )
     return watch.denominator() is not None
 
@@ -288,7 +290,8 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
         if loss is not None and str(loss).lower() not in ("crossentropy", "ce"):  # Keras chooses the loss
             computed = keras.losses.get(loss)
             if not isinstance(computed, keras.losses.Loss):
-                computed = LossFunctionWrapper(computed, name=getattr(computed, "__name__", str(loss)))
+                name = getattr(computed, "__name__", str(loss))
+                computed = keras_internals.LossFunctionWrapper(computed, name=name)
             yield computed.name, computed, [samples[place]] if len(losses) == len(samples) else samples
 
 
@@ -305,7 +308,7 @@ def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, C
         return known
     for _, loss, samples in _losses(model, template, predicted):
         function = getattr(loss, "fn", None)  # of Keras's LossFunctionWrapper
-        arguments = getattr(loss, "_fn_kwargs", {})
+        arguments = keras_internals.function_arguments(loss)
         if function is keras.losses.sparse_categorical_crossentropy and len(samples) == 1:
             place, output = samples[0]
             size = output.shape[arguments.get("axis", -1)]

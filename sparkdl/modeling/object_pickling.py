@@ -15,23 +15,11 @@ from typing import Any
 import keras
 
 from sparkdl.core import pickling
+from sparkdl.modeling import keras_internals
 from sparkdl.modeling.keras_variables import Variable
 
 # Settings of a variable that are set after its constructor has run.
 OF_VARIABLES = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
-# Attributes of optimizers that ``build`` or Keras's own constructor creates again on workers.
-OF_OPTIMIZERS = {
-    "built",
-    "_tracker",
-    "_lock",
-    "_variables",
-    "_trainable_variables",
-    "_trainable_variables_indices",
-    "_iterations",
-    "_distribution_strategy",
-    "_exclude_from_weight_decay",
-    "_exclude_from_weight_decay_cache",
-}
 
 
 class ByValue:
@@ -101,12 +89,12 @@ def reduced(thing: Any, pickler: Any) -> Any:
         dtype = keras.backend.standardize_dtype(thing.dtype)
         return _variable, (value, dtype, thing.name, thing.trainable), settings, None, None, _set_attributes
     if isinstance(thing, keras.optimizers.Optimizer):
-        rate = thing._learning_rate
+        rate = keras_internals.learning_rate(thing)
         rate = float(rate) if isinstance(rate, Variable) else rate
         return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
     if isinstance(thing, keras.metrics.Metric):
-        state = {name: value for name, value in vars(thing).items() if name != "_tracker"}
-        return _metric, (type(thing),), state, None, None, _set_metric
+        state = keras_internals.metric_attributes(thing)
+        return _metric, (type(thing),), state, None, None, keras_internals.set_metric_attributes
     if isinstance(thing, keras.losses.Loss):
         return _new, (type(thing),), dict(vars(thing)), None, None, _update
     return NotImplemented
@@ -144,8 +132,8 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
     """Return the attributes of an optimizer that are neither variables nor created with them."""
     return {
         name: value
-        for name, value in vars(optimizer).items()
-        if name not in OF_OPTIMIZERS and not name.startswith("_self_") and not _holds_variables(value)
+        for name, value in keras_internals.optimizer_settings(optimizer).items()
+        if not _holds_variables(value)
     }
 
 
@@ -158,10 +146,3 @@ def _metric(kind: type[Any]) -> Any:
     made = object.__new__(kind)
     keras.metrics.Metric.__init__(made)
     return made
-
-
-def _set_metric(metric: Any, state: dict[str, Any]) -> None:
-    for store in ("variables", "metrics"):  # lists that its tracker fills
-        for part in state.pop(f"_{store}", ()):
-            metric._tracker.add_to_store(store, part)
-    vars(metric).update(state)

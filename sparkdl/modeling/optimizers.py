@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.modeling import keras_internals
 
 
 def variables(model: keras.Model) -> list[Any]:
@@ -27,23 +28,20 @@ def moves(model: keras.Model) -> list[Any]:
     if getattr(model, "optimizer", None) is None:
         return []
     built = model.optimizer.built
-    return list(inner(model)._trainable_variables if built else model.trainable_variables)
+    return keras_internals.built_for(inner(model)) if built else list(model.trainable_variables)
 
 
 def decays_weights(model: keras.Model) -> list[bool]:
     """Return a flag for each weight of a model: True if the optimizer's weight decay applies to it."""
     if getattr(model, "optimizer", None) is None:
         return []
-    return [bool(inner(model)._use_weight_decay(weight)) for weight in model.weights]
+    return [keras_internals.uses_weight_decay(inner(model), weight) for weight in model.weights]
 
 
 def set_decays_weights(model: keras.Model, decays: list[bool]) -> None:
     """Apply the optimizer's weight decay to some weights of the model, even if it is already built."""
-    optimizer = inner(model)
-    pairs = zip(model.weights, decays, strict=True)
-    optimizer._exclude_from_weight_decay = {optimizer._var_key(weight) for weight, one in pairs if not one}
-    optimizer._exclude_from_weight_decay_pattern = None
-    optimizer._exclude_from_weight_decay_cache = {}
+    excluded = (weight for weight, one in zip(model.weights, decays, strict=True) if not one)
+    keras_internals.set_excluded_from_weight_decay(inner(model), excluded)
 
 
 def require_nesterov(model: keras.Model, merge: str) -> None:
@@ -116,13 +114,12 @@ def batches_seen(model: keras.Model) -> Any:
 
     If it accumulates gradients, its ``iterations`` are fewer, and not a variable.
     """
-    return inner(model)._iterations
+    return keras_internals.steps_taken(inner(model))
 
 
 def scalable(model: keras.Model) -> bool:
     """Return True if the learning rate can be multiplied: a number or a schedule, but not a function."""
-    rate = getattr(inner(model), "_learning_rate", None)
-    return scheduled(model) or not callable(rate)
+    return scheduled(model) or not callable(keras_internals.learning_rate(inner(model)))
 
 
 def adaptive(model: keras.Model) -> bool:
@@ -133,7 +130,7 @@ def adaptive(model: keras.Model) -> bool:
 def scheduled(model: keras.Model) -> bool:
     """Return True if a schedule gives the learning rate."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
-    return isinstance(getattr(inner(model), "_learning_rate", None), schedule)
+    return isinstance(keras_internals.learning_rate(inner(model)), schedule)
 
 
 class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -174,7 +171,7 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 def followed_variables(model: keras.Model) -> list[Any]:
     """Return the variables of a schedule that follows the run; an empty list without one."""
-    schedule = getattr(inner(model), "_learning_rate", None)
+    schedule = keras_internals.learning_rate(inner(model))
     return schedule.variables if isinstance(schedule, Followed) else []
 
 
@@ -183,8 +180,8 @@ def follow(model: keras.Model) -> Followed | None:
     optimizer = inner(model)
     if not scheduled(model):
         return None
-    if not isinstance(optimizer._learning_rate, Followed):
-        # Keras refuses to replace a schedule through `learning_rate`.
-        optimizer._learning_rate = Followed(optimizer._learning_rate, int(batches_seen(model)))
-    followed: Followed = optimizer._learning_rate
-    return followed
+    schedule = keras_internals.learning_rate(optimizer)
+    if not isinstance(schedule, Followed):
+        schedule = Followed(schedule, int(batches_seen(model)))
+        keras_internals.set_schedule(optimizer, schedule)
+    return schedule

@@ -22,7 +22,7 @@ from sparkdl.core.pickling import pickled
 from sparkdl.core.vectors import LARGE, Array, trim
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ModelError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
 from sparkdl.modeling.checks import require_compiled
 from sparkdl.modeling.configuration import Objects, deserialize, serialize, unwarned
 from sparkdl.modeling.differences import PATCH, Difference, describe, differences, patch
@@ -140,7 +140,7 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
     Raises:
         ModelError: a part of the model cannot be sent, or the restored model still differs.
     """
-    names = [[layer.name for layer in one._flatten_layers()] for one in (model, again)]
+    names = [[layer.name for layer in keras_internals.flat_layers(one)] for one in (model, again)]
     if len(names[0]) != len(names[1]):
         raise ModelError(
             f'The model "{model.name}" has other layers after it is rebuilt from its configuration: '

@@ -17,6 +17,7 @@ from sparkdl.data.column import LISTS, TEXT_BYTES, Column
 from sparkdl.data.schema import Sample, Schema, Takes
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.modeling import keras_internals
 from sparkdl.modeling.checks import require_backend_of_strings
 from sparkdl.modeling.keras_variables import dtype_of, undisturbed
 
@@ -52,8 +53,8 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
     loses = kind.compute_loss is keras.Model.compute_loss and any(
         loss is not None for loss in leaves(model.loss)
     )
-    # compile sets it if there are metrics (Keras 3.5 to 3.15); model.metrics is empty before a batch.
-    measures = getattr(model, "_compile_metrics", None) is not None
+    # model.metrics is empty before a batch
+    measures = keras_internals.compiled_part(model, "metrics") is not None
     return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
 
 
@@ -64,7 +65,7 @@ def computes_loss(model: keras.Model) -> bool:
 
 def is_stateful(model: keras.Model) -> bool:
     """Return True if a layer of the model carries its state from one batch to the next."""
-    return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+    return any(getattr(layer, "stateful", False) for layer in keras_internals.flat_layers(model))
 
 
 def named_batch_size(model: keras.Model) -> int | None:
@@ -82,7 +83,7 @@ def fixed_batch_size(model: keras.Model) -> int | None:
     if size is None or is_stateful(model):
         return size
     rows = 2 if size == 1 else 1
-    inputs = getattr(model, "_inputs_struct", None)  # private, Keras up to 3.15
+    inputs = keras_internals.input_structure(model)
     inputs = model.inputs[0] if inputs is None else inputs
 
     def zeros(tensor: Any) -> Array:
@@ -99,14 +100,14 @@ def fixed_batch_size(model: keras.Model) -> int | None:
 
 def input_names(model: keras.Model) -> tuple[str, ...]:
     """Return the names of a model's inputs in order, if known: the keys of a dict, or the inputs' names."""
-    wanted, inputs = getattr(model, "_inputs_struct", None), getattr(model, "inputs", None) or ()
+    wanted, inputs = keras_internals.input_structure(model), getattr(model, "inputs", None) or ()
     keys = {id(tensor): key for key, tensor in wanted.items()} if isinstance(wanted, dict) else {}
     return tuple(keys.get(id(tensor), tensor.name) for tensor in inputs)
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
     """Return the names of a model's outputs in order, if known: the keys of a dict, or the outputs' names."""
-    made = getattr(model, "_outputs_struct", None)
+    made = keras_internals.output_structure(model)
     return tuple(made) if isinstance(made, dict) else tuple(getattr(model, "output_names", None) or ())
 
 
@@ -202,7 +203,7 @@ def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any
 
 def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
     """Return pairs of a feature column's index and its input of a functional model."""
-    template, wanted = schema.template[0], getattr(model, "_inputs_struct", None)
+    template, wanted = schema.template[0], keras_internals.input_structure(model)
     named = {tensor.name: tensor for tensor in model.inputs}
     if isinstance(template, dict):
         known = wanted if isinstance(wanted, dict) else named

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.saving import serialization_lib
 
+from sparkdl.modeling import keras_internals
 from sparkdl.modeling.object_pickling import ByValue
 from sparkdl.process import interrupts
 
@@ -50,9 +50,9 @@ def _constructed(layer: Any) -> Constructed | None:
 
     An ``__init__(self)`` accepts no configuration, because Keras's also contains ``trainable`` and ``dtype``.
     """
-    kind, noted = type(layer), getattr(layer, "_auto_config", None)
+    kind, arguments = type(layer), keras_internals.constructor_arguments(layer)
     users = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "keras"]
-    if noted is None or users[0] is not kind or any("from_config" in vars(base) for base in users):
+    if arguments is None or users[0] is not kind or any("from_config" in vars(base) for base in users):
         return None
     signature = inspect.signature(kind.__init__)
     if isinstance(layer, keras.Model) and len(signature.parameters) > 1:
@@ -60,7 +60,7 @@ def _constructed(layer: Any) -> Constructed | None:
     try:
         signature.bind(layer, **layer.get_config())
     except TypeError:
-        return Constructed(kind, dict(noted.config), layer.name)
+        return Constructed(kind, arguments, layer.name)
     except NotImplementedError:  # its message says what get_config lacks
         pass
     return None
@@ -78,7 +78,7 @@ def stand_in(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _serializing = threading.local()
-_config_of = serialization_lib._get_class_or_fn_config  # private, Keras 3.5 to 3.15; not for plain values
+_config_of = keras_internals.class_or_function_config
 
 
 def _config_or_stand_in(thing: Any) -> Any:
@@ -106,12 +106,12 @@ def standing_in() -> Iterator[dict[str, ByValue | Constructed]]:
     """
     try:
         _serializing.taken = {}
-        serialization_lib._get_class_or_fn_config = _config_or_stand_in
+        keras_internals.set_class_or_function_config(_config_or_stand_in)
         yield _serializing.taken
     finally:
         with interrupts.held():
             _serializing.taken = None
-            serialization_lib._get_class_or_fn_config = _config_of
+            keras_internals.set_class_or_function_config(_config_of)
 
 
 def with_stand_ins(config: Any) -> Any:
@@ -148,7 +148,7 @@ def _goes_by_value(thing: Any) -> bool:
         if own:
             kind.from_config(config)
         if _has_arrays(config):  # Keras makes dicts of them, which some classes cannot read, even its AUC
-            kind.from_config(serialization_lib.serialize_keras_object(config))
+            kind.from_config(keras.saving.serialize_keras_object(config))
     except Exception:  # noqa: BLE001 - whatever a constructor raises without its arguments
         return True
     return False

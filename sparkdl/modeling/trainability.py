@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import keras
 
 from sparkdl.errors import ModelError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_internals, optimizers
+from sparkdl.modeling.keras_internals import own_trainable
 from sparkdl.modeling.keras_variables import trainable
 from sparkdl.process import interrupts
 
@@ -31,8 +32,9 @@ class Trainability:
 
     def __init__(self, model: keras.Model) -> None:
         self.model, self.traced = model, False
-        self.compiled = vars(model).get("_compile_loss")  # a new object each time the model is compiled
-        self.layers = [(layer, layer._trainable) for layer in model._flatten_layers()]
+        # a new object each time the model is compiled
+        self.compiled = keras_internals.compiled_part(model, "loss")
+        self.layers = [(layer, own_trainable(layer)) for layer in keras_internals.flat_layers(model)]
         self.weights = [(weight, weight.trainable) for weight in model.weights]
         fitted = vars(model).get("train_function") is not None and model.optimizer.built
         if fitted and keras.backend.backend() == "tensorflow":
@@ -46,13 +48,13 @@ class Trainability:
 
     def changed(self) -> list[str]:
         """Return the names of the layers, or else the variables, whose flag has changed."""
-        layers = [f'layer "{layer.name}"' for layer, was in self.layers if layer._trainable != was]
+        layers = [f'layer "{layer.name}"' for layer, was in self.layers if own_trainable(layer) != was]
         return layers or [f'variable "{one.path}"' for one, was in self.weights if one.trainable != was]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Apply these flags to the model in a ``with`` block."""
-        now = [layer._trainable for layer, _ in self.layers], [one.trainable for one, _ in self.weights]
+        now = [own_trainable(layer) for layer, _ in self.layers], [one.trainable for one, _ in self.weights]
         try:
             self._set([was for _, was in self.layers], [was for _, was in self.weights])
             yield
@@ -62,14 +64,14 @@ class Trainability:
 
     def _set(self, layers: Sequence[bool], weights: Sequence[bool]) -> None:
         for (layer, _), value in zip(self.layers, layers, strict=True):
-            layer._trainable = value  # the setter would also set nested layers and variables
+            keras_internals.set_own_trainable(layer, value)
         for (weight, _), value in zip(self.weights, weights, strict=True):
             if weight.trainable != value:
                 weight.trainable = value
 
     def still(self) -> Trainability:
-        """Return the flags for the next fit. TensorFlow keeps these until the model is compiled again."""
-        same = vars(self.model).get("_compile_loss") is self.compiled
+        """Return the flags for the next fit: on TensorFlow these, until the model is compiled again."""
+        same = keras_internals.compiled_part(self.model, "loss") is self.compiled
         same = same and len(self.weights) == len(self.model.weights)
         return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
 
@@ -83,7 +85,7 @@ class Trainability:
         Raises:
             ModelError: a callback compiled the model, or changed a flag; names the layer or variable.
         """
-        if vars(self.model).get("_compile_loss") is not self.compiled:
+        if keras_internals.compiled_part(self.model, "loss") is not self.compiled:
             raise ModelError(
                 f'A callback compiled the model "{self.model.name}" while fit was running. Compile the '
                 "model before fit."

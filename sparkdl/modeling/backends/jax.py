@@ -20,6 +20,7 @@ from sparkdl.data.batch import Batch
 from sparkdl.modeling import keras_metrics, keras_variables, optimizers, signature
 from sparkdl.modeling.backends.base import Center, Mean, Reading
 from sparkdl.modeling.backends.common import Capture, first_rows, loss_metric, optional, reading
+from sparkdl.modeling.keras_internals import held_value, set_held_value
 from sparkdl.modeling.losses import watched
 
 Pair = tuple[Any, Any]  # a vector over the trainable variables, and the statistics or None
@@ -93,14 +94,14 @@ class JaxReplica:
     def _following(self, progress: Sequence[Any]) -> Iterator[None]:
         """Give a schedule's variables these traced values in a ``with`` block."""
         variables = optimizers.followed_variables(self._model)
-        kept = [variable._value for variable in variables]
+        kept = list(map(held_value, variables))
         for variable, value in zip(variables, progress, strict=True):
-            variable._value = value
+            set_held_value(variable, value)
         try:
             yield
         finally:
             for variable, value in zip(variables, kept, strict=True):
-                variable._value = value
+                set_held_value(variable, value)
 
     def _progress(self) -> list[Any]:
         return [variable.value for variable in optimizers.followed_variables(self._model)]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sparkdl.core.sparse_gradients import Table, decode, densified
 from sparkdl.core.tree import split
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
-from sparkdl.modeling import optimizers, signature
+from sparkdl.modeling import keras_internals, optimizers, signature
 from sparkdl.modeling.backends.base import Mean, Reading
 from sparkdl.modeling.backends.stateful import StatefulReplica
 
@@ -47,7 +47,7 @@ class Compiled:
             self._traces[kind] = trace, trace.captured_inputs, [tf.float32] * len(trace.outputs)
         trace, captured, kinds = self._traces[kind]
         if self._jit or any(tensor.dtype == tf.string for tensor in tensors):
-            return trace._call_flat(tensors, captured)  # keeps strings off a GPU
+            return keras_internals.call_flat(trace, tensors, captured)
         return tf.raw_ops.StatefulPartitionedCall(args=[*tensors, *captured], Tout=kinds, f=trace)
 
 
@@ -215,11 +215,11 @@ def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:
             for value in (learning_rate, optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
         )
         step = tf.cast(optimizer.iterations + 1, variable.dtype)
-        index = optimizer._get_variable_index(variable)
+        moments = keras_internals.adam_moments(optimizer, variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=optimizer._momentums[index].value.handle,
-            v=optimizer._velocities[index].value.handle,
+            m=moments[0].value.handle,
+            v=moments[1].value.handle,
             beta1_power=first**step,
             beta2_power=second**step,
             lr=rate,

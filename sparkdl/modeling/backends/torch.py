@@ -12,7 +12,7 @@ import torch
 
 from sparkdl.core.tree import replaced
 from sparkdl.core.vectors import Vector
-from sparkdl.modeling import keras_variables
+from sparkdl.modeling import keras_internals, keras_variables
 from sparkdl.modeling.backends.stateful import StatefulReplica
 from sparkdl.modeling.losses import is_own, scale_in_force, watched
 
@@ -42,9 +42,10 @@ class TorchReplica(StatefulReplica):
         self._waiting: list[Callable[[], Any]] = []
         self._loss: tuple[Any, Any] | None = None  # the newest loss not in the metrics yet, and its weight
         if not any(is_own(model, name) for name in ("train_step", "test_step", "compute_metrics")):
-            self._measure, self._track = model.compute_metrics, model._loss_tracker.update_state
+            tracker = keras_internals.loss_tracker(model)
+            self._measure, self._track = model.compute_metrics, tracker.update_state
             vars(model).update(compute_metrics=self._measure_later, get_metrics_result=dict)
-            vars(model._loss_tracker).update(update_state=self._track_later)
+            vars(tracker).update(update_state=self._track_later)
         if type(model).zero_grad is torch.nn.Module.zero_grad:
             vars(model).update(zero_grad=self._clear)
 
