@@ -12,7 +12,7 @@ from sparkdl.config import OF_PLACE, TrainConfig, without_place
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
-from sparkdl.spark import files, jobs
+from sparkdl.spark import files, spark_internals
 
 Model = Any  # a keras.Model, which this module only passes on
 
@@ -32,7 +32,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
     """
     _require_keras_file(path)
     values = config.to_dict() | {"merge": to_settings(config.merge)}
-    context = jobs.active_context()
+    context = spark_internals.active_context()
     if files.exists(path, context=context) and not overwrite:
         raise FileExistsError(f"{path} exists; pass overwrite=True to replace it.")
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ def load(
         ModelError: the file is not a compiled Keras model.
     """
     _require_keras_file(path)
-    context = jobs.active_context()
+    context = spark_internals.active_context()
     with tempfile.TemporaryDirectory() as folder:
         local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
         files.get(path, local, context=context)

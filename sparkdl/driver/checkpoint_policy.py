@@ -23,7 +23,7 @@ from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import Snapshot
-from sparkdl.spark import jobs
+from sparkdl.spark import spark_internals
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def checkpoint_policy(
             'placement="worker". Leave one of them out.'
         )
     checkpoints = Checkpoints(
-        fit.checkpoint, jobs.active_context(), fresh=not fit.resume, lease=request.lease
+        fit.checkpoint, spark_internals.active_context(), fresh=not fit.resume, lease=request.lease
     )
     return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training)
 

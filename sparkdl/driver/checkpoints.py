@@ -30,7 +30,7 @@ from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.server.state import RowsHeld, Snapshot
-from sparkdl.spark import files
+from sparkdl.spark import files, spark_internals
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
@@ -356,8 +356,8 @@ class Checkpoints:
         self._number += 1
         ranked = f"_{value!r}" if value is not None and self.config.keep_best else ""
         name = f"checkpoint-{self._number:08d}{ranked}.sparkdl"
-        # SparkContext._temp_dir (checked in PySpark 4.3): the JVM removes it, even if this process is killed.
-        folder = self.context._temp_dir if files.is_uri(self.config.uri) else self.config.uri
+        uri = self.config.uri
+        folder = spark_internals.temporary_folder(self.context) if files.is_uri(uri) else uri
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             local = Path(file.name)
             try:

@@ -44,7 +44,7 @@ from sparkdl.sources.resolve import (
     share_weights,
     whole_partitions,
 )
-from sparkdl.spark import jobs
+from sparkdl.spark import spark_internals
 from sparkdl.spark.application import SparkApplication, application_of
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
     """
     if checkpoint is None or config.placement is Placement.WORKER:  # refused later, by checkpoint_policy
         return None
-    lease = lease_of(checkpoint.uri, jobs.active_context())
+    lease = lease_of(checkpoint.uri, spark_internals.active_context())
     stack.callback(lease.release)
     lease.acquire()
     lease.start()

@@ -15,6 +15,7 @@ from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, argument
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.modeling import checks, losses, serialization, signature
+from sparkdl.spark import spark_internals
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         history = trained.fit(dataset, **fit)
         result = KerasEstimatorModel(trained.model)
         result._builder = builder
-        result._resetUid(self.uid)
+        spark_internals.set_uid(result, self.uid)
         self._copyValues(result)
         result._summary = TrainingSummary(history.history, history.training)
         if self.getOrDefault("task") == "auto":

@@ -28,6 +28,7 @@ from sparkdl.config import (
 from sparkdl.core.validation import choose, positive_seconds, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
+from sparkdl.spark import spark_internals
 
 Self = TypeVar("Self", bound="KerasParams")
 Convert = Callable[[str, Any], Any]
@@ -63,7 +64,7 @@ class Task(StrEnum):
 
 def _param(doc: str, convert: Convert | None = None) -> Any:
     """Return a Param that is named after its class attribute."""
-    made: Any = Param(Params._dummy(), "", doc)
+    made: Any = Param(spark_internals.no_parent(), "", doc)
     made.convert = convert
     return made
 

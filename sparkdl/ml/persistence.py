@@ -25,6 +25,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
 from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
+from sparkdl.spark import spark_internals
 from sparkdl.spark.application import application_of
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ class KerasWriter(MLWriter):
             )
         set_here = {
             param.name: value
-            for param, value in stage._paramMap.items()
-            if value is not None and param.name not in OF_PLACE
+            for param in filter(stage.isSet, stage.params)
+            if (value := stage.getOrDefault(param)) is not None and param.name not in OF_PLACE
         }
         left = [name for name in set_here if name in OBJECTS and name not in ("model", *stage.unsaved)]
         if "merge" in set_here:
@@ -133,7 +134,7 @@ class KerasReader(MLReader[Any]):
         if not metadata["class"].endswith(f".{self.kind.__name__}"):
             raise ModelError(f"{path} holds a {metadata['class']}, not a {self.kind.__name__}.")
         stage = self.kind()
-        stage._resetUid(metadata["uid"])
+        spark_internals.set_uid(stage, metadata["uid"])
         metadata["paramMap"] = without_place(metadata["paramMap"], OF_PLACE, path)
         metadata["defaultParamMap"] = without_place(metadata["defaultParamMap"], OF_PLACE, path)
         if "merge" in metadata["paramMap"]:

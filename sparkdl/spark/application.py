@@ -35,7 +35,7 @@ from pyspark.sql.utils import is_remote
 from sparkdl.data import arrow
 from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
-from sparkdl.spark import files, interpreter, preflight
+from sparkdl.spark import files, interpreter, preflight, spark_internals
 from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class SparkApplication:
     _has_package: WeakSet[Any] = WeakSet()  # the applications and sessions that got sparkdl
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
-        made = session is None and not self.remote and SparkContext._active_spark_context is None
+        made = session is None and not self.remote and spark_internals.active_context() is None
         self.session: Any = session or SparkSession.builder.getOrCreate()
         interrupts.reinstall()
         self._own_gpus = own_gpus
@@ -142,29 +142,23 @@ class SparkApplication:
 
     def slots(self) -> int:
         """Return the number of tasks that can run at the same time on the present executors."""
-        scala = self.context._jsc.sc()
         try:
-            manager = scala.resourceProfileManager()
-            profile = manager.defaultResourceProfile()
-            if self.profile is not None:
-                profile = self.profile._java_resource_profile
-                manager.addResourceProfile(profile)
-            return int(scala.maxNumConcurrentTasks(profile))
+            return spark_internals.concurrent_tasks(self.context, self.profile)
         except Exception as error:  # noqa: BLE001 - a private call; if it is refused, use the public estimate
             logger.debug("maxNumConcurrentTasks failed: %s", error)
             return int(self.context.defaultParallelism)
 
     def hosts(self) -> list[str]:
         """Return the hosts of the executors and of the driver."""
-        executors = self.context._jsc.sc().statusTracker().getExecutorInfos()
-        return sorted({str(executor.host()) for executor in executors})
+        return sorted({str(executor.host()) for executor in spark_internals.executors(self.context)})
 
     def age(self) -> float:
         """Return the seconds since the application started, at most the JVM's uptime.
 
         The limit corrects for a clock that was set forward.
         """
-        machine = self.context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+        java = spark_internals.jvm(self.context).java
+        machine = java.lang.management.ManagementFactory.getRuntimeMXBean()
         return float(max(0.0, min(time.time() - self.context.startTime / 1000, machine.getUptime() / 1000)))
 
     def num_workers(self, wanted: int | None, most: int | None, timeout: float) -> tuple[int, str]:
@@ -194,15 +188,15 @@ class SparkApplication:
         """
         self._remove_files()
         shared = self.context.broadcast(value)
-        reference = self.context._jvm.java.lang.ref.WeakReference(shared._jbroadcast)
-        _files_of.setdefault(self.context, {})[shared._path] = reference
+        reference = spark_internals.weak_reference(self.context, shared)
+        _files_of.setdefault(self.context, {})[spark_internals.broadcast_file(shared)] = reference
         return shared
 
     def forget(self, shared: Any) -> None:
         """Free a value that ``share`` sent, without waiting until no plan in the JVM refers to it."""
         with self._unless_stopped():
             shared.destroy()
-            _files_of.get(self.context, {}).pop(shared._path, None)
+            _files_of.get(self.context, {}).pop(spark_internals.broadcast_file(shared), None)
 
     def _remove_files(self) -> None:
         """Remove the files of freed broadcasts, which PySpark keeps until the application ends."""
@@ -214,16 +208,15 @@ class SparkApplication:
     @property
     def stopped(self) -> bool:
         """True if the Spark application has been stopped."""
-        inner = self.context._jsc
         try:
-            return inner is None or bool(inner.sc().isStopped())
+            return spark_internals.is_stopped(self.context)
         except Exception:  # noqa: BLE001 - from py4j, if the JVM is gone
             return True
 
     def await_stop(self) -> None:
         """Wait until a stop in another thread has ended, so that PySpark can start a new application."""
         deadline = time.monotonic() + STOP_SECONDS
-        while SparkContext._active_spark_context is self.context and time.monotonic() < deadline:
+        while spark_internals.active_context() is self.context and time.monotonic() < deadline:
             time.sleep(0.05)
 
     @contextmanager

@@ -26,7 +26,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process import memory
 from sparkdl.process.reasons import BLOCK, FRAME, RAISED, first_reason
-from sparkdl.spark import preflight
+from sparkdl.spark import preflight, spark_internals
 from sparkdl.spark.application import SparkApplication
 
 BARRIER_REFUSED = "Barrier execution mode does not allow the following pattern of RDD chain"
@@ -90,10 +90,10 @@ def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True
 
 def _text(error: BaseException) -> str:
     """Return the whole text of an exception, with the causes that PySpark keeps separately."""
-    text, cause = str(error), getattr(error, "_cause", None)
+    text, cause = str(error), spark_internals.cause_of(error)
     while isinstance(cause, BaseException):
         text += f"\nCaused by: {type(cause).__name__}: {cause}"
-        cause = getattr(cause, "_cause", None)
+        cause = spark_internals.cause_of(cause)
     # Spark 4.3 begins a traceback in the middle of a line.
     return re.sub(r"(?<=\S) (?=Traceback \(most recent call last\):\n)", "\n", text)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from py4j.protocol import Py4JError
 
-from sparkdl.spark import hadoop
+from sparkdl.spark import hadoop, spark_internals
 from sparkdl.spark.files import is_uri, publish_local, remove_temporary
 
 ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, even in a race
@@ -58,7 +58,9 @@ def open_folder(uri: str, *, context: Any) -> Folder:
     with hadoop.file_system(uri, context) as (system, path):
         system.mkdirs(path)
         local = hadoop.local_folder(system, path)
-        return HadoopFolder(system, path, context._jvm) if local is None else LocalFolder(local)
+        if local is not None:
+            return LocalFolder(local)
+        return HadoopFolder(system, path, spark_internals.jvm(context))
 
 
 class LocalFolder:

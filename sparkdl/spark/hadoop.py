@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from sparkdl.errors import ConfigError
+from sparkdl.spark import spark_internals
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
         )
     with as_os_errors(uri):
         path = path_of(uri, context)
-        yield path.getFileSystem(context._jsc.hadoopConfiguration()), path
+        yield path.getFileSystem(spark_internals.hadoop_configuration(context)), path
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def as_os_errors(uri: str) -> Iterator[None]:
 
 def path_of(name: str, context: Any) -> Any:
     """Return the Hadoop Path of a path or URI."""
-    return context._jvm.org.apache.hadoop.fs.Path(name)
+    return spark_internals.jvm(context).org.apache.hadoop.fs.Path(name)
 
 
 def local_path(path: Path, context: Any) -> Any:

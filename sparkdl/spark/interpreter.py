@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
+
+from sparkdl.spark import spark_internals
 
 UNCHOSEN = "python3"  # PySpark's default
 OF_FRAMES = "spark.sql.execution.pyspark.python"  # overrides the Python that a function was made with
@@ -54,41 +55,5 @@ def rebind(data: Any, context: Any) -> None:
     """
     if context not in _adopted:
         return
-    # Private attributes of Spark (3.5 to 4.3). Where they differ, the functions keep their Python.
-    with suppress(Exception):
-        for rdd in _rdds_of(data):
-            _rebind(rdd, context.pythonExec, set())
-
-
-def _rdds_of(data: Any) -> Iterator[Any]:
-    """Yield the JVM's RDDs below an RDD or a DataFrame."""
-    if hasattr(data, "_jdf"):
-        leaves = data._jdf.queryExecution().analyzed().collectLeaves()
-        for index in range(leaves.size()):
-            leaf = leaves.apply(index)
-            if leaf.getClass().getSimpleName() == "LogicalRDD":
-                yield leaf.rdd()
-        return
-    # Trailing Python functions that PySpark has not sent to the JVM yet need no change.
-    made = getattr(data, "_jrdd_val", None) or getattr(data, "_prev_jrdd", None) or data._jrdd
-    yield made.rdd()
-
-
-def _rebind(rdd: Any, python: str, seen: set[int]) -> None:
-    if rdd.id() in seen:
-        return
-    seen.add(rdd.id())
-    if rdd.getClass().getSimpleName() == "PythonRDD":
-        function = _field(rdd, "func").get(rdd)
-        executable = _field(function, "pythonExec")
-        if executable.get(function) == UNCHOSEN:
-            executable.set(function, python)
-    dependencies = rdd.dependencies()
-    for index in range(dependencies.size()):
-        _rebind(dependencies.apply(index).rdd(), python, seen)
-
-
-def _field(owner: Any, name: str) -> Any:
-    field = owner.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field
+    with suppress(Exception):  # in a version of Spark where this is not possible, functions keep their Python
+        spark_internals.set_python(data, UNCHOSEN, context.pythonExec)

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple
 from typing import Any
@@ -30,7 +30,7 @@ from sparkdl.core.pickling import pickled
 from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.process import interrupts
-from sparkdl.spark import preflight, task_logs
+from sparkdl.spark import preflight, spark_internals, task_logs
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.spark.slots import NOTICE_SECONDS
@@ -146,7 +146,7 @@ class Stage:
             expected=expected,
             call=call,
         )
-        if (context := active_context()) is not None:
+        if (context := spark_internals.active_context()) is not None:
             _used.add(context)
 
 
@@ -283,7 +283,7 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
             return run_rdd(blocks, stage, barrier=barrier)()
         finally:
             with suppress(Exception):  # a failed cleanup must not hide the job's result or error
-                _forget_shuffles(dealt.context, [_shuffle_of(blocks)])
+                spark_internals.forget_shuffles(dealt.context, [spark_internals.shuffle_of(blocks)])
 
     return action
 
@@ -368,40 +368,5 @@ def num_partitions(frame: DataFrame) -> int:
 def _forget_plan(frame: DataFrame, *, run: bool) -> None:
     """Remove the shuffle files of a DataFrame; ``run``: its whole plan was run."""
     with suppress(Exception):  # a failed cleanup must not hide the job's result or error
-        plan = frame._jdf.queryExecution().executedPlan()
-        _forget_shuffles(frame.sparkSession.sparkContext, _shuffles_of(plan, run=run))
-
-
-def _shuffle_of(rdd: Any) -> int:
-    """Return the id of the first shuffle below an RDD, which its ``partitionBy`` made."""
-    rdd = rdd._jrdd.rdd()
-    while (below := rdd.dependencies().head()).getClass().getSimpleName() != "ShuffleDependency":
-        rdd = below.rdd()
-    return int(below.shuffleId())
-
-
-def _shuffles_of(plan: Any, *, run: bool) -> Iterator[int]:
-    """Yield the ids of the shuffles of a physical plan that were run; ``run``: the whole plan was run."""
-    name = plan.getClass().getSimpleName()
-    if name == "ShuffleExchangeExec" and run:  # reading the id of one that was not run would prepare it
-        yield int(plan.shuffleDependency().shuffleId())
-    if name == "AdaptiveSparkPlanExec":
-        yield from _shuffles_of(plan.executedPlan(), run=run)
-    elif name.endswith("QueryStageExec"):
-        yield from _shuffles_of(plan.plan(), run=True)
-    else:
-        for index in range(plan.children().size()):
-            yield from _shuffles_of(plan.children().apply(index), run=run)
-
-
-def _forget_shuffles(context: Any, ids: Iterable[int]) -> None:
-    """Remove the files of shuffles, as Spark does after the JVM's garbage collector ran."""
-    cleaner = context._jsc.sc().cleaner()
-    for shuffle in ids:
-        if cleaner.isDefined():
-            cleaner.get().doCleanupShuffle(shuffle, False)
-
-
-def active_context() -> Any:
-    """Return the SparkContext if there is one, else None."""
-    return SparkContext._active_spark_context
+        shuffles = spark_internals.shuffles_of(frame, run=run)
+        spark_internals.forget_shuffles(frame.sparkSession.sparkContext, shuffles)

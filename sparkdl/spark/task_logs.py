@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from sparkdl.spark import spark_internals
+
 LOGGERS = (
     "org.apache.spark.scheduler.TaskSetManager",  # "Lost task", "failed 4 times; aborting job"
     "org.apache.spark.executor.Executor",  # "Exception in task", where the executor is the driver's JVM
@@ -74,7 +76,7 @@ def _silence(context: Any) -> list[str]:
     """Switch the loggers off; return the names of those that changed."""
     switched: list[str] = []
     with suppress(Exception):  # logging is never a reason to fail
-        log4j = context._jvm.org.apache.logging.log4j
+        log4j = spark_internals.jvm(context).org.apache.logging.log4j
         known = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
         for name in LOGGERS:
             if not known.containsKey(name):
@@ -85,7 +87,8 @@ def _silence(context: Any) -> list[str]:
 
 def _restore(context: Any, switched: list[str]) -> None:
     with suppress(Exception):  # Spark may have been stopped
-        loggers = context._jvm.org.apache.logging.log4j.LogManager.getContext(False)
+        log4j = spark_internals.jvm(context).org.apache.logging.log4j
+        loggers = log4j.LogManager.getContext(False)
         for name in switched:
             loggers.getConfiguration().removeLogger(name)
         loggers.updateLoggers()
@@ -95,12 +98,10 @@ def _settle(context: Any, seconds: float) -> bool:
     """Wait up to ``seconds`` until no task runs; return False if the application has stopped."""
     deadline = time.monotonic() + seconds
     try:
-        inner = context._jsc.sc()
-        tracker = inner.statusTracker()
-        while any(each.numRunningTasks() for each in tracker.getExecutorInfos()):
+        while any(each.numRunningTasks() for each in spark_internals.executors(context)):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return not inner.isStopped()
+        return not spark_internals.is_stopped(context)
     except Exception:  # noqa: BLE001 - the JVM or the application is gone
         return False

@@ -1,0 +1,119 @@
+"""Each private part of Spark that sparkdl uses exists in this version, and does what sparkdl relies on."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import functions
+
+from sparkdl.spark import spark_internals
+
+OTHER = "/no/such/python"
+
+
+@pytest.fixture
+def context(spark):
+    return spark.sparkContext
+
+
+def shuffle_files(spark, number):
+    folder = Path(spark.conf.get("spark.local.dir"))
+    return [path.name for path in folder.rglob(f"shuffle_{number}_*")]
+
+
+def test_an_application_is_known(context):
+    """The running application is found, with its executors, its folder and its slots."""
+    assert spark_internals.active_context() is context
+    assert not spark_internals.is_stopped(context)
+    assert all(each.host() and each.numRunningTasks() == 0 for each in spark_internals.executors(context))
+    assert Path(spark_internals.temporary_folder(context)).is_dir()
+    assert spark_internals.concurrent_tasks(context, None) == 2
+
+
+def test_a_profile_of_a_task_limits_the_slots(context):
+    """Tasks whose ResourceProfile asks for more cores have fewer slots; a local master keeps its own."""
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+
+    assert spark_internals.concurrent_tasks(context, profile) in (1, 2)
+
+
+def test_classes_and_settings_of_the_jvm_are_reached(context):
+    """Java's classes are called by their names, and Hadoop's configuration is read."""
+    assert spark_internals.jvm(context).java.lang.Integer.parseInt("7") == 7
+    assert spark_internals.hadoop_configuration(context).get("fs.defaultFS")
+
+
+def test_a_broadcast_is_known_by_its_file(context):
+    """A broadcast variable has a file on this machine, and the JVM's broadcast is referred to."""
+    shared = context.broadcast([1, 2])
+
+    assert Path(spark_internals.broadcast_file(shared)).is_file()
+    assert spark_internals.weak_reference(context, shared).get() is not None
+    shared.destroy()
+
+
+def test_causes_of_failures_are_kept(spark):
+    """PySpark keeps the cause of a Java exception; other exceptions have none."""
+    fail = functions.udf(lambda value: 1 // (value - value), "int")
+    with pytest.raises(Exception, match="ZeroDivisionError") as caught:
+        spark.range(1).select(fail("id")).collect()
+
+    assert "_cause" in vars(caught.value)
+    assert spark_internals.cause_of(caught.value) is vars(caught.value)["_cause"]
+    assert spark_internals.cause_of(ValueError()) is None
+
+
+@pytest.mark.parametrize("kind", ["RDD", "DataFrame"])
+def test_functions_in_the_jvm_get_another_python(kind, spark, context):
+    """The Python of functions that PySpark has sent to the JVM changes, if it was the one that is named."""
+    rdd = context.parallelize(range(4), 2).map(lambda value: (value,))
+    data = rdd.repartition(1) if kind == "RDD" else spark.createDataFrame(rdd, "value int")
+
+    spark_internals.set_python(data, "another python", OTHER)
+    assert sorted(value for (value,) in data.collect()) == [0, 1, 2, 3]
+    spark_internals.set_python(data, context.pythonExec, OTHER)
+
+    with pytest.raises(Exception, match=OTHER):
+        data.collect()
+
+
+def test_shuffles_of_rdds_are_forgotten(spark, context, eventually):
+    """The files of an RDD's shuffle are removed by its id."""
+    rdd = context.parallelize([(1, 1), (2, 2)], 2).partitionBy(2).mapValues(lambda value: value + 1)
+    rdd.collect()
+    number = spark_internals.shuffle_of(rdd)
+    assert shuffle_files(spark, number)
+
+    spark_internals.forget_shuffles(context, [number])
+
+    assert eventually(lambda: not shuffle_files(spark, number))
+
+
+def test_shuffles_of_dataframes_are_forgotten(spark, context, eventually):
+    """The shuffles in the plan of a DataFrame that ran are found, and none in a plan that did not run."""
+    frame = spark.range(100).repartition(3)
+    assert spark_internals.shuffles_of(frame, run=False) == []
+    frame.collect()
+
+    numbers = spark_internals.shuffles_of(frame, run=True)
+
+    assert len(numbers) == 1
+    assert shuffle_files(spark, numbers[0])
+    spark_internals.forget_shuffles(context, numbers)
+    assert eventually(lambda: not shuffle_files(spark, numbers[0]))
+
+
+class Stage(Transformer):
+    width = Param(spark_internals.no_parent(), "width", "the width")
+
+
+def test_a_stage_gets_another_uid(spark):
+    """A Param of a class belongs to each of its stages, also if the stage's uid changes."""
+    stage = Stage()
+    assert stage.width.parent == stage.uid
+
+    spark_internals.set_uid(stage, "another")
+
+    assert (stage.uid, stage.width.parent) == ("another", "another")
