@@ -1,7 +1,9 @@
-"""Check the length of classes, functions and files, the arguments of calls, and docstrings' first lines.
+"""Check the length of classes, functions and files, the arguments of calls, docstrings, and private names.
 
 Ruff counts statements and parameters, but neither lines nor the arguments of a call. A docstring's first
-line names a thing or gives an order: one that starts with "What" or "Return whether" does neither.
+line names a thing or gives an order: one that starts with "What" or "Return whether" does neither. Private
+attributes of other packages are named in a few files only, so that a new version of such a package is checked
+against these.
 
     python tools/check_style.py sparkdl
 """
@@ -15,6 +17,15 @@ from pathlib import Path
 CLASS, FUNCTION, FILE, POSITIONAL = 400, 60, 500, 5
 FACADE = "api/spark_model.py"  # its docstrings are the reference of the public API, and are not counted
 HEADLESS = re.compile(r"(\w+ )?(what|whether|who|how|where|which|those)\b", re.IGNORECASE)
+# The files that may use private attributes of Keras, of Spark, and of cheroot, whose classes they extend.
+INTERNALS = (
+    "modeling/keras_internals.py",
+    "spark/spark_internals.py",
+    "server/http_server.py",
+    "transport/connections.py",
+)
+PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+OF_TUPLES = "_replace", "_fields", "_asdict", "_make"  # public methods of named tuples
 EXEMPT = "pack", "info", "warning", "error"  # struct's and logging's calls name their arguments by a format
 
 
@@ -54,10 +65,53 @@ def problems(path: Path) -> Iterator[str]:
                 yield f"{where}: {called} is called with {len(node.args)} positional arguments; name them"
 
 
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each private attribute of an object other than ``self`` and ``cls``."""
+    for node in ast.walk(tree):
+        name: object = None
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            name = node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+        if isinstance(name, str) and PRIVATE.fullmatch(name) and name not in OF_TUPLES:
+            yield node.lineno, name
+
+
+def private_definitions(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that a file gives to attributes, methods, functions and variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) in ("self", "cls")
+        ):
+            yield node.attr
+
+
+def foreign(paths: list[Path]) -> Iterator[str]:
+    """Yield each use of a private part of another package outside INTERNALS, in words."""
+    trees = {path: ast.parse(path.read_text()) for path in paths}
+    inside = {path: tree for path, tree in trees.items() if path.as_posix().endswith(INTERNALS)}
+    outside = {path: tree for path, tree in trees.items() if path not in inside}
+    own = {name for tree in outside.values() for name in private_definitions(tree)}
+    own -= {name for tree in inside.values() for _, name in private_uses(tree)}
+    for path, tree in outside.items():
+        for line, name in private_uses(tree):
+            if name not in own:
+                yield f"{path}:{line}: {name} is private to another package; use it in *_internals.py only"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom | ast.Import) and "keras.src" in ast.unparse(node):
+                yield f"{path}:{node.lineno}: keras.src is private; import it in keras_internals.py only"
+
+
 def main(folders: list[str]) -> int:
     """Print each problem; return 1 if there are any."""
     paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
-    found = [problem for path in paths for problem in problems(path)]
+    found = [problem for path in paths for problem in problems(path)] + list(foreign(paths))
     print("\n".join(found) or f"{len(paths)} files keep the rules.")
     return int(bool(found))
 
