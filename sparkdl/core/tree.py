@@ -89,7 +89,7 @@ def template_of(value: Any, parts: int | None, first: int = 0) -> Template:
     def number(each: Any, arrays: int | None) -> Template:
         if not is_structure(each, arrays):
             return next(places)
-        whole = dict(each) if isinstance(each, Mapping) else tuple(each)
+        whole: Any = dict(each) if isinstance(each, Mapping) else tuple(each)
         children, _, keys, _ = optree.tree_flatten_one_level(whole)
         made = [number(child, None) for child in children]
         return dict(zip(keys, made, strict=True)) if isinstance(whole, dict) else tuple(made)

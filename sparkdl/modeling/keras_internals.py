@@ -279,9 +279,10 @@ def forget_model(callback: Any) -> None:
     callback._model = None
 
 
-def restored_epoch(model: keras.Model) -> Any:
+def restored_epoch(model: keras.Model) -> int | None:
     """Return the epoch at which BackupAndRestore lets training begin; None if it restored none."""
-    return model._initial_epoch  # Keras 3.5 to 3.15
+    epoch: int | None = model._initial_epoch  # Keras 3.5 to 3.15
+    return epoch
 
 
 def forget_restored_epoch(model: keras.Model) -> None:

@@ -23,9 +23,9 @@ class Penalized(layers.Layer):
 
 @pytest.fixture
 def model():
-    inputs = {"a": keras.Input((3,), name="first")}
+    inputs = {"a": keras.Input((3,), name="a")}
     dense = layers.Dense(3, name="dense")
-    outputs = {"b": layers.Dense(1, name="last")(dense(dense(inputs["a"])))}
+    outputs = {"b": layers.Dense(1, name="b")(dense(dense(inputs["a"])))}
     made = keras.Model(inputs, outputs)
     made.compile("adam", {"b": "mse"}, metrics={"b": ["mae"]})
     return made
@@ -120,8 +120,8 @@ def test_what_compile_was_given_is_kept(model):
 
 def test_results_are_listed_as_evaluate_does(model):
     """The loss and the results of metrics are listed in the order of evaluate's own list."""
-    expected = model.evaluate(X, {"b": Y}, verbose=0)
-    logs = model.evaluate(X, {"b": Y}, verbose=0, return_dict=True)
+    expected = model.evaluate({"a": X}, {"b": Y}, verbose=0)
+    logs = model.evaluate({"a": X}, {"b": Y}, verbose=0, return_dict=True)
 
     assert expected == pytest.approx(keras_internals.metrics_in_order(model, logs))
     assert keras_internals.loss_tracker(model).name == "loss"
@@ -275,7 +275,7 @@ def test_callbacks_are_read_and_set(model, tmp_path):
 def test_the_epoch_of_a_backup_is_read(tmp_path, model):
     """BackupAndRestore notes the next epoch on the model, where it stays until it is reset."""
     made = [keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False) for _ in range(2)]
-    model.fit(X, {"b": Y}, epochs=2, verbose=0, callbacks=made[:1])
+    model.fit({"a": X}, {"b": Y}, epochs=2, verbose=0, callbacks=made[:1])
     made[1].set_model(model)
 
     made[1].on_train_begin()
@@ -302,7 +302,7 @@ def test_concrete_functions_are_called_with_flat_arguments():
     import tensorflow as tf
 
     variable = tf.Variable(2.0)
-    trace = tf.function(lambda pair: pair[0] * variable + pair[1]).get_concrete_function(
+    trace = tf.function(lambda pair: [pair[0] * variable + pair[1]]).get_concrete_function(
         (tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.float32))
     )
 
