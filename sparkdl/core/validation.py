@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import field, fields
 from enum import StrEnum
 from typing import Any
 
 from sparkdl.errors import ConfigError
+
+Check = Callable[[str, Any], Any]  # takes the name and the value of an argument; returns the value to keep
+
+
+def one_of(name: str, value: object, choices: Iterable[str]) -> str:
+    """Return ``value`` if it is one of some strings.
+
+    Raises:
+        ConfigError: the value is not one of them.
+    """
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} should be one of {', '.join(map(repr, choices))}; got {value!r}.")
+    return str(value)
 
 
 def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
@@ -14,11 +30,7 @@ def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
     Raises:
         ConfigError: the value is not one of the choices.
     """
-    try:
-        return choices(str(value))
-    except ValueError:
-        names = ", ".join(repr(choice.value) for choice in choices)
-        raise ConfigError(f"{name} should be one of {names}; got {value!r}.") from None
+    return choices(one_of(name, value, (choice.value for choice in choices)))
 
 
 def whole_number(name: str, value: object, *, least: int = 1) -> int:
@@ -32,21 +44,57 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
     return value
 
 
-def require_flag(name: str, value: object) -> None:
-    """Raise an error unless an argument is True or False.
+def require_flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
 
     Raises:
         ConfigError: the value is not a bool.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} should be True or False; got {value!r}.")
+    return value
 
 
-def positive_seconds(name: str, value: object) -> None:
-    """Raise an error unless an argument is a positive number of seconds.
+def text(name: str, value: object) -> str:
+    """Return ``value`` if it is a string.
+
+    Raises:
+        ConfigError: the value is not a string.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} should be a string; got {value!r}.")
+    return value
+
+
+def positive_seconds(name: str, value: object) -> float:
+    """Return ``value`` if it is a positive number of seconds.
 
     Raises:
         ConfigError: the value is not a positive number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")
+    return value
+
+
+def checked(default: Any, check: Check, **metadata: Any) -> Any:
+    """Return a dataclass field whose values ``check_fields`` checks.
+
+    Args:
+        default: the default of the field; if it is None, None is not checked.
+        check: the check.
+        metadata: further metadata of the field.
+    """
+    return field(default=default, metadata={"check": check, **metadata})
+
+
+def check_fields(instance: Any) -> None:
+    """Check the fields of a frozen dataclass that ``checked`` made; keep the values that the checks return.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    for each in fields(instance):
+        value = getattr(instance, each.name)
+        if "check" in each.metadata and not (value is None and each.default is None):
+            object.__setattr__(instance, each.name, each.metadata["check"](each.name, value))
