@@ -124,7 +124,7 @@ def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes, i
     import keras
     import numpy as np
 
-    from sparkdl import SparkModel
+    from sparkdl import Network, SparkModel
 
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10, activation="softmax")]
@@ -146,7 +146,7 @@ def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes, i
     if attack_ is not None and moment == "from the start":
         attack_.begin()
     try:
-        model_ = SparkModel(model, num_workers=2, port=PORT, tls=encrypted)
+        model_ = SparkModel(model, num_workers=2, network=Network(port=PORT, tls=encrypted))
         history = model_.fit(x, y, batch_size=64, epochs=EPOCHS, seed=1, verbose=0, callbacks=[Middle()])
     finally:
         seconds = time.perf_counter() - began

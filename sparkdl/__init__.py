@@ -13,19 +13,25 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CheckpointConfig": "sparkdl.config",
+    "FaultTolerance": "sparkdl.settings",
+    "Network": "sparkdl.settings",
     "SparkModel": "sparkdl.api.spark_model",
     "load_spark_model": "sparkdl.api.spark_model",
     "predict_udf": "sparkdl.driver.predictions",
     "run": "sparkdl.api.run",
     "to_simple_rdd": "sparkdl.api.spark_model",
     "SparkDLError": "sparkdl.errors",
+    "Stragglers": "sparkdl.settings",
     "WorkerContext": "sparkdl.worker.collective",
 }
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = [
     "CheckpointConfig",
+    "FaultTolerance",
+    "Network",
     "SparkDLError",
     "SparkModel",
+    "Stragglers",
     "WorkerContext",
     "__version__",
     "load_spark_model",
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from sparkdl.config import CheckpointConfig
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
+    from sparkdl.settings import FaultTolerance, Network, Stragglers
     from sparkdl.worker.collective import WorkerContext
 
 

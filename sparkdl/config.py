@@ -9,18 +9,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
-from sparkdl.core.validation import choose, positive_seconds, require_flag, whole_number
+from sparkdl.core.validation import check_fields, checked, choose, require_flag, whole_number
 from sparkdl.errors import ConfigError
+from sparkdl.settings import GROUPS, FaultTolerance, Network, Stragglers, flattened, parse_quorum
 
 logger = logging.getLogger(__name__)
 
-PortChoice = int | range
+ModeName = Literal["synchronous", "asynchronous", "hogwild"]
+PlacementName = Literal["driver", "worker"]
+Frequency = Literal["batch", "epoch"] | int
 
 
 class Mode(StrEnum):
@@ -45,42 +49,6 @@ class Scaling(StrEnum):
     SQRT = "sqrt"
 
 
-class Late(StrEnum):
-    """Actions for an update that arrives after its round has closed."""
-
-    DROP = "drop"
-    MERGE = "merge"
-
-
-class WorkerLoss(StrEnum):
-    """Actions after a run has lost a worker."""
-
-    FAIL = "fail"
-    CONTINUE = "continue"
-
-
-def parse_quorum(quorum: object, num_workers: int | None) -> int:
-    """Return the number of workers in a quorum.
-
-    Args:
-        quorum: a number of workers, or a share of all workers as a float.
-        num_workers: number of workers; None if not known yet.
-
-    Raises:
-        ConfigError: ``quorum`` is neither a number from 1 to ``num_workers`` nor a float above 0 and up to 1.
-    """
-    most = math.inf if num_workers is None else num_workers
-    if isinstance(quorum, float) and 0 < quorum <= 1:
-        return math.ceil(quorum * (num_workers or 1))
-    if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
-        return quorum
-    workers = "num_workers" if num_workers is None else f"{num_workers}"
-    raise ConfigError(
-        f"quorum should be a whole number of workers from 1 to {workers}, or a share of all workers as a "
-        f"float above 0.0 and up to 1.0; got {quorum!r}."
-    )
-
-
 def parse_window(frequency: object) -> int | None:
     """Return the number of batches per exchange for a ``frequency``; None is one exchange per epoch.
 
@@ -99,31 +67,9 @@ def parse_window(frequency: object) -> int | None:
     return frequency
 
 
-def parse_port(port: object) -> PortChoice:
-    """Return the port, or the ports to try in turn; 0 lets the system choose.
-
-    Raises:
-        ConfigError: ``port`` is neither a port number, a range nor "first:last".
-    """
-    if isinstance(port, str) and port.count(":") == 1:
-        first, last = port.split(":")
-        port = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else port
-    if isinstance(port, str) and port.isdigit():
-        port = int(port)
-    numbers = port if isinstance(port, range) else [port]
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
-            raise ConfigError(
-                f'port should be a number from 0 to 65535, a range, or a string "first:last"; got {port!r}.'
-            )
-    if isinstance(port, range) and not port:
-        raise ConfigError(f"port should be a range of at least one port; got the empty {port!r}.")
-    return port  # type: ignore[return-value]
-
-
 # Settings that depend on the place where a program runs. They are neither saved to a file nor read from one:
 # the author of a file could redirect the token and the weights to another host.
-OF_PLACE = ("bind_address", "advertised_host", "port", "tls", "placement")
+OF_PLACE = (*(each.name for each in fields(Network)), "placement")
 
 
 def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> dict[str, Any]:
@@ -149,91 +95,64 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
     return {name: value for name, value in values.items() if name not in names}
 
 
+def _frequency(name: str, value: Any) -> Any:
+    parse_window(value)
+    return value
+
+
+def _group(kind: type[Any]) -> Any:
+    """Return a dataclass field for a group of settings; its default is the group with its own defaults."""
+
+    def check(name: str, value: object) -> object:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name} should be a sparkdl.{kind.__name__}; got {value!r}.")
+        return value
+
+    return checked(kind(), check)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """The settings of a SparkModel.
 
     Attributes:
-        mode: how the workers' updates are merged.
+        mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
         frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center, or its name; None is the mode's default.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
-        bind_address: the address that the endpoint listens on; None is ``spark.sparkdl.bindAddress``, else
-            ``spark.driver.bindAddress``.
-        advertised_host: the host that executors connect to; None is ``spark.sparkdl.advertisedHost``, else
-            ``spark.driver.host``.
-        port: the endpoint's port, a range of ports to try, or 0.
-        tls: whether the endpoint uses TLS; None follows ``spark.sparkdl.tls``, else Spark's own encryption.
-        start_timeout: seconds to wait for executors to register, and for the remaining workers once the
-            first has joined.
-        max_restarts: maximum number of consecutive restarts from the last snapshot after a worker is lost.
-            A completed epoch resets the count.
-        stall_timeout: seconds without a heartbeat after which a worker is considered lost. Heartbeats are
-            sent every 0.5 s.
-        on_worker_loss: "fail" restarts all workers; with "continue" the others continue without the lost one
-            until it is back.
-        recovery_every: rounds between snapshots within an epoch; None takes one at the end of an epoch only.
         share_gpus: whether two workers may use the same GPU.
-        staleness: number of exchanges by which a worker may be ahead of the slowest worker, in the
-            asynchronous and hogwild modes; None is unlimited.
-        quorum: number of workers with rows (from 1), or share of all workers (a float, up to 1.0), that
-            suffices for a round; None is all.
-        straggler_timeout: seconds after its first update when a round closes; None waits for all updates.
-        late_updates: "drop", or "merge" into the round that is open when they arrive.
         placement: the process that serves the endpoint: "driver", or "worker" (worker 0) if executors cannot
             connect to the process that calls ``fit``.
+        network: the endpoint's address, port and encryption.
+        fault_tolerance: the reaction to the loss of a worker.
+        stragglers: how long workers wait for slower ones.
     """
 
-    mode: Mode = Mode.SYNCHRONOUS
-    frequency: str | int = "batch"
-    num_workers: int | None = None
+    mode: Mode = checked(Mode.SYNCHRONOUS, partial(choose, choices=Mode))
+    frequency: str | int = checked("batch", _frequency)
+    num_workers: int | None = checked(None, whole_number)
     merge: Any = None
-    batch_size_per_worker: int | None = None
-    bind_address: str | None = None
-    advertised_host: str | None = None
-    port: PortChoice = 0
-    tls: bool | None = None
-    start_timeout: float = 300.0
-    max_restarts: int = 3
-    stall_timeout: float = 60.0
-    on_worker_loss: WorkerLoss = WorkerLoss.FAIL
-    recovery_every: int | None = None
-    share_gpus: bool = False
-    staleness: int | None = None
-    quorum: int | float | None = None
-    straggler_timeout: float | None = None
-    late_updates: Late = Late.DROP
-    placement: Placement = Placement.DRIVER
+    batch_size_per_worker: int | None = checked(None, whole_number)
+    share_gpus: bool = checked(False, require_flag)
+    placement: Placement = checked(Placement.DRIVER, partial(choose, choices=Placement))
+    network: Network = _group(Network)
+    fault_tolerance: FaultTolerance = _group(FaultTolerance)
+    stragglers: Stragglers = _group(Stragglers)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", choose("mode", self.mode, Mode))
-        object.__setattr__(self, "placement", choose("placement", self.placement, Placement))
-        object.__setattr__(self, "port", parse_port(self.port))
-        parse_window(self.frequency)
-        for name in ("num_workers", "batch_size_per_worker"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        whole_number("max_restarts", self.max_restarts, least=0)
-        if self.staleness is not None:
-            whole_number("staleness", self.staleness, least=0)
-            if self.mode is Mode.SYNCHRONOUS:
-                raise ConfigError(
-                    "staleness needs a mode without rounds, since workers in a round wait for each other; "
-                    f'got staleness={self.staleness!r} with mode="synchronous". Set mode="asynchronous" or '
-                    'mode="hogwild", or leave staleness out.'
-                )
+        check_fields(self)
+        if self.stragglers.staleness is not None and self.mode is Mode.SYNCHRONOUS:
+            raise ConfigError(
+                "staleness is for workers that do not wait for each other in rounds; got "
+                f'staleness={self.stragglers.staleness!r} with mode="synchronous". Take '
+                'mode="asynchronous", or leave it out.'
+            )
         self._check_hybrid()
-        require_flag("share_gpus", self.share_gpus)
-        if self.tls is not None:
-            require_flag("tls", self.tls)
-        positive_seconds("start_timeout", self.start_timeout)
-        positive_seconds("stall_timeout", self.stall_timeout)
         self._check_loss()
         self._check_recovery()
 
     def _check_loss(self) -> None:
-        object.__setattr__(self, "on_worker_loss", choose("on_worker_loss", self.on_worker_loss, WorkerLoss))
         if self.goes_on and self.placement is Placement.WORKER:
             raise ConfigError(
                 'on_worker_loss="continue" needs placement="driver", since an endpoint in worker 0 is lost '
@@ -247,9 +166,8 @@ class TrainConfig:
             )
 
     def _check_recovery(self) -> None:
-        if self.recovery_every is None:
+        if self.fault_tolerance.recovery_every is None:
             return
-        whole_number("recovery_every", self.recovery_every)
         if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
             raise ConfigError(
                 'recovery_every needs mode="synchronous", a frequency other than "epoch" and '
@@ -259,39 +177,35 @@ class TrainConfig:
             )
 
     def _check_hybrid(self) -> None:
-        object.__setattr__(self, "late_updates", choose("late_updates", self.late_updates, Late))
-        if self.quorum is not None:
-            parse_quorum(self.quorum, self.num_workers)
-        if self.straggler_timeout is not None:
-            positive_seconds("straggler_timeout", self.straggler_timeout)
+        if self.stragglers.quorum is not None:
+            parse_quorum(self.stragglers.quorum, self.num_workers)
         if not self.hybrid:
-            if self.late_updates is Late.MERGE:
+            if self.stragglers.late_updates == "merge":
                 raise ConfigError(
-                    'late_updates="merge" needs quorum or straggler_timeout, since no update is late '
-                    "without them. Set one of these, or leave late_updates out."
+                    'late_updates="merge" is for exchanges that go on without some workers. Set quorum or '
+                    "round_timeout too, or leave it out."
                 )
             return
         if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                'quorum and straggler_timeout need mode="synchronous", the only mode with rounds; got '
-                f'mode="{self.mode.value}". Set mode="synchronous", or leave them out.'
+                "quorum and round_timeout are for rounds; got them with "
+                f'mode="{self.mode.value}", which has none. Take mode="synchronous", or leave them out.'
             )
         if self.window is None:
             raise ConfigError(
-                "quorum and straggler_timeout need rounds within an epoch, since all workers end an epoch "
-                'together; got frequency="epoch". Set frequency to "batch" or a number of batches, or leave '
-                "them out."
+                "quorum and round_timeout are for rounds within an epoch, which workers end together; "
+                'got them with frequency="epoch". Take a number of batches, or leave them out.'
             )
 
     @property
     def goes_on(self) -> bool:
         """True if a run continues without a lost worker."""
-        return self.on_worker_loss is WorkerLoss.CONTINUE
+        return self.fault_tolerance.on_worker_loss == "continue"
 
     @property
     def hybrid(self) -> bool:
         """True if a round may close without some of its workers."""
-        return self.quorum is not None or self.straggler_timeout is not None
+        return self.stragglers.quorum is not None or self.stragglers.round_timeout is not None
 
     @property
     def window(self) -> int | None:
@@ -304,11 +218,12 @@ class TrainConfig:
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings to save in a file, as values that JSON can hold."""
-        values = {name: value for name, value in vars(self).items() if name not in OF_PLACE}
-        for name in ("mode", "late_updates", "on_worker_loss"):
-            values[name] = values[name].value
-        return values
+        """Return the settings to save in a file: flat, as values that JSON can hold."""
+        values = {name: value for name, value in vars(self).items() if name not in GROUPS}
+        values["mode"] = self.mode.value
+        for group in GROUPS:
+            values |= flattened(getattr(self, group))
+        return {name: value for name, value in values.items() if name not in OF_PLACE}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from pyspark import TaskContext
 
-from sparkdl import CheckpointConfig, SparkModel
+from sparkdl import CheckpointConfig, FaultTolerance, SparkModel
 
 # The worker's function that begins each phase, and which of its calls to take.
 PHASES = {
@@ -31,8 +31,8 @@ PHASES = {
     "predict": ("sparkdl/worker/inference.py", "_predict", 1),
 }
 SETTINGS = {
-    "synchronous": ("synchronous", "batch", None, {"recovery_every": 3}),
-    "synchronous-2": ("synchronous", 2, "average", {"recovery_every": 2}),
+    "synchronous": ("synchronous", "batch", None, {"fault_tolerance": FaultTolerance(recovery_every=3)}),
+    "synchronous-2": ("synchronous", 2, "average", {"fault_tolerance": FaultTolerance(recovery_every=2)}),
     "asynchronous-2": ("asynchronous", 2, "sum", {}),
     "hogwild": ("hogwild", "batch", "sum", {}),
 }

@@ -14,6 +14,7 @@ from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import AllReduceCoordinator
 from sparkdl.server.http_app import Traffic
+from sparkdl.settings import FaultTolerance, Network, with_deprecated
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import application_of
 from sparkdl.spark.jobs import Job, Stage
@@ -25,11 +26,9 @@ def run(
     function: Callable[[WorkerContext], Any],
     num_workers: int | None = None,
     *,
-    bind_address: str | None = None,
-    advertised_host: str | None = None,
-    port: int | range | str = 0,
-    tls: bool | None = None,
-    start_timeout: float = 300,
+    network: Network | None = None,
+    start_timeout: float = FaultTolerance.start_timeout,
+    **deprecated: Any,
 ) -> list[Any]:
     """Run a function of your own on all workers at the same time; it needs no model.
 
@@ -37,11 +36,9 @@ def run(
         function: a function of a ``WorkerContext`` (``rank``, ``size``, ``device``, ``all_reduce`` and
             ``barrier``) that returns a value that can be pickled. Objects that it uses are sent with it.
         num_workers: the number of workers; None takes all slots.
-        bind_address: as in ``SparkModel``.
-        advertised_host: as in ``SparkModel``.
-        port: as in ``SparkModel``.
-        tls: as in ``SparkModel``.
-        start_timeout: as in ``SparkModel``.
+        network: the address, the port and the encryption of the endpoint.
+        start_timeout: as in ``FaultTolerance``, in seconds.
+        deprecated: the fields of ``network``, which may be given here, with a DeprecationWarning.
 
     Returns:
         The function's result on each worker, in the order of ranks.
@@ -60,22 +57,19 @@ def run(
     """
     config = TrainConfig(
         num_workers=num_workers,
-        bind_address=bind_address,
-        advertised_host=advertised_host,
-        port=port,  # type: ignore[arg-type]
-        tls=tls,
-        start_timeout=start_timeout,
+        fault_tolerance=FaultTolerance(start_timeout=start_timeout),
+        **with_deprecated("sparkdl.run", {"network": network}, deprecated),
     )
     _require_one_argument(function)
     cluster = application_of(own_gpus=True)
     context = cluster.context  # raises ConfigError over Spark Connect
     cluster.require_python(_backend())
-    num_workers, why = cluster.num_workers(config.num_workers, None, config.start_timeout)
+    num_workers, why = cluster.num_workers(config.num_workers, None, start_timeout)
     jobs.logger.info("%d workers: %s.", num_workers, why)
     store = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
     with Cleanup() as stack:
         stack.enter_context(jobs.claim(cluster, num_workers))
-        endpoint = stack.enter_context(serving(store, cluster, config, Traffic()))
+        endpoint = stack.enter_context(serving(store, cluster, config.network, Traffic()))
         tasks = context.parallelize(range(num_workers), num_workers)
         expected = preflight.expectations(_backend(), local=cluster.local)
 
@@ -97,7 +91,7 @@ def run(
             submit=submit,
             barrier=not cluster.dynamic,
             restarts=0,
-            start_timeout=config.start_timeout,
+            start_timeout=start_timeout,
         )
         stack.callback(group.cancel)
         return _results(group)

@@ -12,7 +12,8 @@ from sparkdl.config import OF_PLACE, TrainConfig, without_place
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
-from sparkdl.spark import files, spark_internals
+from sparkdl.settings import grouped
+from sparkdl.spark import files, jobs
 
 Model = Any  # a keras.Model, which this module only passes on
 
@@ -52,7 +53,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
 def load(
     path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
 ) -> tuple[Model, dict[str, Any]]:
-    """Return a model that ``save`` wrote, and its settings by name.
+    """Return a model that ``save`` wrote, and its settings as arguments of SparkModel.
 
     Args:
         path: the path or URI of the ".keras" file.
@@ -74,7 +75,7 @@ def load(
             files.get(_settings_path(path), settings, context=context)
             values = without_place(json.loads(settings.read_text()), OF_PLACE, _settings_path(path))
             values["merge"] = from_settings(values.get("merge"))
-    return model, values
+    return model, grouped(values)
 
 
 def _require_keras_file(path: str) -> None:

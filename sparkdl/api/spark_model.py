@@ -12,7 +12,7 @@ from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl.api import saving
-from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.config import CheckpointConfig, Frequency, ModeName, PlacementName, TrainConfig
 from sparkdl.data.arrays import array_of
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.first_row import FirstRow, settle, settle_sample
@@ -34,6 +34,7 @@ from sparkdl.modeling.backends import require_distribution, require_supported, w
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Rule, choose
 from sparkdl.server.state import CarriedState
+from sparkdl.settings import FaultTolerance, Network, Stragglers, with_deprecated
 from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of
 from sparkdl.sources.dataframe import FrameSource, require_free
 from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
@@ -74,7 +75,7 @@ class SparkModel:
     Args:
         model: a compiled keras.Model, which is trained in place; or a function without arguments that
             returns one, for models that Keras cannot serialize.
-        mode: "synchronous", "asynchronous" or "hogwild".
+        mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
         frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
@@ -83,37 +84,17 @@ class SparkModel:
         custom_objects: classes and functions that the model needs, by name; those that the live model uses
             are found automatically.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
-        bind_address: the address that the endpoint listens on; default ``spark.driver.bindAddress``.
-        advertised_host: the host that executors connect to; default ``spark.driver.host``.
-        port: the endpoint's port, a range of ports to try, or 0 for any. Address, host and port are also
-            Spark settings: ``spark.sparkdl.bindAddress``, ``.advertisedHost`` and ``.port``.
-        tls: whether the endpoint uses TLS 1.3, with a certificate made for this fit. TLS needs the package
-            cryptography on the endpoint's machine. None follows ``spark.sparkdl.tls``; if that is not set,
-            TLS is on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
-            ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
-        start_timeout: seconds to wait for executors to register, and for the remaining workers once the
-            first has joined.
-        max_restarts: maximum number of consecutive restarts after a worker is lost.
-        stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
-            or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
-        on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
-            workers continue, and the lost one rejoins if Spark restarts its task (docs/lifecycle.md).
-        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run that lost a
-            worker restarts from the last snapshot. None takes one at the end of an epoch only.
         share_gpus: whether two workers may use the same GPU.
-        staleness: in asynchronous and hogwild modes, the number of exchanges by which a worker may be ahead
-            of the slowest one before it waits (stale-synchronous parallel); None is unlimited.
-        quorum: in synchronous mode, the number of workers with rows, or the share of all workers (a float up
-            to 1.0), that suffices for a round; the others are backup workers. None is all.
-        straggler_timeout: seconds after which a round closes with the updates it has; None waits for all.
-        late_updates: the action for an update whose round closed without it: "drop", or "merge" into the
-            round that is open when it arrives.
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
             the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
             keras.distribution.DataParallel for tasks with several GPUs.
         placement: "driver": the endpoint runs in this process; "worker": it runs in worker 0, for Spark
             Connect, where executors cannot reach this process (docs/deployment.md).
+        network: the address, the port and the encryption of the endpoint.
+        fault_tolerance: when a worker is considered lost, and what happens then.
+        stragglers: how long workers wait for slower ones.
         parameter_server_mode: accepted for code written for Elephas; must be "http".
+        deprecated: the fields of the three groups, which may be given here, with a DeprecationWarning.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -134,52 +115,32 @@ class SparkModel:
         self,
         model: keras.Model | Callable[[], keras.Model],
         *,
-        mode: str = "synchronous",
-        frequency: str | int = "batch",
+        mode: ModeName = "synchronous",
+        frequency: Frequency = "batch",
         num_workers: int | None = None,
         merge: str | Rule | None = None,
         custom_objects: dict[str, Any] | None = None,
         batch_size_per_worker: int | None = None,
-        bind_address: str | None = None,
-        advertised_host: str | None = None,
-        port: int | range | str = 0,
-        tls: bool | None = None,
-        start_timeout: float = 300,
-        max_restarts: int = 3,
-        stall_timeout: float = 60,
-        on_worker_loss: str = "fail",
-        recovery_every: int | None = None,
         share_gpus: bool = False,
-        staleness: int | None = None,
-        quorum: int | float | None = None,
-        straggler_timeout: float | None = None,
-        late_updates: str = "drop",
         distribution: Callable[[], Any] | None = None,
-        placement: str = "driver",
+        placement: PlacementName = "driver",
+        network: Network | None = None,
+        fault_tolerance: FaultTolerance | None = None,
+        stragglers: Stragglers | None = None,
         parameter_server_mode: str = "http",
+        **deprecated: Any,
     ) -> None:
         _require_http(parameter_server_mode)
+        groups = {"network": network, "fault_tolerance": fault_tolerance, "stragglers": stragglers}
         self.config = TrainConfig(
             mode=mode,  # type: ignore[arg-type]
             frequency=frequency,
             num_workers=num_workers,
             merge=with_keras_optimizer(merge),
             batch_size_per_worker=batch_size_per_worker,
-            bind_address=bind_address,
-            advertised_host=advertised_host,
-            port=port,  # type: ignore[arg-type]
-            tls=tls,
-            start_timeout=start_timeout,
-            max_restarts=max_restarts,
-            stall_timeout=stall_timeout,
-            recovery_every=recovery_every,
-            on_worker_loss=on_worker_loss,  # type: ignore[arg-type]
             share_gpus=share_gpus,
-            staleness=staleness,
-            quorum=quorum,
-            straggler_timeout=straggler_timeout,
-            late_updates=late_updates,  # type: ignore[arg-type]
             placement=placement,  # type: ignore[arg-type]
+            **with_deprecated("SparkModel", groups, deprecated),
         )
         rule = _rule_of(self.config)
         self._builder = None if isinstance(model, keras.Model) or not callable(model) else model
@@ -557,8 +518,8 @@ def _rule_of(config: TrainConfig) -> Rule:
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
     if rule.elastic and config.hybrid:
         raise ConfigError(
-            f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
-            "would move only one of them. Leave quorum and straggler_timeout out."
+            f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
+            "Leave quorum and round_timeout out."
         )
     if config.joint and merge is not None and rule.name != Average.name:
         raise ConfigError(

@@ -23,7 +23,8 @@ from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import Snapshot
-from sparkdl.spark import spark_internals
+from sparkdl.settings import flattened
+from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +113,8 @@ class FolderPolicy(CheckpointPolicy):
         others = {
             "merge": None if config.joint else rule,
             "class_weight": fit.class_weight,
-            "staleness": config.staleness,
-            "quorum": config.quorum,
-            "late_updates": config.late_updates,
-            "straggler_timeout": config.straggler_timeout,
             "validation_freq": fit.validation_freq,
+            **flattened(config.stragglers),
         }
         self.description = describe(request.model, request.schema, others)
         self.resumed = checkpoints.newest(self.settings, self.description)

@@ -328,7 +328,9 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
             "Input without a batch size and no stateful layers."
         )
     num_workers, why = cluster.num_workers(
-        config.num_workers if fixed is None else 1, most if config.joint else None, config.start_timeout
+        config.num_workers if fixed is None else 1,
+        most if config.joint else None,
+        config.fault_tolerance.start_timeout,
     )
     logger.info("%d workers: %s.", num_workers, why)
     if config.joint:

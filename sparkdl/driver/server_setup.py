@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl.config import Late, Placement, TrainConfig, parse_quorum
+from sparkdl.config import Placement, TrainConfig
 from sparkdl.data.batch_plan import Plan
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
@@ -24,6 +24,7 @@ from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.state import CarriedState, RunSpec
+from sparkdl.settings import parse_quorum
 from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication
 from sparkdl.transport import tls
@@ -74,7 +75,7 @@ class ServerSetup:
             statistics=start[1],
             decays=decays,
             token=secrets.token_urlsafe(32),
-            tls=tls.is_wanted(config.tls, cluster),
+            tls=tls.is_wanted(config.network.tls, cluster),
             learning_rate=None if self.request.spare_slot else optimizers.learning_rate(model),
         )
         return RemoteCoordinator(hosted, functools.partial(jobs.relay, cluster))
@@ -101,10 +102,15 @@ class ServerSetup:
             scaled=config.joint and optimizers.scales_loss(request.model),
             factor=self.factor,
             silence=SILENCE,
-            stall=config.stall_timeout,
+            stall=config.fault_tolerance.stall_timeout,
             goes_on=config.goes_on,
             cuts=tuple(
-                every for every in (config.recovery_every, fit.checkpoint and fit.checkpoint.updates) if every
+                every
+                for every in (
+                    config.fault_tolerance.recovery_every,
+                    fit.checkpoint and fit.checkpoint.updates,
+                )
+                if every
             ),
         )
 
@@ -116,7 +122,7 @@ class ServerSetup:
             joint=config.joint,
             num_workers=self.request.num_workers,
             rule=self.rule,
-            staleness=config.staleness,
+            staleness=config.stragglers.staleness,
             hybrid=self.hybrid,
             tables=sliced_tables(self.driver.layouts.trainable, joint=config.joint),
         )
@@ -163,7 +169,6 @@ def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
     """
     if not config.hybrid:
         return None
-    quorum = 1.0 if config.quorum is None else config.quorum
-    return Hybrid(
-        parse_quorum(quorum, num_workers), config.straggler_timeout, config.late_updates is Late.MERGE
-    )
+    limits = config.stragglers
+    quorum = 1.0 if limits.quorum is None else limits.quorum
+    return Hybrid(parse_quorum(quorum, num_workers), limits.round_timeout, limits.late_updates == "merge")

@@ -67,8 +67,8 @@ class TrainingJob:
         trim(self.driver.layouts.trainable.nbytes)  # memory that the serialization of the model took
         endpoint, restarts = None, 0  # a store in worker 0 is lost with that worker
         if isinstance(store, Coordinator):
-            endpoint = stack.enter_context(serving(store, cluster, config, traffic))
-            restarts = config.max_restarts
+            endpoint = stack.enter_context(serving(store, cluster, config.network, traffic))
+            restarts = config.fault_tolerance.max_restarts
         stage = functools.partial(
             Stage,
             expected=preflight.expectations(spec.backend, local=cluster.local),
@@ -86,7 +86,7 @@ class TrainingJob:
             submit=self._submitter(store, stage),
             barrier=endpoint is None or together,
             restarts=restarts,
-            start_timeout=config.start_timeout,
+            start_timeout=config.fault_tolerance.start_timeout,
             of_rows=request.source.of_a_plan,
         )
         stack.callback(group.cancel)

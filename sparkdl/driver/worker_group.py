@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sparkdl.config import TrainConfig, parse_port
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
+from sparkdl.settings import Network, parse_port
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job
@@ -30,16 +30,14 @@ ABSENT_SECONDS = 3.0  # the same if a worker is lost, whose task may never end
 
 @contextmanager
 def serving(
-    store: GroupCoordinator, cluster: SparkApplication, config: TrainConfig, traffic: Traffic
+    store: GroupCoordinator, cluster: SparkApplication, network: Network, traffic: Traffic
 ) -> Iterator[Endpoint]:
     """Serve a store to the workers of a run in a ``with`` block; yield the endpoint, close the store."""
     token = secrets.token_urlsafe(32)
-    listen, host = cluster.addresses(config.bind_address, config.advertised_host)
-    port = config.port
-    if port == 0:
-        port = parse_port(cluster.setting("spark.sparkdl.port", "0"))
+    listen, host = cluster.addresses(network.bind_address, network.advertised_host)
+    port = parse_port("spark.sparkdl.port", network.port or cluster.setting("spark.sparkdl.port", "0"))
     context, certificate = None, b""
-    if tls.is_wanted(config.tls, cluster):
+    if tls.is_wanted(network.tls, cluster):
         context, certificate = tls.server_context()
         logger.info("Workers and the endpoint use TLS 1.3.")
     app = make_app(store, token, traffic)

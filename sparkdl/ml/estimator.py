@@ -15,7 +15,7 @@ from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, argument
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.modeling import checks, losses, serialization, signature
-from sparkdl.spark import spark_internals
+from sparkdl.settings import grouped
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
             checks.require_compiled(given)
             original = given if given.built else None
             given = serialization.copy_of(given, **code)
-        trained = SparkModel(given, **arguments(self, SETTINGS))
+        trained = SparkModel(given, **grouped(arguments(self, SETTINGS)))
         trained._original = original
         if self.isDefined("thresholds") and (shape := signature.known_output(trained.model)) is not None:
             losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))

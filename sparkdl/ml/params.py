@@ -1,7 +1,8 @@
 """The Params of the Estimator and the Transformers: their names, descriptions and converters.
 
-Setters, getters and the signatures of constructors are made from them. Setting a Param checks its value.
-``SparkModel`` checks combinations of values when a fit begins.
+Setters, getters and the signatures of constructors are made from them. The Params of settings are made from
+the fields of ``TrainConfig`` and its groups. Setting a Param checks its value. ``SparkModel`` checks
+combinations of values when a fit begins.
 """
 
 from __future__ import annotations
@@ -10,25 +11,19 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from sparkdl.config import (
-    CheckpointConfig,
-    Late,
-    Mode,
-    Placement,
-    WorkerLoss,
-    parse_port,
-    parse_quorum,
-    parse_window,
-)
-from sparkdl.core.validation import choose, positive_seconds, whole_number
+from sparkdl.config import OF_PLACE as FLAT_OF_PLACE
+from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.core.validation import Check, choose, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
-from sparkdl.spark import spark_internals
+from sparkdl.settings import GROUPS, flat_name
 
 Self = TypeVar("Self", bound="KerasParams")
 Convert = Callable[[str, Any], Any]
@@ -42,8 +37,8 @@ DEFAULTS: dict[str, Any] = {
     "rawPredictionCol": "rawPrediction",
     "task": "auto",
     "inferenceBatchSize": 1024,
-    "mode": "synchronous",
-    "frequency": "batch",
+    "mode": TrainConfig.mode.value,
+    "frequency": TrainConfig.frequency,
     "batchSize": 32,
     "epochs": 1,
     "shuffle": True,
@@ -88,22 +83,6 @@ def _one_of(choices: type[StrEnum]) -> Convert:
     return lambda name, value: choose(name, value, choices).value
 
 
-def _seconds(name: str, value: Any) -> float:
-    positive_seconds(name, number := TypeConverters.toFloat(value))
-    return number
-
-
-def _checked(check: Callable[[Any], Any]) -> Convert:
-    """Return a converter that checks a value and keeps it; NumPy scalars become Python numbers."""
-
-    def convert(name: str, value: Any) -> Any:
-        value = value.item() if hasattr(value, "item") else value
-        check(value)
-        return value
-
-    return convert
-
-
 def _columns(name: str, value: Any) -> Any:
     """Convert the name of a column, a list of names, or a dict of names."""
     if isinstance(value, str):
@@ -133,14 +112,68 @@ def _thresholds(name: str, value: Any) -> list[float]:
     return numbers
 
 
-def _quorum(value: Any) -> None:
-    parse_quorum(value, None)
-
-
 def _rule(name: str, value: Any) -> Any:
     if not isinstance(value, Rule) and value not in RULES:
         raise ConfigError(f"{name} should be one of {', '.join(map(repr, RULES))}, or a Rule; got {value!r}.")
     return value
+
+
+def _python(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+SPARK: dict[Any, Callable[[Any], Any]] = {
+    int: TypeConverters.toInt,
+    float: TypeConverters.toFloat,
+    bool: TypeConverters.toBoolean,
+    str: TypeConverters.toString,
+}
+
+
+def _converter(hint: Any, check: Check) -> Convert:
+    """Return the converter for a field.
+
+    Args:
+        hint: the type of the field. If it is one of SPARK, or that and None, Spark's converter is used;
+            otherwise a value stays what it is, except that NumPy scalars become Python numbers.
+        check: the check of the field.
+    """
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    plain = SPARK.get(kinds[0], _python) if len(kinds) == 1 else _python
+
+    def convert(name: str, value: Any) -> Any:
+        value = plain(value)
+        check(name, value)
+        return value
+
+    return convert
+
+
+def _camel(text: str) -> str:
+    return re.sub(r"_(\w)", lambda found: found[1].upper(), text)
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Return the descriptions of fields in a dataclass's docstring, with names in Spark's spelling."""
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.cleandoc(kind.__doc__ or ""), re.MULTILINE)
+    return {name: _camel(" ".join(text.replace("``", "").split())) for name, text in entries}
+
+
+def _of_settings() -> dict[str, Any]:
+    """Return a Param by name for each field of ``TrainConfig`` and of its groups."""
+    made = {}
+    kinds: list[type[Any]] = [TrainConfig, *GROUPS.values()]
+    for kind in kinds:
+        hints, texts = get_type_hints(kind), _descriptions(kind)
+        for each in fields(kind):
+            if each.name in GROUPS:
+                continue
+            convert = _rule if each.name == "merge" else _converter(hints[each.name], each.metadata["check"])
+            made[_camel(flat_name(each))] = _param(texts.get(each.name, ""), convert)
+    return made
+
+
+OF_SETTINGS = _of_settings()
 
 
 def _epochs(name: str, value: Any) -> Any:
@@ -177,8 +210,8 @@ class KerasParams(Params):
         """
         for name in params:
             if not self.hasParam(name):
-                camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-                hint = f" Use {camel}." if self.hasParam(camel) else ""
+                camel = _camel(name)
+                hint = f" It is {camel} here." if self.hasParam(camel) else ""
                 raise TypeError(f"{type(self).__name__} has no Param {name!r}.{hint}")
             if params[name] is None:
                 self.clear(self.getParam(name))
@@ -245,39 +278,7 @@ class PredictionParams(KerasParams):
 class FitParams(PredictionParams):
     """The arguments of SparkModel and its ``fit``, except the model."""
 
-    mode = _param('"synchronous", "asynchronous" or "hogwild"', _one_of(Mode))
-    frequency = _param(
-        'the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all)',
-        _checked(parse_window),
-    )
-    numWorkers = _param("number of workers; by default one per slot", _whole)
-    merge = _param("the rule by which updates change the center, or its name", _rule)
-    batchSizePerWorker = _param("rows per update of each worker, instead of batchSize", _whole)
-    bindAddress = _param("the address that the endpoint listens on", TEXT)
-    advertisedHost = _param("the host that executors connect to", TEXT)
-    port = _param(
-        "the endpoint's port, or a range of ports to try; 0 for any free port", _checked(parse_port)
-    )
-    tls = _param(
-        "whether workers and the endpoint use TLS; by default if Spark encrypts its own connections", FLAG
-    )
-    startTimeout = _param("seconds that executors and the worker group may take to start", _seconds)
-    maxRestarts = _param("maximum number of consecutive restarts after a worker is lost", _natural)
-    stallTimeout = _param("seconds without a heartbeat after which a worker is considered lost", _seconds)
-    onWorkerLoss = _param(
-        '"fail" to restart all workers, or "continue" to go on without the lost worker', _one_of(WorkerLoss)
-    )
-    recoveryEvery = _param("rounds between snapshots within an epoch", _whole)
-    shareGpus = _param("whether two workers may use the same GPU", FLAG)
-    staleness = _param("number of exchanges by which a worker may be ahead of the slowest worker", _natural)
-    quorum = _param("number or share of workers that suffices for a round", _checked(_quorum))
-    stragglerTimeout = _param(
-        "seconds after its first update when a round closes without the missing workers", _seconds
-    )
-    lateUpdates = _param('"drop" or "merge"', _one_of(Late))
-    placement = _param(
-        'the location of the endpoint: "driver" or, over Spark Connect, "worker"', _one_of(Placement)
-    )
+    vars().update(OF_SETTINGS)
     distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
 
     labelCol = _param(
@@ -314,30 +315,7 @@ class TrainingParams(ModelParams, FitParams):
     """The Params of an Estimator: a model, and the settings of its training."""
 
 
-SETTINGS = (
-    "customObjects",
-    "mode",
-    "frequency",
-    "numWorkers",
-    "merge",
-    "batchSizePerWorker",
-    "bindAddress",
-    "advertisedHost",
-    "port",
-    "tls",
-    "startTimeout",
-    "maxRestarts",
-    "stallTimeout",
-    "onWorkerLoss",
-    "recoveryEvery",
-    "shareGpus",
-    "staleness",
-    "quorum",
-    "stragglerTimeout",
-    "lateUpdates",
-    "placement",
-    "distribution",
-)
+SETTINGS = ("customObjects", *OF_SETTINGS, "distribution")
 FIT = (
     "labelCol",
     "validationIndicatorCol",
@@ -360,15 +338,7 @@ FIT = (
     "resume",
     "nan",
 )
-OF_PLACE = (
-    "bindAddress",
-    "advertisedHost",
-    "port",
-    "tls",
-    "placement",
-    "checkpoint",
-    "resume",
-)  # see ``config``
+OF_PLACE = (*map(_camel, FLAT_OF_PLACE), "checkpoint", "resume")  # see ``config``
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # not saved in the JSON metadata
 
 

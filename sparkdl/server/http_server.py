@@ -25,12 +25,12 @@ import cheroot.server
 import cheroot.workers.threadpool
 import cheroot.wsgi
 
-from sparkdl.config import PortChoice
 from sparkdl.errors import (
     ClusterError,
     WireError,
 )
 from sparkdl.process.reasons import reason_of
+from sparkdl.settings import PortChoice
 from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
 

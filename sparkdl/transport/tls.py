@@ -68,8 +68,8 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
-            "An endpoint with TLS needs the package cryptography, which is not installed on "
-            f'{socket.gethostname()}. Run pip install "sparkdl-keras[tls]" there, or pass tls=False.'
+            f"An endpoint with TLS needs the package cryptography, which {socket.gethostname()} has not. Run "
+            'pip install "sparkdl-keras[tls]" there, or set tls to False.'
         )
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pyspark import SparkConf
 
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
 from sparkdl.errors import PreflightError
 
 MASTERS = ("standalone",)
@@ -148,7 +148,7 @@ def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environmen
 
 def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
     """The error for an unreachable driver names the address tried and the settings for it."""
-    spark_model = SparkModel(problem.model(), num_workers=2, advertised_host="127.0.0.99")
+    spark_model = SparkModel(problem.model(), num_workers=2, network=Network(advertised_host="127.0.0.99"))
 
     with pytest.raises(PreflightError, match=r"cannot reach .* at 127\.0\.0\.99:\d+ ") as caught:
         spark_model.fit(problem.x, problem.y, verbose=0)
@@ -162,7 +162,9 @@ def test_an_address_of_ipv6_may_have_brackets(spark, problem):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
-    ours = SparkModel(problem.model(), num_workers=2, bind_address="[::1]", advertised_host="[::1]")
+    ours = SparkModel(
+        problem.model(), num_workers=2, network=Network(bind_address="[::1]", advertised_host="[::1]")
+    )
 
     assert 1 == len(ours.fit(problem.x, problem.y, verbose=0).history["loss"])
 

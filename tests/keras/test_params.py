@@ -11,6 +11,7 @@ from pyspark.ml.param import Param
 from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import ConfigError
 from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
+from sparkdl.settings import FLAT, GROUPS
 
 
 def test_each_param_has_an_owner_words_and_accessors():
@@ -102,12 +103,17 @@ OTHERWISE = {  # set by other Params, or of no use in Spark ML
     "features_col",
     "validation_data",
     "parameter_server_mode",
+    "deprecated",
+    *GROUPS,
 }
 
 
 def test_there_is_a_param_for_whatever_a_spark_model_takes():
-    """There is a Param for every setting of SparkModel and argument of fit, in Spark's spelling."""
-    taken = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters}
+    """There is a Param for every setting of SparkModel and argument of fit, in Spark's spelling.
+
+    The settings of a group have a Param each.
+    """
+    taken = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters, *FLAT}
     named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in taken - OTHERWISE}
 
     assert named - {"self", "model"} == {*SETTINGS, *FIT}

@@ -46,7 +46,7 @@ SETTINGS = [
     ({"frequency": 0}, ConfigError, "of at least 1; got 0."),
     ({"merge": "vote"}, ConfigError, "vote"),
     ({"num_workers": 0}, ConfigError, "num_workers should be a whole number of at least 1; got 0."),
-    ({"port": "http"}, ConfigError, "port should be a number from 0 to 65535"),
+    ({"network": 7100}, ConfigError, "network should be a sparkdl.Network; got 7100."),
     ({"parameter_server_mode": "socket"}, ConfigError, 'parameter_server_mode should be "http"'),
     ({"colour": "red"}, TypeError, "colour"),
 ]

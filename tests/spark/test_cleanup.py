@@ -16,7 +16,7 @@ from leaks import on_the_driver
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
-from sparkdl import SparkModel
+from sparkdl import FaultTolerance, SparkModel
 from sparkdl.core.vectors import LARGE
 from sparkdl.errors import ClusterError, WorkerError, WorkerLostError
 from sparkdl.spark.application import application_of
@@ -129,7 +129,12 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
             marker.touch()
         model, objects = Bomb(marker, 2 * batches + 3, kill).model(problem)
         spark_model = SparkModel(
-            model, mode=mode, frequency=frequency, recovery_every=every, num_workers=2, custom_objects=objects
+            model,
+            mode=mode,
+            frequency=frequency,
+            fault_tolerance=FaultTolerance(recovery_every=every),
+            num_workers=2,
+            custom_objects=objects,
         )
         fits.append((model, spark_model.fit(problem.x, problem.y, **settings)))
 
@@ -179,7 +184,13 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
     """A hung worker is named after stall_timeout; the run resumes from the last snapshot without it."""
     model, objects = Bomb(tmp_path / "done", 2 * 13 + 3, hang).model(problem)
-    spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, stall_timeout=3)
+    spark_model = SparkModel(
+        model,
+        mode=mode,
+        num_workers=2,
+        custom_objects=objects,
+        fault_tolerance=FaultTolerance(stall_timeout=3),
+    )
 
     history = spark_model.fit(problem.x, problem.y, batch_size=16, epochs=5, shuffle=False, verbose=0)
 
@@ -197,7 +208,9 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
     """A worker that dies at every start ends the run; the model keeps what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
     start = model.get_weights()
-    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=0)
+    spark_model = SparkModel(
+        model, num_workers=2, custom_objects=objects, fault_tolerance=FaultTolerance(max_restarts=0)
+    )
 
     with pytest.raises(WorkerLostError, match="crashed or was killed.* because memory ran out") as raised:
         spark_model.fit(problem.x, problem.y, epochs=3, verbose=0)
@@ -212,7 +225,9 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
 def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothing_is_left):
     """The run continues on a replacement executor; with max_restarts=0 the error names the setting."""
     model, objects = Bomb(tmp_path / "done", 13 + 3, kill_executor).model(problem)
-    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, max_restarts=restarts)
+    spark_model = SparkModel(
+        model, num_workers=2, custom_objects=objects, fault_tolerance=FaultTolerance(max_restarts=restarts)
+    )
     settings = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
 
     if restarts:

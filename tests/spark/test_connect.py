@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, predict_udf, run
+from sparkdl import Network, SparkModel, predict_udf, run
 from sparkdl.driver import remote_server
 from sparkdl.errors import ClusterError, ConfigError, DivergedError, PreflightError, WorkerError
 from sparkdl.ml import KerasTransformer
@@ -148,7 +148,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     model, reference = problem.model(), problem.model()
     start = model.get_weights()
 
-    SparkModel(model, num_workers=2, placement="worker", tls=True).fit(
+    SparkModel(model, num_workers=2, placement="worker", network=Network(tls=True)).fit(
         table, batch_size=203, epochs=2, verbose=0, callbacks=[callback]
     )
 
@@ -232,7 +232,9 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
         with pytest.raises(WorkerError, match="no such loss"):
             SparkModel(problem.model(loss=refuse), num_workers=1, **options).fit(table, verbose=0)
     with pytest.raises(PreflightError, match=r"cannot reach .* 127\.0\.0\.9:\d+ .* advertised_host="):
-        SparkModel(problem.model(), num_workers=1, advertised_host="127.0.0.9").fit(table, verbose=0)
+        SparkModel(problem.model(), num_workers=1, network=Network(advertised_host="127.0.0.9")).fit(
+            table, verbose=0
+        )
 
 
 @pytest.mark.third

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from turns import by_turns
 
 from sparkdl import SparkModel
+from sparkdl.settings import grouped
 
 MASTERS = ("local", "local-cluster", "standalone")
 WORKERS, ROWS, BATCH, EPOCHS, DEATHS = 2, 128, 8, 6, 2
@@ -136,9 +137,8 @@ def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=N
         frequency=frequency,
         merge=merge,
         num_workers=WORKERS,
-        max_restarts=deaths,
         custom_objects={"counting": counting},
-        **more,
+        **grouped({"max_restarts": deaths, **more}),
     )
     rows = (x, x) if rdd is None else (rdd,)
     kept = rdd is not None  # the RDD's partitions are as even as split arrays

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bombs import Bomb, kill, kill_executor
 
-from sparkdl import CheckpointConfig, SparkModel
+from sparkdl import CheckpointConfig, FaultTolerance, SparkModel
 from sparkdl.driver.checkpoints import _read
 from sparkdl.errors import DataError, WorkerError
 
@@ -49,7 +49,9 @@ def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, 
     marker = tmp_path / "done"
     model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
     start = model.get_weights()
-    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, recovery_every=every)
+    spark_model = SparkModel(
+        model, num_workers=2, custom_objects=objects, fault_tolerance=FaultTolerance(recovery_every=every)
+    )
 
     history = spark_model.fit(source(spark, problem, marker, lambda part: part[::-1]), **SETTINGS)
 
@@ -66,7 +68,9 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
     """Shuffled rows that come back in another order move to other workers; training continues."""
     marker = tmp_path / "done"
     model, objects = Bomb(marker, 2 * 13 + 7, kill).model(problem)
-    spark_model = SparkModel(model, num_workers=2, custom_objects=objects, recovery_every=4)
+    spark_model = SparkModel(
+        model, num_workers=2, custom_objects=objects, fault_tolerance=FaultTolerance(recovery_every=4)
+    )
     rows = source(spark, problem, marker, lambda part: part[::-1])
 
     history = spark_model.fit(rows, validation_split=0.2, **{**SETTINGS, "shuffle": True})
@@ -117,7 +121,13 @@ def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_pa
     """A fit survives an executor killed with its shuffle files, whatever order the recomputed rows have."""
     model, objects = Bomb(tmp_path / "done", 13 + 7, kill_executor).model(problem)
     every = 3 if mode == "synchronous" else None
-    spark_model = SparkModel(model, mode=mode, num_workers=2, custom_objects=objects, recovery_every=every)
+    spark_model = SparkModel(
+        model,
+        mode=mode,
+        num_workers=2,
+        custom_objects=objects,
+        fault_tolerance=FaultTolerance(recovery_every=every),
+    )
     frame = frames["array"].repartition(8, *columns)
 
     history = spark_model.fit(frame, preserve_partitions=preserve, **{**SETTINGS, "shuffle": True})

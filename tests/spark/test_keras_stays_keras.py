@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 from pyspark import TaskContext
 
-from sparkdl import SparkModel, load_spark_model
+from sparkdl import FaultTolerance, SparkModel, load_spark_model
 from sparkdl.config import Mode
 from sparkdl.errors import ModelError
+from sparkdl.settings import grouped
 from sparkdl.spark import files
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -344,7 +345,9 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
     """A model saved to a path or a Hadoop URI is a plain Keras file with a settings file next to it."""
     folder = tmp_path / "models"
     target = f"{folder.as_uri() if kind == 'uri' else folder}/m.keras"
-    spark_model = SparkModel(problem.model(), mode="asynchronous", frequency=3, stall_timeout=9)
+    spark_model = SparkModel(
+        problem.model(), mode="asynchronous", frequency=3, fault_tolerance=FaultTolerance(stall_timeout=9)
+    )
 
     spark_model.save(target)
     with pytest.raises(FileExistsError, match="pass overwrite=True"):
@@ -367,7 +370,10 @@ def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
 def test_a_model_that_cannot_be_saved_leaves_one_that_can_be_loaded(problem, tmp_path, monkeypatch, failing):
     """A failed save leaves the old model with its settings, or the new one without, never a mixture."""
     target, put = str(tmp_path / "m.keras"), files.put
-    old, new = (SparkModel(problem.model(), stall_timeout=seconds) for seconds in (7, 9))
+    old, new = (
+        SparkModel(problem.model(), fault_tolerance=FaultTolerance(stall_timeout=seconds))
+        for seconds in (7, 9)
+    )
     new.model.set_weights([weight + 1 for weight in new.model.get_weights()])
     old.save(target)
 
@@ -397,7 +403,7 @@ def test_where_the_endpoint_is_is_neither_saved_nor_loaded(problem, tmp_path, ca
         "placement": "worker",
     }
     path = tmp_path / "m.json"
-    SparkModel(problem.model(), **place).save(str(tmp_path / "m.keras"))
+    SparkModel(problem.model(), **grouped(place)).save(str(tmp_path / "m.keras"))
     saved = json.loads(path.read_text())
     path.write_text(json.dumps(saved | place))
     loaded = load_spark_model(str(tmp_path / "m.keras"))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import SparkModel, load_spark_model
+from sparkdl import FaultTolerance, SparkModel, Stragglers, load_spark_model
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
 from sparkdl.driver import known_shortfalls
 from sparkdl.errors import ConfigError, DivergedError
@@ -80,10 +80,10 @@ def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
 @pytest.mark.parametrize(
     ("settings", "rounds"),
     [
-        ({"mode": "asynchronous", "frequency": 2, "staleness": 0}, None),
-        ({"mode": "hogwild", "frequency": "batch", "staleness": 3}, None),
-        ({"frequency": "batch", "quorum": 1}, 26),
-        ({"frequency": 2, "quorum": 0.5, "straggler_timeout": 0.2, "late_updates": "merge"}, 8),
+        ({"mode": "asynchronous", "frequency": 2, "stragglers": Stragglers(staleness=0)}, None),
+        ({"mode": "hogwild", "frequency": "batch", "stragglers": Stragglers(staleness=3)}, None),
+        ({"frequency": "batch", "stragglers": Stragglers(quorum=1)}, 26),
+        ({"frequency": 2, "stragglers": Stragglers(quorum=0.5, round_timeout=0.2, late_updates="merge")}, 8),
     ],
 )
 def test_bounds_and_quorums_train_to_the_end(spark, problem, settings, rounds):
@@ -223,28 +223,40 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quorum": 0}, "quorum should be a whole number of workers from 1 to num_workers, or a share"),
-        ({"quorum": 3, "num_workers": 2}, "from 1 to 2, or a share"),
-        ({"quorum": 1, "mode": "asynchronous"}, "quorum and straggler_timeout need mode="),
-        ({"quorum": 1, "frequency": "epoch"}, "need rounds within an epoch"),
-        ({"straggler_timeout": 0}, "straggler_timeout should be a positive number of seconds; got 0."),
-        ({"late_updates": "merge"}, "Set one of these, or leave late_updates out."),
-        ({"merge": "aeasgd", "frequency": 2, "quorum": 1}, "a late update would move only one of them"),
-        ({"late_updates": "keep"}, "late_updates should be one of 'drop', 'merge'; got 'keep'."),
-        ({"recovery_every": 0}, "recovery_every should be a whole number of at least 1"),
-        ({"recovery_every": 2, "frequency": "epoch"}, 'recovery_every needs mode="synchronous", a frequency'),
-        ({"recovery_every": 2, "mode": "hogwild"}, 'recovery_every needs mode="synchronous", a frequency'),
-        ({"on_worker_loss": "go on"}, "on_worker_loss should be one of 'fail', 'continue'; got 'go on'."),
+        ({"stragglers": Stragglers(quorum=3), "num_workers": 2}, "from 1 to the 2 workers there are"),
         (
-            {"on_worker_loss": "continue", "placement": "worker"},
-            'on_worker_loss="continue" needs placement="driver", .* Leave one of them out.',
+            {"stragglers": Stragglers(quorum=1), "mode": "asynchronous"},
+            "quorum and round_timeout are for rounds; got them",
+        ),
+        ({"stragglers": Stragglers(quorum=1), "frequency": "epoch"}, "for rounds within an epoch"),
+        (
+            {"stragglers": Stragglers(late_updates="merge")},
+            "Set quorum or round_timeout too",
         ),
         (
-            {"on_worker_loss": "continue", "num_workers": 1},
-            'on_worker_loss="continue" needs at least two workers, .*; got num_workers=1.',
+            {"merge": "aeasgd", "frequency": 2, "stragglers": Stragglers(quorum=1)},
+            "a late update would draw one only",
         ),
-        ({"staleness": 2}, "staleness needs a mode without rounds"),
-        ({"mode": "hogwild", "staleness": -1}, "staleness should be a whole number of at least 0; got -1."),
+        (
+            {"fault_tolerance": FaultTolerance(recovery_every=2), "frequency": "epoch"},
+            "recovery_every is for rounds within an epoch",
+        ),
+        (
+            {"fault_tolerance": FaultTolerance(recovery_every=2), "mode": "hogwild"},
+            "recovery_every is for rounds within an epoch",
+        ),
+        (
+            {"fault_tolerance": FaultTolerance(on_worker_loss="continue"), "placement": "worker"},
+            'on_worker_loss="continue" needs the endpoint on the driver, .* Leave one of them out.',
+        ),
+        (
+            {"fault_tolerance": FaultTolerance(on_worker_loss="continue"), "num_workers": 1},
+            'on_worker_loss="continue" goes on with the other workers; got num_workers=1.',
+        ),
+        (
+            {"stragglers": Stragglers(staleness=2)},
+            "staleness is for workers that do not wait for each other in rounds",
+        ),
         ({"merge": "diloco", "mode": "asynchronous"}, "its optimizer steps once per round"),
         ({"merge": "mean"}, "merge should be one of 'average', 'sum'"),
     ],
@@ -258,7 +270,7 @@ def test_settings_that_mean_nothing_are_refused(problem, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quorum": 9}, "from 1 to 2, or a share"),
+        ({"stragglers": Stragglers(quorum=9)}, "from 1 to the 2 workers there are"),
         (
             {"placement": "worker"},
             'needs a Spark Connect session .* this is a classic session. Set placement="driver"',

@@ -5,7 +5,7 @@ import threading
 import pytest
 from pyspark import InheritableThread
 
-from sparkdl import SparkModel
+from sparkdl import FaultTolerance, SparkModel
 from sparkdl.driver import worker_group
 from sparkdl.errors import ClusterError
 from sparkdl.spark import jobs
@@ -50,7 +50,9 @@ def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot
 
 def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_slot):
     """A worker group that does not form in time raises an error with the missing worker and the remedy."""
-    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, start_timeout=1)
+    spark_model = SparkModel(
+        problem.model(), mode="asynchronous", num_workers=2, fault_tolerance=FaultTolerance(start_timeout=1)
+    )
 
     with pytest.raises(
         ClusterError, match=r"Only 1 of 2 workers started within 1 s; missing: [01]\. .*fewer"

@@ -13,7 +13,7 @@ import numpy as np
 from pyspark.sql import SparkSession, functions
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
 
 def build(loss="mse"):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -55,7 +55,7 @@ FAILURES = {  # a statement, and the expected last line
         "sparkdl.errors.ClusterError: num_workers=9 needs 9 slots",
     ),
     "no endpoint": (
-        'SparkModel(build().model, advertised_host="127.0.0.99").fit(x, y, verbose=0)',
+        'SparkModel(build().model, network=Network(advertised_host="127.0.0.99")).fit(x, y, verbose=0)',
         "sparkdl.errors.PreflightError: Executor ",
     ),
     "a setting": ("build().fit(x, y, batch_size=0)", "sparkdl.errors.ConfigError: batch_size should be"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
 
 MASTERS = ("local-cluster", "standalone")
 
@@ -37,7 +37,7 @@ def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
     settings = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
     encrypted, plain = problem.model(), problem.model()
     peek = Peek(port)
-    ours = SparkModel(encrypted, num_workers=2, frequency=frequency, port=port, tls=True)
+    ours = SparkModel(encrypted, num_workers=2, frequency=frequency, network=Network(port=port, tls=True))
     theirs = SparkModel(plain, num_workers=2, frequency=frequency)
 
     history = ours.fit(problem.x, problem.y, callbacks=[peek], **settings)
@@ -51,7 +51,7 @@ def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
 
 def test_asynchronous_workers_learn(spark, problem, caplog):
     """Asynchronous workers learn with encrypted updates and heartbeats, which the driver logs."""
-    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, tls=True)
+    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, network=Network(tls=True))
 
     with caplog.at_level(logging.INFO, "sparkdl"):
         history = spark_model.fit(problem.x, problem.y, epochs=3, verbose=0)
@@ -62,4 +62,6 @@ def test_asynchronous_workers_learn(spark, problem, caplog):
 
 def test_a_function_of_the_users_own_runs(spark):
     """A function run with TLS all-reduces the same sums."""
-    assert [1.0, 1.0] == sparkdl.run(lambda worker: worker.all_reduce(worker.rank, "sum"), 2, tls=True)
+    assert [1.0, 1.0] == sparkdl.run(
+        lambda worker: worker.all_reduce(worker.rank, "sum"), 2, network=Network(tls=True)
+    )

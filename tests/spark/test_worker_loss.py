@@ -7,6 +7,7 @@ import pytest
 from bombs import Bomb, hang, kill
 
 from sparkdl import SparkModel
+from sparkdl.settings import grouped
 
 MASTERS = ("local-cluster",)
 BATCHES, EPOCHS = 13, 6
@@ -22,7 +23,10 @@ def fit(problem, marker, act, *, worker=1, **settings):
     """Train while a worker sabotages itself in the second epoch; return the model and its history."""
     model, objects = Bomb(marker, BATCHES + 3, act, worker=worker, pause=0.1).model(problem)
     spark_model = SparkModel(
-        model, num_workers=2, custom_objects=objects, on_worker_loss="continue", **settings
+        model,
+        num_workers=2,
+        custom_objects=objects,
+        **grouped({"on_worker_loss": "continue", **settings}),
     )
     history = spark_model.fit(
         problem.x,

@@ -19,7 +19,7 @@ from network import ADDRESS, Network, on
 from relay import Relay
 from stores import KINDS, NEVER, store_of, together
 
-from sparkdl.config import TrainConfig
+from sparkdl import FaultTolerance
 from sparkdl.server import http_server
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.network
 WORKERS, UPDATES = 2, 100
 SETTINGS = {"gradients": {"joint": True}, "asynchronous": {"mode": "asynchronous", "merge": "sum"}}
 CUTS = [3, pytest.param(20, marks=pytest.mark.whole)]  # seconds
-STALL = TrainConfig().stall_timeout
+STALL = FaultTolerance.stall_timeout
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import state_of, store_of, together
 
-from sparkdl.config import TrainConfig
+from sparkdl import Network
 from sparkdl.errors import ConfigError, TransportError
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
@@ -284,7 +284,7 @@ def test_what_is_no_answer_is_refused():
     with pytest.raises(ConfigError, match='spark.sparkdl.tls should be "true" or "false"; got \'maybe\''):
         tls.is_wanted(None, Settings(spark_sparkdl_tls="maybe"))
     with pytest.raises(ConfigError, match="tls should be True or False; got 'yes'"):
-        TrainConfig(tls="yes")
+        Network(tls="yes")
 
 
 def test_a_missing_library_is_named(monkeypatch):

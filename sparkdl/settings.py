@@ -1,0 +1,256 @@
+"""Groups of the settings of a SparkModel: its network, its fault tolerance, and its stragglers.
+
+Each group is a frozen dataclass, which states its fields and their defaults once. Spark Params, the files of
+saved models and the arguments of older programs are flat: ``FLAT`` has their names.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from functools import partial
+from typing import Any, Literal, get_args
+
+from sparkdl.core.validation import (
+    check_fields,
+    checked,
+    one_of,
+    positive_seconds,
+    require_flag,
+    text,
+    whole_number,
+)
+from sparkdl.errors import ConfigError
+
+PortChoice = int | range
+OnWorkerLoss = Literal["fail", "continue"]
+LateUpdates = Literal["drop", "merge"]
+
+
+def parse_port(name: str, port: object) -> PortChoice:
+    """Return the port, or the ports to try in turn; 0 lets the system choose.
+
+    Args:
+        name: the name of the setting, for the error.
+        port: a port number, a range or "first:last".
+
+    Raises:
+        ConfigError: ``port`` is none of these.
+    """
+    found = port
+    if isinstance(found, str) and found.count(":") == 1:
+        first, last = found.split(":")
+        found = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else found
+    if isinstance(found, str) and found.isdigit():
+        found = int(found)
+    numbers = found if isinstance(found, range) else [found]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
+            raise ConfigError(f'{name} should be 0 to 65535, a range or "first:last"; got {found!r}.')
+    if isinstance(found, range) and not found:
+        raise ConfigError(f"{name} should name at least one port; got the empty {found!r}.")
+    return found  # type: ignore[return-value]
+
+
+def parse_quorum(quorum: object, num_workers: int | None) -> int:
+    """Return the number of workers in a quorum.
+
+    Args:
+        quorum: a number of workers, or a share of all workers as a float.
+        num_workers: number of workers; None if not known yet.
+
+    Raises:
+        ConfigError: ``quorum`` is neither a number from 1 to ``num_workers`` nor a float above 0 and up to 1.
+    """
+    most = math.inf if num_workers is None else num_workers
+    if isinstance(quorum, float) and 0 < quorum <= 1:
+        return math.ceil(quorum * (num_workers or 1))
+    if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
+        return quorum
+    workers = "the number of workers" if num_workers is None else f"the {num_workers} workers there are"
+    raise ConfigError(
+        f"quorum should be a whole number from 1 to {workers}, or a share of them, a float above 0 and up to "
+        f"1.0; got {quorum!r}."
+    )
+
+
+def _quorum(name: str, value: Any) -> Any:
+    parse_quorum(value, None)
+    return value
+
+
+@dataclass(frozen=True)
+class Network:
+    """The address, the port and the encryption of the endpoint, to which workers send their updates.
+
+    Attributes:
+        bind_address: the address that the endpoint listens on. None is ``spark.sparkdl.bindAddress``, else
+            ``spark.driver.bindAddress``.
+        advertised_host: the host that executors connect to. None is ``spark.sparkdl.advertisedHost``, else
+            ``spark.driver.host``.
+        port: the endpoint's port; or ports to try in turn, a range or "first:last"; or 0, which is
+            ``spark.sparkdl.port``, else any free port.
+        tls: whether the endpoint uses TLS 1.3, with a certificate made for the fit. TLS needs the package
+            cryptography on the endpoint's machine. None follows ``spark.sparkdl.tls``; if that is not set,
+            TLS is on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
+            ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
+
+    Raises:
+        ConfigError: a setting is invalid.
+
+    Example:
+        >>> SparkModel(model, network=Network(port="7100:7120", tls=True))  # doctest: +SKIP
+    """
+
+    bind_address: str | None = checked(None, text)
+    advertised_host: str | None = checked(None, text)
+    port: int | range | str = checked(0, parse_port)
+    tls: bool | None = checked(None, require_flag)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class FaultTolerance:
+    """The waiting times after which a worker is considered lost, and the reaction to its loss.
+
+    Attributes:
+        start_timeout: seconds to wait for executors to register, and for the remaining workers once the
+            first has joined.
+        stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
+            or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
+        max_restarts: maximum number of consecutive restarts from the last snapshot after a worker is lost.
+            A completed epoch resets the count.
+        on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
+            workers go on, and the lost one comes back if Spark starts its task again (docs/lifecycle.md).
+        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run that lost a
+            worker restarts from the last snapshot. None takes one at the end of an epoch only.
+
+    Raises:
+        ConfigError: a setting is invalid.
+
+    Example:
+        >>> SparkModel(model, fault_tolerance=FaultTolerance(max_restarts=10))  # doctest: +SKIP
+    """
+
+    start_timeout: float = checked(300.0, positive_seconds)
+    stall_timeout: float = checked(60.0, positive_seconds)
+    max_restarts: int = checked(3, partial(whole_number, least=0))
+    on_worker_loss: OnWorkerLoss = checked("fail", partial(one_of, choices=get_args(OnWorkerLoss)))
+    recovery_every: int | None = checked(None, whole_number)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """The limits on how long workers wait for slower ones.
+
+    Attributes:
+        staleness: in asynchronous and hogwild modes, the number of exchanges by which a worker may be ahead
+            of the slowest one before it waits (stale-synchronous parallel). None is unlimited.
+        quorum: in synchronous mode, the number of workers with rows (from 1), or the share of all workers (a
+            float up to 1.0), that suffices for a round; the others are backup workers. None is all.
+        round_timeout: in synchronous mode, seconds from the first update of a round until the round closes
+            with the updates it has. None waits for all.
+        late_updates: the action for an update whose round closed without it: "drop", or "merge" into the
+            round that is open when it arrives.
+
+    Raises:
+        ConfigError: a setting is invalid.
+
+    Example:
+        >>> SparkModel(model, stragglers=Stragglers(quorum=0.9, round_timeout=5))  # doctest: +SKIP
+    """
+
+    staleness: int | None = checked(None, partial(whole_number, least=0))
+    quorum: int | float | None = checked(None, _quorum)
+    round_timeout: float | None = checked(None, positive_seconds, flat="straggler_timeout")
+    late_updates: LateUpdates = checked("drop", partial(one_of, choices=get_args(LateUpdates)))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+GROUPS: dict[str, type[Any]] = {
+    "network": Network,
+    "fault_tolerance": FaultTolerance,
+    "stragglers": Stragglers,
+}
+
+
+def flat_name(setting: Field[Any]) -> str:
+    """Return the name of a field where settings are flat."""
+    return str(setting.metadata.get("flat", setting.name))
+
+
+# The group and the name of each field, by its name where settings are flat.
+FLAT: dict[str, tuple[str, str]] = {
+    flat_name(each): (group, each.name) for group, kind in GROUPS.items() for each in fields(kind)
+}
+
+
+def flattened(group: Any) -> dict[str, Any]:
+    """Return the settings of a group by their flat names."""
+    return {flat_name(each): getattr(group, each.name) for each in fields(group)}
+
+
+def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat settings with those of a group in that group.
+
+    Raises:
+        ConfigError: a setting of a group is invalid.
+    """
+    others: dict[str, Any] = {}
+    values: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in flat.items():
+        if name in FLAT:
+            group, own = FLAT[name]
+            values[group][own] = value
+        else:
+            others[name] = value
+    return others | {group: GROUPS[group](**values[group]) for group in values}
+
+
+def with_deprecated(
+    function: str, groups: Mapping[str, Any], deprecated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the groups of a call, in which some settings may be given as flat arguments.
+
+    Args:
+        function: the name of the called function, for messages.
+        groups: the groups that the function takes, by argument; None for those that are not given.
+        deprecated: the flat arguments, by name.
+
+    Raises:
+        TypeError: the function does not take an argument.
+        ConfigError: a flat argument is invalid, or is given together with its group.
+    """
+    for name in deprecated:
+        if name not in FLAT or FLAT[name][0] not in groups:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    given = {name: group for name, group in groups.items() if group is not None}
+    for group in groups:
+        names = [name for name in deprecated if FLAT[name][0] == group]
+        if not names:
+            continue
+        old = ", ".join(f"{name}=..." for name in names)
+        new = f"{group}=sparkdl.{GROUPS[group].__name__}({', '.join(f'{FLAT[n][1]}=...' for n in names)})"
+        if group in given:
+            raise ConfigError(f"{function}({old}) cannot be combined with {group}=; use {new} alone.")
+        _warn(f"{function}({old}) is deprecated; use {new}.")
+    return given | grouped(deprecated)
+
+
+def _warn(message: str) -> None:
+    """Issue a DeprecationWarning at the line of the user's program that called this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("sparkdl."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, DeprecationWarning, stacklevel=level)
