@@ -6,8 +6,8 @@ saved models and the arguments of older programs are flat: ``FLAT`` has their na
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -250,7 +250,7 @@ def with_deprecated(
 
 def _warn(message: str) -> None:
     """Issue a DeprecationWarning at the line of the user's program that called this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("sparkdl."):
+    level, frame = 1, inspect.currentframe()
+    while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("sparkdl."):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, DeprecationWarning, stacklevel=level)

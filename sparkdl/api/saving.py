@@ -13,7 +13,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import serialization
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.settings import grouped
-from sparkdl.spark import files, jobs
+from sparkdl.spark import files, spark_internals
 
 Model = Any  # a keras.Model, which this module only passes on
 

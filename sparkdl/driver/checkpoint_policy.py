@@ -24,7 +24,7 @@ from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import Snapshot
 from sparkdl.settings import flattened
-from sparkdl.spark import jobs
+from sparkdl.spark import spark_internals
 
 logger = logging.getLogger(__name__)
 

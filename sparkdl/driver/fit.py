@@ -139,6 +139,7 @@ class FitRun:
         request.flags.trace()
         with Cleanup() as stack:
             stack.callback(self.checkpoints.close)
+            stack.enter_context(jobs.cancelled_if_interrupted(self.cluster))
             stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
             store, group, display = self._start(stack)
             if self.checkpoints.resumed and changed and not store.cut.place:

@@ -16,6 +16,7 @@ from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.modeling import checks, losses, serialization, signature
 from sparkdl.settings import grouped
+from sparkdl.spark import spark_internals
 
 logger = logging.getLogger(__name__)
 

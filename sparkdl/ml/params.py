@@ -24,6 +24,7 @@ from sparkdl.core.validation import Check, choose, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
 from sparkdl.settings import GROUPS, flat_name
+from sparkdl.spark import spark_internals
 
 Self = TypeVar("Self", bound="KerasParams")
 Convert = Callable[[str, Any], Any]

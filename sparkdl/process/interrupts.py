@@ -48,7 +48,6 @@ OF_PY4J = {  # messages that py4j 0.10.9 logs with a traceback, by logger
 }
 
 _guard: _Guard | None = None  # the guard of the main thread's current call
-unblock: Callable[[], None] | None = None  # cancels the jobs of callbacks; set by sparkdl.spark.jobs
 
 
 class _Guard:
@@ -63,6 +62,7 @@ class _Guard:
         self.noted: BaseException | None = None
         self.since = 0.0
         self.raised = self.said = self._nudged = self._closed = self._blocked = False
+        self.unblock: Callable[[], None] | None = None  # ends a wait of the main thread for the JVM
         self.depth = 0  # number of nested blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
         self._nudged_out = _thread.allocate_lock()  # held until they have ended
@@ -118,16 +118,11 @@ class _Guard:
         return getattr(self.handler, "__qualname__", "") == OF_SPARK
 
     def _nudge(self) -> None:
-        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread.
-
-        If the main thread waits for a job of a callback, that job is cancelled, as PySpark does. An exception
-        in its request to the JVM would make py4j 0.10.9 close the connections of all threads, and send their
-        requests again: the training job would run twice.
-        """
-        main, tried = threading.main_thread().ident, not self._is_of_spark
+        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread."""
+        main = threading.main_thread().ident
         while not self._nudging.acquire(timeout=NUDGE_SECONDS):
-            if self._blocked and not tried and unblock is not None:
-                tried = True
+            if self._blocked and (unblock := self.unblock) is not None:
+                self.unblock = None
                 with suppress(Exception):  # The application may have been stopped.
                     unblock()
             if not self.raised and main is not None:
@@ -250,6 +245,23 @@ def limited(seconds: float, *, reserve: float = 0.0) -> float:
     if guard is None or guard.noted is None:
         return seconds
     return max(0.0, min(seconds, guard.since + CLEANED - reserve - time.monotonic()))
+
+
+@contextmanager
+def unblocked_by(unblock: Callable[[], None]) -> Iterator[None]:
+    """Call a function from another thread if an interrupt finds the main thread waiting for the JVM.
+
+    Args:
+        unblock: the function, which should end the wait of a ``with`` block.
+    """
+    guard = _of_this_thread()
+    if guard is not None:
+        guard.unblock = unblock
+    try:
+        yield
+    finally:
+        if guard is not None:
+            guard.unblock = None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from sparkdl.spark import files, interpreter, preflight, spark_internals
 from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
 
 logger = logging.getLogger(__name__)
+TAG = "sparkdl-"  # the beginning of the tags of jobs
 STOP_SECONDS = 10.0  # the time that PySpark may take to stop an application
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 # By SparkContext: the path of each broadcast's file, with a weak reference to the broadcast in the JVM.
@@ -249,21 +250,21 @@ class SparkApplication:
         return InheritableThread(target=target, name=name, daemon=True)
 
     def tag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag."""
+        """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
+        for other in self.context.getJobTags():
+            if other.startswith(TAG):
+                self.context.removeJobTag(other)
         self.context.addJobTag(tag)
+
+    def untag(self, tag: str) -> None:
+        """Give the jobs of this thread a tag no longer."""
+        with self._unless_stopped():
+            self.context.removeJobTag(tag)
 
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag."""
         with self._unless_stopped():
             self.context.cancelJobsWithTag(tag)
-
-    def cancel_others(self, tags: Collection[str]) -> None:
-        """Cancel the jobs of the application that have none of some tags."""
-        with self._unless_stopped():
-            inner = self.context._jsc.sc()
-            kept = {job for tag in tags for job in inner.statusTracker().getJobIdsForTag(tag)}
-            for job in set(self.context.statusTracker().getActiveJobsIds()) - kept:
-                inner.cancelJob(job)
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors once, for the Python workers that start from now on."""
@@ -405,15 +406,19 @@ class ConnectApplication(SparkApplication):
         return InheritableThread(target=target, name=name, daemon=True, session=self.session)
 
     def tag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag."""
+        """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
+        for other in self.session.getTags():
+            if other.startswith(TAG):
+                self.session.removeTag(other)
         self.session.addTag(tag)
+
+    def untag(self, tag: str) -> None:
+        """Give the jobs of this thread a tag no longer."""
+        self.session.removeTag(tag)
 
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag."""
         self.session.interruptTag(tag)
-
-    def cancel_others(self, tags: Collection[str]) -> None:
-        """Do nothing: a client of Spark Connect ends its own request when it is interrupted."""
 
     def ship_package(self) -> None:
         """Send sparkdl itself to the executors, once per session."""

@@ -31,7 +31,7 @@ from sparkdl.data import arrow
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.process import interrupts
 from sparkdl.spark import preflight, spark_internals, task_logs
-from sparkdl.spark.application import SparkApplication, application_of
+from sparkdl.spark.application import TAG, SparkApplication, application_of
 from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.spark.slots import NOTICE_SECONDS
 from sparkdl.transport.exchange import Endpoint
@@ -160,7 +160,7 @@ class Job:
 
     def __init__(self, cluster: SparkApplication, action: Callable[[], Any]) -> None:
         self._cluster, self._action = cluster, action
-        self._tag = f"sparkdl-{uuid.uuid4().hex}"
+        self._tag = f"{TAG}{uuid.uuid4().hex}"
         self.error: Exception | None = None
         self.result: Any = None
         self._thread = cluster.thread(self._run, "sparkdl-job")
@@ -169,13 +169,10 @@ class Job:
     def _run(self) -> None:
         try:
             self._cluster.tag(self._tag)
-            _running.add(self)
             with task_logs.hidden(self._cluster.log_context):
                 self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error
-        finally:
-            _running.discard(self)
 
     @property
     def running(self) -> bool:
@@ -191,13 +188,6 @@ class Job:
             if time.monotonic() > deadline:
                 return
 
-    @staticmethod
-    def cancel_others() -> None:
-        """Cancel the jobs that sparkdl did not submit, such as those of callbacks, in its applications."""
-        running = tuple(_running)
-        for cluster in {job._cluster for job in running}:
-            cluster.cancel_others({job._tag for job in running})
-
     def wait(self, timeout: float) -> bool:
         """Wait for the job's end, or for an interrupt; return True if the job has ended."""
         deadline = time.monotonic() + timeout
@@ -207,8 +197,20 @@ class Job:
         return not self.running
 
 
-_running: set[Job] = set()
-interrupts.unblock = Job.cancel_others
+@contextmanager
+def cancelled_if_interrupted(cluster: SparkApplication) -> Iterator[None]:
+    """Let Ctrl-C cancel a job that the main thread starts in a ``with`` block and waits for.
+
+    An exception in its request to the JVM would make py4j 0.10.9 close the connections of all threads, and
+    send their requests again: the training job would run twice.
+    """
+    tag = f"{TAG}{uuid.uuid4().hex}"
+    cluster.tag(tag)
+    try:
+        with interrupts.unblocked_by(functools.partial(cluster.cancel, tag)):
+            yield
+    finally:
+        cluster.untag(tag)
 
 
 def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool = True) -> Any:
