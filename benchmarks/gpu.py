@@ -118,13 +118,13 @@ def work(worker, num_workers, endpoint, job, name, count):
     from sparkdl.data.batch_plan import even_split, ranks
     from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.transport.exchange import Endpoint
-    from sparkdl.worker.session import Task
+    from sparkdl.worker.session import Attempt
     from sparkdl.worker.train import Code, train_task
 
     x, y = rows_for(name, count)
     mine = ranks(even_split(count, num_workers), worker)
     block = Block(np.arange(len(mine), dtype=np.uint64), TRAINING, (x[mine], y[mine]))
-    train_task(job, Task(worker, 1, os.cpu_count(), 1, Endpoint(*endpoint)), [block], Code({}))
+    train_task(job, Attempt(worker, 1, os.cpu_count(), 1, Endpoint(*endpoint)), [block], Code({}))
 
 
 def gang(pool, name, size, count, batch_size, frequency, num_workers):

@@ -39,7 +39,7 @@ from sparkdl.server.http_server import serve
 from sparkdl.server.state import RunSpec
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Flag, Kind, Update
-from sparkdl.worker.session import Task, membership
+from sparkdl.worker.session import Attempt, membership
 
 SIZE = 10_000  # parameters of the center
 UPDATES = 100  # of a worker per epoch
@@ -56,7 +56,7 @@ BARS = {"MB of memory": 2.0, "threads": 0.0, "descriptors": 8.0}  # smaller incr
 
 def work(port: int, worker: int, attempt: int, pause: float) -> None:
     """Run a worker until the driver stops it; print the total number of updates sent."""
-    task = Task(worker, attempt, 1, 1, Endpoint("127.0.0.1", port, TOKEN, RUN))
+    task = Attempt(worker, attempt, 1, 1, Endpoint("127.0.0.1", port, TOKEN, RUN))
     amount = np.zeros(SIZE, np.float32)
     amount[worker] = 1
     with membership(task, LAYOUT) as (exchange, _):

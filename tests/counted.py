@@ -16,7 +16,7 @@ import numpy as np
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Kind, Update
-from sparkdl.worker.session import Task, membership
+from sparkdl.worker.session import Attempt, membership
 
 RUN, LAYOUT, SIZE = b"r" * 16, b"l" * 16, 3
 
@@ -117,8 +117,8 @@ def send(job, exchange):
 def main():
     """Run a worker with a heartbeat, as a task does."""
     job = Job(**json.loads(sys.stdin.readline()))
-    task = Task(job.worker, job.attempt, 1, job.generation, job.endpoint)
-    with membership(task, LAYOUT) as (exchange, _):
+    attempt = Attempt(job.worker, job.attempt, 1, job.generation, job.endpoint)
+    with membership(attempt, LAYOUT) as (exchange, _):
         print(json.dumps(send(job, exchange)))  # noqa: T201 - the script's output
 
 

@@ -16,7 +16,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update
 from sparkdl.worker import devices
-from sparkdl.worker.session import Task, membership
+from sparkdl.worker.session import Attempt, membership
 
 
 class Operation(StrEnum):
@@ -103,11 +103,11 @@ def _numbers(path: str, value: Any) -> Array:
     return array
 
 
-def run_task(function: Callable[[WorkerContext], Any], task: Task, size: int) -> Any:
+def run_task(function: Callable[[WorkerContext], Any], attempt: Attempt, size: int) -> Any:
     """Return the function's result on this worker. It runs once the whole worker group has joined."""
-    with membership(task, NO_ID) as (exchange, _):
+    with membership(attempt, NO_ID) as (exchange, _):
         exchange.ready(1, 0, {})
         device = "gpu:0" if devices.held() else "cpu:0"
-        value = function(WorkerContext(task.worker, size, device, exchange))
+        value = function(WorkerContext(attempt.worker, size, device, exchange))
         exchange(Update(kind=Kind.REPORT))
         return value

@@ -30,7 +30,7 @@ from sparkdl.server.http_server import serve
 from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
-from sparkdl.worker.session import Task
+from sparkdl.worker.session import Attempt
 from sparkdl.worker.train import Code, TrainJob, train_task
 
 ASK_SECONDS = 1.0  # longest time for which a request of the client waits for an event
@@ -189,36 +189,36 @@ def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
-def train(job: TrainJob, task: Task, blocks: Watched, code: Code, context: Any) -> Iterator[Any]:
+def train(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code, context: Any) -> Iterator[Any]:
     """Train a worker of a hosted run, and yield the messages for the client.
 
     Args:
         job: the values that the tasks of the run share.
-        task: this task. Its endpoint is not known yet.
+        attempt: this attempt. Its endpoint is not known yet.
         blocks: the worker's rows.
         code: the user's code that the run needs.
         context: Spark's BarrierTaskContext.
     """
     hosted: HostedRun = job.hosted
-    task = replace(task, worker=task.worker - hosted.ahead)
+    attempt = replace(attempt, worker=attempt.worker - hosted.ahead)
     with ExitStack() as stack:
         steward, address = None, ""
-        if task.worker == 0:
-            steward, address = _host(stack, hosted, code.rule, task.generation, context)
+        if attempt.worker == 0:
+            steward, address = _host(stack, hosted, code.rule, attempt.generation, context)
         address = "".join(context.allGather(address))
-        if task.worker < 0:  # the extra task, which has no rows: it sends the address to the client
+        if attempt.worker < 0:  # the extra task, which has no rows: it sends the address to the client
             yield from arrow.rows_of(address.encode())
             return
-        task = replace(task, endpoint=endpoint_at(address, hosted))
+        attempt = replace(attempt, endpoint=endpoint_at(address, hosted))
         try:
-            train_task(job, task, blocks, code)
+            train_task(job, attempt, blocks, code)
         except RefusedError:
             if steward is not None and steward.store.failure is not None:
                 raise steward.store.failure from None
             time.sleep(LINGER_SECONDS)  # worker 0 reports the reason first
             raise
         if steward is None:
-            _leave(task)
+            _leave(attempt)
             return
         steward.wait_left()
         yield from arrow.rows_of(steward.record(stopped=not steward.results))
@@ -242,9 +242,9 @@ def _host(
     return steward, json.dumps([host, port, certificate.hex()])
 
 
-def _leave(task: Task) -> None:
-    connection = Connection(task.endpoint, RETRIES)
+def _leave(attempt: Attempt) -> None:
+    connection = Connection(attempt.endpoint, RETRIES)
     try:
-        connection.call("/v1/leave", worker=task.worker)
+        connection.call("/v1/leave", worker=attempt.worker)
     finally:
         connection.close()

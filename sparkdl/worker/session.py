@@ -17,32 +17,32 @@ from sparkdl.transport.exchange import Endpoint
 
 
 @dataclass(frozen=True)
-class Task:
-    """A Spark task of a worker group.
+class Attempt:
+    """An attempt of Spark to run a worker's task.
 
     Attributes:
-        worker: its partition, which is the worker's index.
-        attempt: its taskAttemptId.
-        threads: number of threads that it may use.
-        generation: the number of the worker group's start to which it belongs.
-        endpoint: the endpoint of its run.
+        worker: the worker's index, which is the task's partition.
+        id: Spark's taskAttemptId.
+        threads: number of threads that the task may use.
+        generation: the number of the worker group's start to which the task belongs.
+        endpoint: the endpoint of the run.
     """
 
     worker: int
-    attempt: int
+    id: int
     threads: int
     generation: int
     endpoint: Endpoint
 
 
 @contextmanager
-def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
+def membership(attempt: Attempt, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
     """Join a worker group for a ``with`` block, and report the block's exceptions to the driver.
 
     Yields:
         The worker's exchange and its heartbeat, which sends log records to the driver.
     """
-    exchange = HttpExchange(task.endpoint, task.worker, task.attempt, task.generation, layout)
+    exchange = HttpExchange(attempt.endpoint, attempt.worker, attempt.id, attempt.generation, layout)
     package, log = logging.getLogger("sparkdl"), LogBuffer()
     level = package.level
     logging.getLogger().addHandler(log)
@@ -53,10 +53,10 @@ def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartb
             yield exchange, heartbeat
     except RefusedError as error:
         if error.status not in (409, 410):
-            tell_failure(task, error)
+            tell_failure(attempt, error)
         raise
     except Exception as error:
-        tell_failure(task, error)
+        tell_failure(attempt, error)
         raise
     finally:
         logging.getLogger().removeHandler(log)
@@ -64,16 +64,16 @@ def membership(task: Task, layout: bytes) -> Iterator[tuple[HttpExchange, Heartb
         exchange.close()
 
 
-def tell_failure(task: Task, error: Exception) -> None:
+def tell_failure(attempt: Attempt, error: Exception) -> None:
     """Report an exception in this task to the driver."""
     data = error if isinstance(error, DataError) else None
     message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
     client.report_failure(
-        task.endpoint,
+        attempt.endpoint,
         kind="data" if data else "worker",
-        generation=task.generation,
-        worker=task.worker,
-        attempt=task.attempt,
+        generation=attempt.generation,
+        worker=attempt.worker,
+        attempt=attempt.id,
         host=socket.gethostname(),
         message=message[:10_000],
         traceback=text[-100_000:],

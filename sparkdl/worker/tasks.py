@@ -34,7 +34,7 @@ from sparkdl.process.reasons import own_lines, reason_of, text_of
 from sparkdl.transport import client
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker.collective import run_task
-from sparkdl.worker.session import Task
+from sparkdl.worker.session import Attempt
 
 
 class Call(NamedTuple):
@@ -228,10 +228,10 @@ def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[i
         raise
 
 
-def _task(context: Any, call: Call) -> Task:
+def _task(context: Any, call: Call) -> Attempt:
     endpoint = Endpoint(*(call.endpoint or ("", 0, "", b"")))  # none yet: worker 0 may serve it later
     threads = max(1, context.cpus())
-    return Task(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
+    return Attempt(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
 
 
 def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from sparkdl.worker import devices, model_cache
 from sparkdl.worker.loop import Loop
 from sparkdl.worker.model_cache import take_replica
 from sparkdl.worker.rebalance import rebalance
-from sparkdl.worker.session import Task, membership
+from sparkdl.worker.session import Attempt, membership
 from sparkdl.worker.strategies import TrainSettings
 
 
@@ -64,28 +64,28 @@ class Code(NamedTuple):
     rule: Rule | None = None
 
 
-def train_task(job: TrainJob, task: Task, blocks: Watched, code: Code) -> None:
+def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
     """Train one worker from its blocks. Errors are reported to the driver before they are raised."""
-    with membership(task, job.layout) as (exchange, heartbeat):
-        _train(job, task, blocks, code, exchange=exchange, heartbeat=heartbeat)
+    with membership(attempt, job.layout) as (exchange, heartbeat):
+        _train(job, attempt, blocks, code, exchange=exchange, heartbeat=heartbeat)
 
 
 def _train(
-    job: TrainJob, task: Task, blocks: Watched, code: Code, *, exchange: Exchange, heartbeat: Heartbeat
+    job: TrainJob, attempt: Attempt, blocks: Watched, code: Code, *, exchange: Exchange, heartbeat: Heartbeat
 ) -> None:
     plan = job.settings.plan
     spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
     spooled.extend(weigh(blocks, job.schema, job.class_weight))
     if blocks.shuffled:
-        rebalance(spooled, task.worker, exchange)
+        rebalance(spooled, attempt.worker, exchange)
     rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
-    prepare_backend(task.threads)
+    prepare_backend(attempt.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
     taken = gpus or visible[: int(on_gpu)]  # without an assigned GPU, a backend computes on the first
     notes = {
         "one_class": rows.one_class(),
-        "threads": task.threads,
+        "threads": attempt.threads,
         "empty": spooled.empty,
         "gpus": list(taken),
         "on_gpu": on_gpu,
@@ -95,11 +95,11 @@ def _train(
         if spread:
             model_cache.clear()
         replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
-        set_generators(replica.model, job.spec.generators, task.worker)
+        set_generators(replica.model, job.spec.generators, attempt.worker)
         settings = replace(job.settings, rule=code.rule or job.settings.rule)
         loop = Loop(
             settings,
-            task.worker,
+            attempt.worker,
             replica=replica,
             rows=rows,
             validation=validation,
