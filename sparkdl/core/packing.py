@@ -17,9 +17,10 @@ import numpy as np
 from sparkdl.core import tree
 
 ASIDE = "<aside>"
+Part = bytes | memoryview
 
 
-def parts(value: Any) -> list[Any]:
+def parts(value: object) -> list[Part]:
     """Return a record as a list of buffers, without copying contiguous arrays or bytes.
 
     Args:
@@ -28,16 +29,16 @@ def parts(value: Any) -> list[Any]:
     Raises:
         TypeError: the value contains an object of another type.
     """
-    held: dict[int, tuple[Any, Any, int]] = {}  # keeps each object, so no id is reused
+    held: dict[int, tuple[object, memoryview, int]] = {}  # keeps each object, so no id is reused
     end = 0
 
-    def aside(part: Any) -> Any:
+    def aside(part: Any) -> object:
         nonlocal end
         if isinstance(part, np.generic):
             return part.item()
         array = isinstance(part, np.ndarray)
         if id(part) not in held:
-            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8) if array else memoryview(part)
+            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data if array else memoryview(part)
             held[id(part)] = part, data, end
             end += len(data)
         _, data, place = held[id(part)]
@@ -48,12 +49,12 @@ def parts(value: Any) -> list[Any]:
     return [len(text).to_bytes(8, "little"), text, *(data for _, data, _ in held.values())]
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Return a record as bytes; see ``parts``."""
     return b"".join(parts(value))
 
 
-def unpack(data: Any) -> Any:
+def unpack(data: bytes | memoryview) -> Any:
     """Return the value of a record; its tuples become lists.
 
     Args:
@@ -64,7 +65,7 @@ def unpack(data: Any) -> Any:
     """
     end = 8 + int.from_bytes(data[:8], "little")
 
-    def whole(fields: dict[str, Any]) -> Any:
+    def whole(fields: dict[str, Any]) -> object:
         if fields.keys() != {ASIDE}:
             return fields
         kind, shape, place = fields[ASIDE]

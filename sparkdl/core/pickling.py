@@ -27,10 +27,10 @@ EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # __main__ goes by valu
 _pickling = threading.RLock()  # held while modules are registered for pickling by value
 # Reducers for objects that do not pickle well themselves. Each takes an object and a pickler, and returns
 # NotImplemented or the result of ``__reduce__``.
-reducers: list[Callable[[Any, Any], Any]] = []
+reducers: list[Callable[[object, ModuleType], object]] = []
 
 
-def pickled(code: Any, pickler: Any) -> bytes:
+def pickled(code: object, pickler: ModuleType) -> bytes:
     """Return code as bytes; code that no installed package holds is pickled by value.
 
     Args:
@@ -58,7 +58,7 @@ def pickled(code: Any, pickler: Any) -> bytes:
             _unregister(before, pickler)
 
 
-def _unregister(before: set[str], pickler: Any) -> list[str]:
+def _unregister(before: set[str], pickler: ModuleType) -> list[str]:
     """Undo the registration of the user's modules for pickling by value; return their names."""
     own = sorted(pickler.list_registry_pickle_by_value() - before)
     for name in own:
@@ -66,7 +66,7 @@ def _unregister(before: set[str], pickler: Any) -> list[str]:
     return own
 
 
-def _whole(code: Any, pickler: Any) -> bytes:
+def _whole(code: object, pickler: ModuleType) -> bytes:
     """Return code as bytes, together with the modules that it imports when it runs."""
     modules: dict[str, ModuleType] = {}
     while True:
@@ -77,12 +77,14 @@ def _whole(code: Any, pickler: Any) -> bytes:
         modules |= found
 
 
-def _dumped(code: Any, pickler: Any, modules: dict[str, ModuleType], *, own: bool) -> tuple[bytes, set[str]]:
+def _dumped(
+    code: object, pickler: Any, modules: dict[str, ModuleType], *, own: bool
+) -> tuple[bytes, set[str]]:
     """Return code as bytes, and the names of the modules that its functions import when they run."""
     imported: set[str] = set()
 
     class Pickler(pickler.CloudPickler):  # type: ignore[misc]
-        def reducer_override(self, thing: Any) -> Any:
+        def reducer_override(self, thing: object) -> object:
             for reducer in reducers:
                 found = reducer(thing, pickler)
                 if found is not NotImplemented:
@@ -101,14 +103,14 @@ def _dumped(code: Any, pickler: Any, modules: dict[str, ModuleType], *, own: boo
 class _Importing:
     """A wrapper that unpickles to its code, and registers the modules that the code imports."""
 
-    def __init__(self, modules: dict[str, ModuleType], code: Any) -> None:
+    def __init__(self, modules: dict[str, ModuleType], code: object) -> None:
         self.modules, self.code = modules, code
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _with_modules, (self.modules, self.code)
 
 
-def _with_modules(modules: dict[str, ModuleType], code: Any) -> Any:
+def _with_modules(modules: dict[str, ModuleType], code: object) -> object:
     for name, module in modules.items():
         sys.modules[name] = module
         package, _, last = name.rpartition(".")
@@ -117,7 +119,7 @@ def _with_modules(modules: dict[str, ModuleType], code: Any) -> Any:
     return code
 
 
-def _register(thing: Any, pickler: Any) -> None:
+def _register(thing: object, pickler: ModuleType) -> None:
     """Register the user's own module, or that of a function or class, for pickling by value."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     if not isinstance(name, str) or name == "__main__" or _is_installed(name):

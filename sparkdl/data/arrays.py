@@ -20,12 +20,12 @@ AnyRows = Array | SparseRows
 HOMES = {"tensorflow", "torch", "keras"}  # their objects may be arrays, but also datasets and loaders
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Return True if a value is an array in a form that Keras takes: NumPy's, a tensor, or a table."""
     return hasattr(value, "__array__") or is_sparse_matrix(value)
 
 
-def is_sparse_matrix(value: Any) -> bool:
+def is_sparse_matrix(value: object) -> bool:
     """Return True if a value is a matrix or an array of scipy.sparse, or a tf.SparseTensor."""
     return hasattr(value, "tocsr") or (hasattr(value, "dense_shape") and hasattr(value, "indices"))
 
@@ -56,7 +56,7 @@ def as_rows(value: Any, name: str) -> AnyRows:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else _of_strings(array, name)
 
 
-def array_of(value: Any) -> Array:
+def array_of(value: object) -> Array:
     """Return a NumPy array from an array or a list nested to any depth; strings become objects.
 
     NumPy would give all strings of a list the length of the longest one, and cut off zeros at their ends.
@@ -67,7 +67,7 @@ def array_of(value: Any) -> Array:
     return np.asarray(value, object if isinstance(first, str | bytes) else None)
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     """Return True if a value is missing: None, NaN, or pandas's NA or NaT."""
     kind = type(value).__name__
     return value is None or kind in ("NAType", "NaTType") or isinstance(value, float) and value != value

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
-from sparkdl.data.blocks import UNKNOWN, Block, rows_per_block, scramble
+from sparkdl.data.blocks import UNKNOWN, Block, Keys, rows_per_block, scramble
 from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
@@ -27,6 +27,7 @@ from sparkdl.process.reasons import reason_of, text_of
 KEY, PART = "sparkdl_key", "sparkdl_part"
 Decode = Callable[[Any], Any]  # a user's function that converts a value to an array
 ArrowArray: TypeAlias = pa.Array
+RecordBatch: TypeAlias = pa.RecordBatch
 ROWS_PER_BATCH = 10_000  # Spark's default
 PIECE = 8 << 20  # bytes in a row; larger ones may not fit into Spark Connect's messages
 ARROW_TYPES = {
@@ -43,7 +44,10 @@ ARROW_TYPES = {
 
 
 def column_array(
-    values: Any, column: Column, name_row: Callable[[int], str], decode: Decode | None = None
+    values: pa.Array | list[pa.Array],
+    column: Column,
+    name_row: Callable[[int], str],
+    decode: Decode | None = None,
 ) -> AnyRows:
     """Return an Arrow column as an array of shape (rows, *column.shape), or as sparse or text rows.
 
@@ -72,7 +76,7 @@ def column_array(
     return column.cast(flat.to_numpy(zero_copy_only=False).reshape(len(values), *column.shape), name_row)
 
 
-def _text_rows(flat: Any, shape: tuple[int, ...]) -> TextRows:
+def _text_rows(flat: pa.Array, shape: tuple[int, ...]) -> TextRows:
     """Return the rows of an Arrow array of strings or bytes, without creating Python objects."""
     flat = flat.cast(pa.large_binary())
     _, offsets, data = flat.buffers()
@@ -81,7 +85,7 @@ def _text_rows(flat: Any, shape: tuple[int, ...]) -> TextRows:
     return TextRows.of_bytes(np.diff(edges).astype(np.int32), found, shape)
 
 
-def _flat_values(values: Any, column: Column, name_row: Callable[[int], str]) -> Any:
+def _flat_values(values: pa.Array, column: Column, name_row: Callable[[int], str]) -> pa.Array:
     """Return the values of a column as one flat Arrow array, with the same number for each row.
 
     Raises:
@@ -129,7 +133,7 @@ def _require_levels(
             )
 
 
-def grouped(values: Sequence[Any], columns: Sequence[Column]) -> list[Any]:
+def grouped(values: Sequence[pa.Array], columns: Sequence[Column]) -> list[pa.Array | list[pa.Array]]:
     """Return the values of each column: one column, or a list of those that are joined in it.
 
     Raises:
@@ -146,7 +150,7 @@ def grouped(values: Sequence[Any], columns: Sequence[Column]) -> list[Any]:
     ]
 
 
-def joined_array(values: Sequence[Any], column: Column, name_row: Callable[[int], str]) -> AnyRows:
+def joined_array(values: Sequence[pa.Array], column: Column, name_row: Callable[[int], str]) -> AnyRows:
     """Return Arrow columns as one array of shape (rows, *column.shape), or as sparse or text rows.
 
     Args:
@@ -191,7 +195,7 @@ def _with_zeros(rows: AnyRows) -> Array:
     return rows.toarray() if isinstance(rows, SparseRows) else rows
 
 
-def _shape_of_first(values: Any) -> tuple[int, ...]:
+def _shape_of_first(values: pa.Array) -> tuple[int, ...]:
     """Return the shape of an Arrow column's first row; for ragged arrays, its number of values."""
     first = values.slice(0, 1)
     if pa.types.is_struct(first.type):
@@ -205,11 +209,11 @@ def _shape_of_first(values: Any) -> tuple[int, ...]:
     return shape if prod(shape) == len(first) else (len(first),)
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _require_texts(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
+def _require_texts(kind: pa.DataType, column: Column, name_row: Callable[[int], str]) -> None:
     """Raise an error unless a column holds strings, or arrays of strings."""
     element = kind
     while _is_list(element):
@@ -220,13 +224,13 @@ def _require_texts(kind: Any, column: Column, name_row: Callable[[int], str]) ->
         )
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: pa.DataType) -> bool:
     of = pa.types
     strings = of.is_string(kind) or of.is_large_string(kind)
     return bool(strings or of.is_binary(kind) or of.is_large_binary(kind))
 
 
-def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) -> None:
+def _require_numbers(kind: pa.DataType, column: Column, name_row: Callable[[int], str]) -> None:
     """Raise an error unless a column holds numbers, or arrays of numbers."""
     element, depth = kind, 0
     while _is_list(element):
@@ -240,7 +244,7 @@ def _require_numbers(kind: Any, column: Column, name_row: Callable[[int], str]) 
         )
 
 
-def _decoded(values: Any, column: Column, name_row: Callable[[int], str], decode: Decode) -> AnyRows:
+def _decoded(values: pa.Array, column: Column, name_row: Callable[[int], str], decode: Decode) -> AnyRows:
     if column.texts:
         made = [decoded(each.as_py(), column.name, name_row(i), decode) for i, each in enumerate(values)]
         return column.of(made, "a batch")
@@ -263,7 +267,7 @@ def _one_row(name: str, row: int) -> str:
     return name
 
 
-def decoded(value: Any, name: str, row: str, decode: Decode) -> Array:
+def decoded(value: object, name: str, row: str, decode: Decode) -> Array:
     """Return the array that the user's function makes of a value.
 
     Raises:
@@ -287,7 +291,7 @@ def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return given in (expected, (*expected, 1)) or (*given, 1) == expected or 1 in (len(given), len(expected))
 
 
-def _vectors(values: Any, column: Column, name_row: Callable[[int], str]) -> AnyRows:
+def _vectors(values: pa.Array, column: Column, name_row: Callable[[int], str]) -> AnyRows:
     """Return Spark's vectors, dense or sparse, as one array; a struct has type, size, indices and values."""
     size = int(np.prod(column.shape, dtype=int))
     nulls = np.asarray(values.is_null())
@@ -351,15 +355,16 @@ def _misshapen(column: Column, wrong: Array, lengths: Array, name_row: Callable[
     )
 
 
-def _per_row(counts: Any, lengths: Any) -> Any:
+def _per_row(counts: Array, lengths: Array) -> Array:
     """Return the sum of the counts of each row; row i has ``lengths[i]`` of them."""
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     ends = np.cumsum(lengths)
-    return sums[ends] - sums[ends - lengths]
+    summed: Array = sums[ends] - sums[ends - lengths]
+    return summed
 
 
 def blocks_of_batches(
-    batches: Iterable[Any],
+    batches: Iterable[pa.RecordBatch],
     columns: Sequence[Column],
     seed: int | None,
     decode: Mapping[int, Decode] | None = None,
@@ -398,20 +403,20 @@ def blocks_of_batches(
                 yield Block(keys[mask], part, tuple(array[mask] for array in arrays))
 
 
-def _parts(batches: Iterable[Any], size: int) -> Iterator[Any]:
+def _parts(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Yield slices of batches with at most ``size`` rows, because decoding may enlarge values."""
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             yield batch.slice(start, size)
 
 
-def _name_row(keys: Any, index: int) -> str:
+def _name_row(keys: Keys, index: int) -> str:
     """Return the origin of a row, from the monotonically increasing id that Spark gave it."""
     partition, row = divmod(int(keys[index]), 1 << 33)
     return f"row {row} of partition {partition}"
 
 
-def prediction_array(values: Array) -> Any:
+def prediction_array(values: Array) -> pa.Array:
     """Return predictions as an Arrow column: one number per row, or lists as deep as the output."""
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
@@ -420,7 +425,7 @@ def prediction_array(values: Array) -> Any:
     return flat.cast(_list_type(flat, depth)) if depth else flat
 
 
-def _list_type(array: Any, depth: int) -> Any:
+def _list_type(array: pa.Array, depth: int) -> pa.DataType:
     kind = array.type
     for _ in range(depth):
         kind = kind.value_type
@@ -429,17 +434,17 @@ def _list_type(array: Any, depth: int) -> Any:
     return kind
 
 
-def struct_array(names: list[str], columns: list[Any]) -> Any:
+def struct_array(names: list[str], columns: list[pa.Array]) -> pa.StructArray:
     """Return columns as one column of structs with these field names."""
     return pa.StructArray.from_arrays(columns, names=names)
 
 
-def record(columns: dict[str, list[Any]]) -> Any:
+def record(columns: Mapping[str, Sequence[object]]) -> pa.RecordBatch:
     """Return a record batch from lists of values by column name."""
     return pa.RecordBatch.from_pydict(columns)
 
 
-def batch_of(columns: Sequence[Sequence[Any]], schema: Any) -> Any:
+def batch_of(columns: Sequence[Sequence[object]], schema: Any) -> pa.RecordBatch:
     """Return a record batch from columns of values.
 
     Args:
@@ -453,25 +458,25 @@ def batch_of(columns: Sequence[Sequence[Any]], schema: Any) -> Any:
     return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in schema.fields])
 
 
-def _arrow_type(kind: Any) -> Any:
+def _arrow_type(kind: Any) -> pa.DataType:
     if hasattr(kind, "elementType"):
         return pa.list_(_arrow_type(kind.elementType))
     return getattr(pa, ARROW_TYPES[kind.simpleString()])()
 
 
-def rows_of(data: bytes) -> Iterator[Any]:
+def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
     """Yield bytes in pieces, as batches of one row each."""
     for start in range(0, len(data), PIECE):
         yield record({"data": [data[start : start + PIECE]]})
 
 
-def open_for_writing(uri: str) -> Any:
+def open_for_writing(uri: str) -> pa.NativeFile:
     """Return a new file on one of pyarrow's file systems, open for writing; its folder must exist."""
     system, path = fs.FileSystem.from_uri(uri)
     return system.open_output_stream(path, compression=None)
 
 
-def of_pandas(values: Any) -> Any:
+def of_pandas(values: Any) -> pa.Array:
     """Return a pandas Series as an Arrow array; a DataFrame with the fields of vectors as structs."""
     if hasattr(values, "columns"):
         parts = [of_pandas(values[name]) for name in values.columns]
@@ -482,7 +487,7 @@ def of_pandas(values: Any) -> Any:
     return pa.array(values.map(lambda value: value.toArray() if hasattr(value, "toArray") else value))
 
 
-def to_pandas(values: Any) -> Any:
+def to_pandas(values: pa.Array) -> Any:
     """Return an Arrow array as a pandas Series, structs as a DataFrame."""
     if pa.types.is_struct(values.type):
         return pa.RecordBatch.from_struct_array(values).to_pandas()

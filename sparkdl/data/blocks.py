@@ -71,7 +71,7 @@ def rows_per_block(columns: Sequence[Column], most: int = BLOCK_BYTES) -> int:
 
 
 def blocks_of_rows(
-    rows: Iterable[Any], schema: Schema, partition: int, part: int = TRAINING, *, place: str = "partition"
+    rows: Iterable[object], schema: Schema, partition: int, part: int = TRAINING, *, place: str = "partition"
 ) -> Iterator[Block]:
     """Yield the rows of an RDD's partition as blocks.
 
@@ -86,7 +86,7 @@ def blocks_of_rows(
         DataError: a row does not fit; names partition and row.
     """
     place, size, first = f"{place} {partition}", rows_per_block(schema.columns), 0
-    chunk: list[Any] = []
+    chunk: list[tuple[object, ...]] = []
     for row in rows:
         chunk.append(schema.flatten(as_row(row, schema), place, first + len(chunk)))
         if len(chunk) == size:
@@ -98,7 +98,13 @@ def blocks_of_rows(
 
 
 def _block(
-    chunk: list[Any], columns: Sequence[Column], partition: int, *, first: int, part: int, place: str
+    chunk: list[tuple[object, ...]],
+    columns: Sequence[Column],
+    partition: int,
+    *,
+    first: int,
+    part: int,
+    place: str,
 ) -> Block:
     indices = np.arange(first, first + len(chunk), dtype=np.uint64)
     arrays = tuple(
@@ -236,7 +242,7 @@ def _drawn(block: Block, num_workers: int) -> NDArray[np.uint64]:
     return targets
 
 
-def _by_worker(block: Block, targets: NDArray[Any], num_workers: int) -> Iterator[tuple[int, Block]]:
+def _by_worker(block: Block, targets: Array, num_workers: int) -> Iterator[tuple[int, Block]]:
     """Yield each worker's rows of a block."""
     for worker in range(num_workers):
         mask = targets == worker

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from sparkdl.data.arrays import AnyRows, as_bytes
 from sparkdl.data.sparse import TEXT, SparseRows, TextRows, entry_of
 from sparkdl.errors import ConfigError, DataError
 
+T = TypeVar("T")
+Values = Sequence[object]  # the user's values, one per row
 TEXT_BYTES = 256  # minimum estimate for a row of strings, since others may be longer than the first one
 LISTS = (
     "The columns in a list may hold numbers, vectors and one-dimensional arrays, which are concatenated in "
@@ -68,7 +70,7 @@ class Column:
         shape = (rows, *self.shape)
         return np.full(shape, b"", object) if self.texts else np.zeros(shape, self.dtype)
 
-    def of(self, values: Sequence[Any] | AnyRows, place: str, first: int = 0) -> AnyRows:
+    def of(self, values: Values | AnyRows, place: str, first: int = 0) -> AnyRows:
         """Return the values of some rows as an array of shape (rows, *shape), or as sparse or text rows.
 
         Args:
@@ -100,7 +102,7 @@ class Column:
         rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
 
-    def _of_texts(self, values: Sequence[Any] | AnyRows, place: str, first: int) -> TextRows:
+    def _of_texts(self, values: Values | AnyRows, place: str, first: int) -> TextRows:
         """Return the strings of some rows as bytes."""
         if isinstance(values, TextRows) and prod(values.shape[1:]) == prod(self.shape):
             return values.reshaped(self.shape)
@@ -124,8 +126,8 @@ class Column:
         return own if self.sparse else own.toarray()
 
     def _each(
-        self, take: Callable[[Any, str, int], Any], values: Sequence[Any] | Array, place: str, first: int
-    ) -> list[Any]:
+        self, take: Callable[[Any, str, int], T], values: Values | Array, place: str, first: int
+    ) -> list[T]:
         """Return the result of ``take`` for each row.
 
         Raises:
@@ -138,14 +140,14 @@ class Column:
             raise DataError(f"{error} {share_of(refused, len(values))}") from None
 
     @staticmethod
-    def _takes(take: Callable[[Any, str, int], Any], value: Any) -> bool:
+    def _takes(take: Callable[[Any, str, int], object], value: object) -> bool:
         try:
             take(value, "", 0)
         except DataError:
             return False
         return True
 
-    def _texts(self, value: Any, place: str, index: int) -> list[bytes]:
+    def _texts(self, value: object, place: str, index: int) -> list[bytes]:
         """Return the strings of a row, as bytes."""
         flat = [value] if isinstance(value, str | bytes) else np.asarray(value, object).ravel().tolist()
         if len(flat) != prod(self.shape) or not all(isinstance(each, str | bytes) for each in flat):
@@ -163,7 +165,7 @@ class Column:
             return indices, flat[indices]
         return value.indices, value.values
 
-    def _row(self, value: Any, place: str, index: int) -> Array:
+    def _row(self, value: object, place: str, index: int) -> Array:
         try:
             array = as_array(value)
             if array.dtype == object:
@@ -279,7 +281,7 @@ def natural(parts: Sequence[Array]) -> Array:
     return np.concatenate([part.ravel() for part in parts])
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> bool:
     """Return True if a value is a sparse vector of Spark's."""
     return hasattr(value, "toArray") and hasattr(value, "indices")
 
@@ -298,7 +300,7 @@ def count_sparse(value: Any) -> int:
     return max(1, stored) if 4 * stored < size else 0
 
 
-def as_array(value: Any) -> Array:
+def as_array(value: object) -> Array:
     """Return the value of a row, which may be a Spark vector, as an array."""
     return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
 
@@ -319,7 +321,7 @@ def _present(array: Array) -> Array:
     return array
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a value as shown in errors, with at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,16 +46,17 @@ class Fingerprint(NamedTuple):
     free: int
 
     @classmethod
-    def of(cls, values: Any) -> Fingerprint:
+    def of(cls, values: object) -> Fingerprint:
         """Return the fingerprint with these values.
 
         Raises:
             ValueError: they are not two numbers of 64 bits.
         """
-        two = isinstance(values, list | tuple) and len(values) == 2
-        if not two or not all(type(value) is int and 0 <= value <= MASK for value in values):
-            raise ValueError("Expected fingerprint to be two 64-bit integers.")
-        return cls(*values)
+        if isinstance(values, list | tuple) and len(values) == 2:
+            ordered, free = values
+            if all(type(value) is int and 0 <= value <= MASK for value in (ordered, free)):
+                return cls(ordered, free)
+        raise ValueError("Expected fingerprint to be two 64-bit integers.")
 
 
 NOTHING = Fingerprint(0, 0)

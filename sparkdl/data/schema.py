@@ -102,7 +102,7 @@ class Schema:
             )
         return mine.with_weights(other)
 
-    def flatten(self, row: Any, place: str, index: int) -> tuple[Any, ...]:
+    def flatten(self, row: object, place: str, index: int) -> tuple[Any, ...]:
         """Return the values of a row, one per column.
 
         Raises:
@@ -122,7 +122,7 @@ class Schema:
         return Batch(*assemble(self.template, whole))
 
 
-def _form_of(schema: Schema) -> tuple[Any, ...]:
+def _form_of(schema: Schema) -> tuple[tuple[Template, ...], list[tuple[int, ...]]]:
     """Return the structure and the shapes of a schema's sample weights."""
     return schema.form[2:], [column.shape for column in schema.weights]
 
@@ -163,7 +163,7 @@ class Sample(NamedTuple):
         values = [as_array(first[0]) for first in firsts]
         return self._replace(values=tuple(values), sparse=tuple(sparse))
 
-    def of_row(self, arrays: Sequence[Array], row: Sequence[Any]) -> Sample:
+    def of_row(self, arrays: Sequence[Array], row: Sequence[object]) -> Sample:
         """Return the sample with the arrays of a row, and the sizes of its sparse values of x."""
         x = set(leaves(self.form[:1]))
         sparse = [count_sparse(value) if place in x else 0 for place, value in enumerate(row)]
@@ -234,7 +234,7 @@ def as_pair(row: Any) -> Any:
     return row.features, row.label
 
 
-def as_row(row: Any, schema: Schema) -> Any:
+def as_row(row: object, schema: Schema) -> object:
     """Return a row as the tuple that a schema expects; without labels, x may stand for (x,)."""
     row = as_pair(row)
     alone = not schema.labelled and not (isinstance(row, tuple) and len(row) == 1)

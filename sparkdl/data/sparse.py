@@ -6,7 +6,7 @@ row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ class SparseRows:
         self.spans, self.entries, self._row = spans, entries, shape
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Any, Any]], shape: tuple[int, ...], dtype: str) -> SparseRows:
+    def of(cls, rows: Sequence[tuple[Array, Array]], shape: tuple[int, ...], dtype: str) -> SparseRows:
         """Create rows. Each one is given as a pair of indices and numbers."""
         counts = np.array([len(indices) for indices, _ in rows], np.int64)
         entries = np.empty(int(counts.sum()), entry_of(dtype))
@@ -98,10 +98,10 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def __getitem__(self, rows: Any) -> Self:
+    def __getitem__(self, rows: Array | slice) -> Self:
         return type(self)(self.spans[rows], self.entries, self._row)
 
-    def __reduce__(self) -> tuple[Callable[..., SparseRows], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[SparseRows], tuple[Places, Array, tuple[int, ...]]]:
         own = self.compact()
         return type(self), (own.spans, own.entries, self._row)
 

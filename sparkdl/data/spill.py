@@ -20,9 +20,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import prod
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from sparkdl.core.vectors import Array, aligned, as_bytes
 from sparkdl.data.arrays import AnyRows
@@ -85,8 +86,8 @@ class Rows:
         """Return True if labels are whole numbers and all rows have the same one."""
         if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
-        labels: Any = self.columns[self.schema.template[1]]
-        if self.count < 2 or labels.dtype.kind not in "biu":
+        labels = self.columns[self.schema.template[1]]
+        if isinstance(labels, SparseRows) or self.count < 2 or labels.dtype.kind not in "biu":
             return False
         return all((labels[some] == labels[0]).all() for some in _slices(self.count, 1 << 20))
 
@@ -282,7 +283,7 @@ def _stored(column: Column) -> Column:
     return SPAN if column.sparse else column
 
 
-def _map(file: IO[bytes], dtype: Any, shape: tuple[int, ...]) -> Array:
+def _map(file: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
     """Return the contents of a file as an array, and close it."""
     size = prod(shape) * np.dtype(dtype).itemsize
     with file:

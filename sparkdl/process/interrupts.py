@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 R = TypeVar("R")
 # Seconds after the first interrupt.
 SOON = 0.3  # A call that reached no check is interrupted where it is.
@@ -57,7 +58,7 @@ class _Guard:
         handler: the previous handler.
     """
 
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         self.handler = handler
         self.noted: BaseException | None = None
         self.since = 0.0
@@ -66,7 +67,7 @@ class _Guard:
         self.depth = 0  # number of nested blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
         self._nudged_out = _thread.allocate_lock()  # held until they have ended
-        self._undo: list[Callable[[], Any]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
         """Replace the current handler, unless it is this one or the call has ended."""
@@ -189,7 +190,7 @@ class _Guard:
             signal.signal(signal.SIGINT, self.handler)
 
 
-def call(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function and return its result; raise an interrupt once, after the cleanup.
 
     Nested calls, and calls in other threads than the main one, are plain calls.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +16,6 @@ class ADAG(Rule):
     name = "adag"
     rounds: ClassVar[str | None] = 'it normalizes updates that are merged one by one; use merge="average"'
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return the delta divided by the number of batches in its window."""
         return (delta if merge.steps <= 1 else delta * np.float32(1 / merge.steps)), state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sparkdl.core.reduction import AdaptiveSum, Reduction
 from sparkdl.core.vectors import Vector
@@ -22,6 +22,6 @@ class Adasum(Rule):
         """Return the adaptive sum."""
         return AdaptiveSum()
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return the adaptive sum of a round."""
         return delta, state

@@ -6,8 +6,6 @@ c += delta / K.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sparkdl.core.vectors import Vector
@@ -19,6 +17,6 @@ class Average(Rule):
 
     name = "average"
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return the delta of a round as it is, or a K-th of one worker's delta without rounds."""
         return (delta if merge.workers == 1 else delta * np.float32(1 / merge.workers)), state

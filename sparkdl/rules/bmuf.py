@@ -8,7 +8,7 @@ counts 1 / (1 - momentum) times in the end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,10 +48,10 @@ class BMUF(Rule):
     def _outer(self) -> SGD:
         return SGD(1.0, self.block_momentum or 0.0, nesterov=True)
 
-    def init(self, center: Vector) -> Any:
+    def init(self, center: Vector) -> Vector:
         """Return the initial velocity, 0."""
         return self._outer().init(center)
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: Vector, merge: Merge) -> tuple[Vector, Vector]:
         """Return the mean plus the velocity's part, and the next velocity."""
         return self._outer().step(np.negative(delta), state, merge.center)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +18,6 @@ class DynSGD(Rule):
         'it divides an update by its staleness, and updates in rounds have no staleness; use merge="average"'
     )
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return the delta divided by its staleness plus one."""
         return (delta if not merge.staleness else delta * np.float32(1 / (merge.staleness + 1))), state

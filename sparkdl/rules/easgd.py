@@ -7,7 +7,7 @@ c + e. A worker's weights are never replaced by the center.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class AEASGD(Rule):
         """Return e, by which the worker's weights move to the center."""
         return (local - center) * np.float32(self.alpha)
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return e, by which the center moves to a worker, or the sum over a round."""
         return delta, state
 

@@ -57,10 +57,10 @@ class DiLoCo(Rule):
     def _outer(self) -> SGD:
         return SGD(self.outer_learning_rate, self.outer_momentum, nesterov=True)
 
-    def init(self, center: Vector) -> Any:
+    def init(self, center: Vector) -> Vector:
         """Return the outer optimizer's initial state."""
         return self._outer().init(center)
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: Vector, merge: Merge) -> tuple[Vector, Vector]:
         """Return the outer optimizer's step and its next state."""
         return self._outer().step(np.negative(delta), state, merge.center)

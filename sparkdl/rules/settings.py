@@ -10,10 +10,10 @@ from sparkdl.rules import RULES
 from sparkdl.rules.base import Rule
 from sparkdl.rules.outer import SGD, Adam, Outer
 
-OUTER: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+OUTER: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}
 
 
-def to_settings(merge: str | Rule | None) -> Any:
+def to_settings(merge: str | Rule | None) -> str | dict[str, object] | None:
     """Return a rule as settings, from which ``from_settings`` makes the same rule.
 
     Raises:
@@ -26,7 +26,7 @@ def to_settings(merge: str | Rule | None) -> Any:
     return {"rule": merge.name, **_values(merge)}
 
 
-def _values(settings: Any) -> dict[str, Any]:
+def _values(settings: object) -> dict[str, object]:
     return (
         {f.name: _value(getattr(settings, f.name)) for f in fields(settings)}
         if is_dataclass(settings)
@@ -34,7 +34,7 @@ def _values(settings: Any) -> dict[str, Any]:
     )
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> object:
     if not isinstance(value, Outer):
         return value
     names = [name for name, kind in OUTER.items() if type(value) is kind]
@@ -43,17 +43,17 @@ def _value(value: Any) -> Any:
     return {"outer": names[0], **_values(value)}
 
 
-def _unknown(value: Any) -> ConfigError:
+def _unknown(value: object) -> ConfigError:
     return ConfigError(
         f"merge should be a rule of sparkdl.rules if the settings are saved; got {value!r}. Save only the "
         "model with spark_model.model.save(), and pass merge= again after loading it."
     )
 
 
-def from_settings(value: Any) -> str | Rule | None:
+def from_settings(value: str | dict[str, Any] | None) -> str | Rule | None:
     """Return the rule for the settings that ``to_settings`` returned."""
     if not isinstance(value, dict):
-        return value  # type: ignore[no-any-return]
+        return value
     settings = dict(value)
     kind = RULES[settings.pop("rule")]
     made = {

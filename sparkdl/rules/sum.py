@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sparkdl.core.reduction import Reduction, Total
 from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
@@ -18,6 +16,6 @@ class Sum(Rule):
         """Return the sum of a round."""
         return Total()
 
-    def update(self, delta: Vector, state: Any, merge: Merge) -> tuple[Vector, Any]:
+    def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
         """Return the delta."""
         return delta, state
