@@ -389,9 +389,9 @@ class FitRun:
     def _record(self, store: Store, group: WorkerGroup) -> None:
         """Record the counts of the run in its History."""
         counts = self.traffic.summary() | store.summary()
-        dropped = counts.pop("dropped", {})
+        dropped = counts.pop("dropped", None)
         self.training.update(counts, restarts=group.lost)
-        if dropped:
+        if isinstance(dropped, dict) and dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Late updates were not merged (%s).", workers)
         self.request.history.training = self.training

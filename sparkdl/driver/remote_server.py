@@ -25,10 +25,11 @@ from sparkdl.core.vectors import Vector
 from sparkdl.data.batch_plan import Plan
 from sparkdl.errors import SparkDLError
 from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.group_coordinator import Summary
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
 from sparkdl.server.state import EpochResult, Member, Snapshot
 from sparkdl.transport.exchange import Endpoint
-from sparkdl.transport.messages import Running
+from sparkdl.transport.messages import LogEntry, Running
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,10 @@ class RemoteCoordinator:
         first = self.shape.plan.first_epoch
         self.cut = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
         self.generation = 1
-        self.log: deque[dict[str, Any]] = deque()
+        self.log: deque[LogEntry] = deque()
         self.members: dict[int, Member] = {}
         self.plans: list[Plan] = []
-        self._summary: dict[str, Any] = {}
+        self._summary: Summary = {}
         self._results: dict[int, EpochResult] = {}
         self._stopped: Snapshot | None = None
         self._unattended: dict[int, EpochResult] = {}
@@ -64,7 +65,7 @@ class RemoteCoordinator:
         self._changed = threading.Condition()
         self._over = False
 
-    def receive(self, rows: Iterable[Any]) -> bool:
+    def receive(self, rows: Iterable[tuple[bytes]]) -> bool:
         """Read the rows of the worker group's result as they arrive; return True if they held a record."""
         pieces = (bytes(data) for (data,) in rows)
         try:
@@ -168,7 +169,7 @@ class RemoteCoordinator:
         """Return no workers: Spark starts all workers of this group, or none."""
         return []
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Return counts of the run."""
         return self._summary
 

@@ -8,7 +8,6 @@ have one dtype and are added in worker order. In an update, ``metrics`` holds th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from sparkdl.server import admission
 from sparkdl.server.aggregation import Read, SynchronousRounds, limits
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.state import GroupSpec, RowsHeld
+from sparkdl.transport.exchange import Begin, Notes
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 
@@ -74,9 +74,9 @@ class AllReduceCoordinator(GroupCoordinator):
         attempt: int,
         rows: int,
         validation_rows: int,
-        notes: dict[str, Any],
+        notes: Notes,
         fingerprint: Fingerprint = NOTHING,
-    ) -> dict[str, Any] | None:
+    ) -> Begin | None:
         """Record a ready worker; return an empty dict once all are ready, or None to ask again."""
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)

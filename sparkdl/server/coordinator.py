@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite
-from typing import Any
 
 from sparkdl.core.vectors import Vector, trim
 from sparkdl.data.batch_plan import Plan
@@ -62,6 +61,7 @@ from sparkdl.server.state import (
     spooled,
 )
 from sparkdl.server.worker_loss import WorkerLoss
+from sparkdl.transport.exchange import Begin, Notes
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
 TIDY = 10.0  # seconds between returns of memory that many small requests have freed
@@ -146,9 +146,9 @@ class Coordinator(GroupCoordinator):
         attempt: int,
         rows: int,
         validation_rows: int,
-        notes: dict[str, Any],
+        notes: Notes,
         fingerprint: Fingerprint = NOTHING,
-    ) -> dict[str, Any] | None:
+    ) -> Begin | None:
         """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
         with self.changed:
             member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import ClusterError, RefusedError, SparkDLError, WireError
@@ -14,8 +13,10 @@ from sparkdl.server.aggregation import Aggregation, Read
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
-from sparkdl.transport.messages import Kind, Reply, Running, Sections, Update
+from sparkdl.transport.exchange import Begin, Notes
+from sparkdl.transport.messages import Kind, LogEntry, Reply, Running, Sections, Update
 
+Summary = dict[str, int | dict[int, int]]  # the counts of a run, by name
 # Frequent updates whose reply is made for one worker.
 BOARDING = Kind.DELTA, Kind.CENTER
 
@@ -59,7 +60,7 @@ class GroupCoordinator(ABC):
         return self.state.failure
 
     @property
-    def log(self) -> deque[dict[str, Any]]:
+    def log(self) -> deque[LogEntry]:
         """Messages of workers and of the endpoint for the driver to log."""
         return self.state.log
 
@@ -79,7 +80,7 @@ class GroupCoordinator(ABC):
         return self.merging.absent
 
     @property
-    def cut(self) -> Any:
+    def cut(self) -> object:
         """The point from which the run is restarted, as named in messages."""
         return "the beginning"
 
@@ -130,9 +131,9 @@ class GroupCoordinator(ABC):
         attempt: int,
         rows: int,
         validation_rows: int,
-        notes: dict[str, Any],
+        notes: Notes,
         fingerprint: Fingerprint = NOTHING,
-    ) -> dict[str, Any] | None:
+    ) -> Begin | None:
         """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
 
     def heartbeat(
@@ -143,8 +144,8 @@ class GroupCoordinator(ABC):
         epoch: int,
         rows: int,
         retries: int,
-        log: list[dict[str, Any]],
-    ) -> dict[str, Any]:
+        log: list[LogEntry],
+    ) -> dict[str, bool]:
         """Record a worker's progress, retries and log entries; reply with the stop flag."""
         with self.changed:
             self.membership.hear(worker, generation, attempt)
@@ -271,7 +272,7 @@ class GroupCoordinator(ABC):
         with self.changed:
             return self.membership.missing()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Return the counts of the run, and the number of dropped updates by worker."""
         with self.changed:
             dropped = self.merging.dropped

@@ -35,8 +35,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from wsgiref.types import InputStream
 
 import flask
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import HTTPException, InternalServerError
 
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
@@ -50,7 +53,7 @@ from sparkdl.errors import (
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.transport import messages
-from sparkdl.transport.messages import Reply, Running, Sections, Update
+from sparkdl.transport.messages import Buffers, Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -102,15 +105,15 @@ def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Fla
     _add_membership(app, store)
 
     @app.get("/v1/ping")
-    def ping() -> Any:
+    def ping() -> ResponseReturnValue:
         return "", 204
 
     @app.post("/v1/exchange")
-    def exchange() -> Any:
+    def exchange() -> ResponseReturnValue:
         return _exchange(store, traffic)
 
     @app.get("/v1/status")
-    def status() -> Any:
+    def status() -> ResponseReturnValue:
         return {
             "generation": store.generation,
             "workers": len(store.members),
@@ -124,44 +127,45 @@ def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Fla
 def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> None:
     """Add the answers to requests that are refused or fail."""
 
-    def refusal(status: int, message: str) -> Any:
+    def refusal(status: int, message: str) -> ResponseReturnValue:
         traffic.refuse()
         return flask.jsonify(error=message), status, {"Connection": "close"}
 
     @app.errorhandler(RefusedError)
-    def refused(error: RefusedError) -> Any:
+    def refused(error: RefusedError) -> ResponseReturnValue:
         return refusal(error.status, str(error))
 
     @app.errorhandler(WireError)
-    def malformed(error: WireError) -> Any:
+    def malformed(error: WireError) -> ResponseReturnValue:
         return refusal(400, str(error))
 
     @app.errorhandler(TimeoutError)
     @app.errorhandler(ConnectionError)
-    def stalled(error: OSError) -> Any:
+    def stalled(error: OSError) -> ResponseReturnValue:
         return refusal(408, "The rest of the request did not arrive.")
 
     @app.errorhandler(404)
     @app.errorhandler(405)
-    def unknown(error: Any) -> Any:
-        return refusal(error.code, "No such path or method.")
+    def unknown(error: HTTPException) -> ResponseReturnValue:
+        return refusal(error.code or 404, "No such path or method.")
 
     @app.errorhandler(500)
-    def broken(error: Any) -> Any:
-        store.break_down(error.original_exception)
-        return refusal(500, f"The endpoint failed: {reason_of(error.original_exception)}.")
+    def broken(error: InternalServerError) -> ResponseReturnValue:
+        cause = error.original_exception or error
+        store.break_down(cause)
+        return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
 
 def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
     """Add the paths for joining, heartbeats and failures."""
 
     @app.post("/v1/join")
-    def join() -> Any:
+    def join() -> ResponseReturnValue:
         body = _json(worker=int, generation=int, attempt=int, host=str, pid=int)
         return {}, 200 if store.join(**body) else 202
 
     @app.post("/v1/ready")
-    def ready() -> Any:
+    def ready() -> ResponseReturnValue:
         body = _json(
             worker=int,
             generation=int,
@@ -179,7 +183,7 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
         return ({}, 202) if answer is None else answer
 
     @app.post("/v1/heartbeat")
-    def heartbeat() -> Any:
+    def heartbeat() -> ResponseReturnValue:
         body = _json(
             worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list, running=list
         )
@@ -191,7 +195,7 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
         return store.heartbeat(**body)
 
     @app.post("/v1/failure")
-    def failure() -> Any:
+    def failure() -> ResponseReturnValue:
         body = _json(kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str)
         store.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
         return {}
@@ -205,24 +209,24 @@ def add_steward(app: flask.Flask, steward: Any) -> None:
     """Add the paths of a run whose endpoint is in worker 0; ``steward`` does the driver's part."""
 
     @app.post("/v1/drive")
-    def drive() -> Any:
+    def drive() -> ResponseReturnValue:
         body = _json(epoch=int, released=int, learning_rate=float, stop=bool, short=int)
         return flask.Response(steward.drive(**body), mimetype=BINARY)
 
     @app.post("/v1/replace/<int:epoch>")
-    def replace_weights(epoch: int) -> Any:
+    def replace_weights(epoch: int) -> ResponseReturnValue:
         weights = _weights(steward.weight_bytes)
         steward.replace(epoch, weights)
         return {}
 
     @app.post("/v1/evaluate/<int:epoch>")
-    def evaluate(epoch: int) -> Any:
+    def evaluate(epoch: int) -> ResponseReturnValue:
         weights = _weights(steward.weight_bytes) if flask.request.content_length else b""
         steward.evaluate(epoch, weights)
         return {}
 
     @app.post("/v1/leave")
-    def leave() -> Any:
+    def leave() -> ResponseReturnValue:
         steward.leave(**_json(worker=int))
         return {}
 
@@ -252,7 +256,7 @@ def _json(**fields: type) -> dict[str, Any]:
     return _check(body, fields)
 
 
-def _check(value: Any, fields: dict[str, type]) -> dict[str, Any]:
+def _check(value: object, fields: dict[str, type]) -> dict[str, Any]:
     """Return a JSON object after a check of its fields and their types."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise RefusedError(400, f"Expected a JSON object with {', '.join(fields)}.")
@@ -285,7 +289,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
     )
 
 
-def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
+def _exchange(store: GroupCoordinator, traffic: Traffic) -> flask.Response:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
     first = next(replies, None)  # if the first update is refused, the response has that status
     if first is None:
@@ -294,7 +298,7 @@ def _exchange(store: GroupCoordinator, traffic: Traffic) -> Any:
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
-def _replies(store: GroupCoordinator, traffic: Traffic, stream: Any) -> Iterator[list[Any]]:
+def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> Iterator[Buffers]:
     """Yield the reply to each update of a stream, as buffers, before the next update is read.
 
     The code that sends a list of buffers empties it, so that a reply is not kept until the next one.
@@ -312,16 +316,16 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: Any) -> Iterator
             store.sent(update)
 
 
-def _buffers(reply: Reply) -> list[Any]:
+def _buffers(reply: Reply) -> Buffers:
     return [messages.encode_reply(reply), *messages.sections(reply)]
 
 
-def _fill(update: Update, lengths: Sections, stream: Any) -> Update:
+def _fill(update: Update, lengths: Sections, stream: InputStream) -> Update:
     """Return a copy of an update with its sections. The original lives until the reply and holds none."""
     return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
 
 
-def _read(stream: Any, size: int) -> bytes:
+def _read(stream: InputStream, size: int) -> bytes:
     """Return the next bytes of a body. Socket errors do not count as failures of the endpoint.
 
     Raises:
@@ -329,7 +333,7 @@ def _read(stream: Any, size: int) -> bytes:
         TimeoutError: the rest of the body did not arrive.
     """
     try:
-        data: bytes = stream.read(size)
+        data = stream.read(size)
     except (ConnectionError, TimeoutError):
         raise
     except OSError as error:
@@ -337,7 +341,7 @@ def _read(stream: Any, size: int) -> bytes:
     return data
 
 
-def _until_refused(first: list[Any], replies: Iterator[list[Any]], traffic: Traffic) -> Iterator[list[Any]]:
+def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic) -> Iterator[Buffers]:
     """Yield replies. An error after the first ends the connection; the next request gets its status."""
     yield first
     try:

@@ -19,7 +19,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from wsgiref.types import WSGIApplication
 
 import cheroot.server
 import cheroot.workers.threadpool
@@ -33,6 +34,10 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.settings import PortChoice
 from sparkdl.transport import messages, tls
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
+from sparkdl.transport.messages import Buffers
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # line before a chunk, with its length
@@ -58,9 +63,9 @@ class _Raw(socket.SocketIO):
         super().__init__(sock, "r")
         self.socket = sock
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Read into a buffer. A buffer larger than cheroot's own is for a body and is filled completely."""
-        whole = sys.platform == "linux" and len(buffer) > io.DEFAULT_BUFFER_SIZE
+        whole = sys.platform == "linux" and memoryview(buffer).nbytes > io.DEFAULT_BUFFER_SIZE
         try:
             return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if whole else 0)
         except BlockingIOError:
@@ -89,7 +94,7 @@ class _Chunks:
         stream: stream to read the chunks from.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: io.BufferedReader) -> None:
         self._stream, self._left, self._ended = stream, 0, False
 
     def read(self, size: int) -> bytes:
@@ -118,7 +123,7 @@ class _Chunks:
         return not self._ended
 
     def _exactly(self, size: int) -> bytes:
-        data: bytes = self._stream.read(size)
+        data = self._stream.read(size)
         if len(data) < size:
             raise WireError("The body ended early.")
         return data
@@ -145,7 +150,7 @@ class _Request(cheroot.server.HTTPRequest):
             whole = self._malformed("Content-Length")
         return whole
 
-    def simple_response(self, status: Any, msg: str = "") -> None:
+    def simple_response(self, status: str | int, msg: str = "") -> None:
         """Refuse a request. Statuses 501 (encoding) and 505 (version) become 400: the client is at fault."""
         refused = str(status)[:3] in ("501", "505")
         super().simple_response("400 Bad Request" if refused else status, msg)
@@ -160,9 +165,9 @@ class _Request(cheroot.server.HTTPRequest):
             self.close_connection = True
         super().send_headers()
 
-    def write(self, chunk: Any) -> None:
+    def write(self, chunk: bytes | Buffers) -> None:
         """Send a piece of the answer: bytes, or a list of buffers, which is emptied."""
-        parts = chunk if isinstance(chunk, list) else [chunk]
+        parts: Buffers = chunk if isinstance(chunk, list) else [chunk]
         if self.chunked_write and chunk:
             parts[:] = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
         messages.send(self.conn.socket, parts)
@@ -186,7 +191,7 @@ class _Connection(cheroot.server.HTTPConnection):
 
     RequestHandlerClass = _Request
 
-    def __init__(self, server: Any, sock: socket.socket, makefile: Any = None) -> None:
+    def __init__(self, server: Any, sock: socket.socket, makefile: object = None) -> None:
         if server.tls is not None:
             sock = tls.Socket(sock, server.tls, server=True)
         super().__init__(server, sock, _stream)
@@ -279,7 +284,7 @@ class _Server(cheroot.wsgi.Server):
             except Exception:  # noqa: BLE001 - of one connection; the others go on
                 self.error_log("The endpoint's loop failed.", traceback=True)
 
-    def process_conn(self, conn: Any) -> None:
+    def process_conn(self, conn: _Connection) -> None:
         """Hand a connection to a thread once the headers of its request have arrived."""
         if self._connections.has_head(conn):
             super().process_conn(conn)
@@ -301,7 +306,7 @@ class _Server(cheroot.wsgi.Server):
 
 @contextmanager
 def serve(
-    app: Any,
+    app: WSGIApplication,
     bind_address: str,
     port: PortChoice,
     num_workers: int,
@@ -337,7 +342,7 @@ def serve(
         server.wsgi_app = None
 
 
-def _listen(app: Any, address: str, port: PortChoice, num_workers: int) -> Any:
+def _listen(app: WSGIApplication, address: str, port: PortChoice, num_workers: int) -> _Server:
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
         server = _Server(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.transport.exchange import Exchange, awaiting
+from sparkdl.transport.exchange import Begin, Exchange, Notes, awaiting
 from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
 
@@ -25,13 +23,20 @@ class LocalExchange(Exchange):
         store.join(worker, self.generation, attempt, "localhost", 0)
 
     def ready(
-        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
-    ) -> dict[str, Any]:
+        self, rows: int, validation_rows: int, notes: Notes, fingerprint: Fingerprint = NOTHING
+    ) -> Begin:
         """Report this worker's rows; return its starting point once the whole worker group is ready."""
-        identity, begin = (self.worker, self.generation, self.attempt), None
-        holds = {"rows": rows, "validation_rows": validation_rows, "notes": notes, "fingerprint": fingerprint}
+        begin = None
         while begin is None:
-            begin = self.store.ready(*identity, **holds)  # type: ignore[arg-type]
+            begin = self.store.ready(
+                worker=self.worker,
+                generation=self.generation,
+                attempt=self.attempt,
+                rows=rows,
+                validation_rows=validation_rows,
+                notes=notes,
+                fingerprint=fingerprint,
+            )
         return begin
 
     def begin(self, update: Update) -> Update:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sparkdl.errors import DataError, RefusedError, SparkDLError, WorkerLostError
+from sparkdl.transport.messages import LogEntry
 
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 
@@ -30,13 +31,13 @@ class RunState:
         counters: numbers of events of the run, by name.
     """
 
-    def __init__(self, lock: Any) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self.changed = threading.Condition(lock)
         self.clock: Callable[[], float] = time.monotonic
         self.generation = 1
         self.closed = False
         self.failure: SparkDLError | None = None
-        self.log: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.log: deque[LogEntry] = deque(maxlen=1000)
         self.counters = dict.fromkeys(COUNTED, 0)
 
     def check_open(self, generation: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
+from sparkdl.transport.exchange import Notes
 from sparkdl.transport.messages import NO_ID, Running, Update
 
 IN_MEMORY = 1 << 20  # size in bytes above which a worker's state is kept in a file
@@ -96,7 +97,7 @@ class Member:
     heard: float
     held: RowsHeld | None = None
     validation_rows: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
     epoch: int = 0
     seen_rows: int = 0
     retries: int = 0

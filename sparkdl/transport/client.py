@@ -20,14 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from sparkdl.core.vectors import aligned, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
-from sparkdl.transport.exchange import Endpoint, Exchange, awaiting
-from sparkdl.transport.messages import Flag, Reply, Running, Update
+from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
+from sparkdl.transport.messages import Buffers, FailureReport, Flag, LogEntry, Reply, Running, Update
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint holds a request
 RETRIES = 6
@@ -60,7 +60,7 @@ class Connection:
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._answer: http.client.HTTPResponse | None = None
 
-    def call(self, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    def call(self, path: str, **fields: object) -> tuple[int, Any]:
         """POST a JSON object; return the status and the object in the response.
 
         Raises:
@@ -91,7 +91,7 @@ class Connection:
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
             self._http.endheaders()
-        message = [b"%x\r\n" % messages.UPDATE.size, messages.encode_update(update), b"\r\n"]
+        message: Buffers = [b"%x\r\n" % messages.UPDATE.size, messages.encode_update(update), b"\r\n"]
         if parts:
             message += [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
         messages.send(self._http.sock, message)
@@ -210,9 +210,10 @@ class HttpExchange(Exchange):
             time.sleep(BEAT_SECONDS)
 
     def ready(
-        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
-    ) -> dict[str, Any]:
+        self, rows: int, validation_rows: int, notes: Notes, fingerprint: Fingerprint = NOTHING
+    ) -> Begin:
         """Report this worker's rows; return the starting point, once the whole worker group is ready."""
+        begin: Begin
         while True:
             status, begin = self._connection.call(
                 "/v1/ready",
@@ -249,13 +250,12 @@ class HttpExchange(Exchange):
         self._connection.close()
 
 
-def report_failure(endpoint: Endpoint, **fields: Any) -> None:
+def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:
     """Report the failure of a task to the driver; do nothing if the driver is gone.
 
     Args:
         endpoint: the endpoint to report to.
-        fields: kind ("worker", "data" or "preflight"), worker, generation, attempt, host, message,
-            traceback.
+        fields: the fields of a FailureReport.
     """
     connection = Connection(endpoint, retries=1)
     try:
@@ -274,7 +274,7 @@ class LogBuffer(logging.Handler):
 
     def __init__(self, capacity: int = 200) -> None:
         super().__init__(logging.INFO)
-        self.records: deque[dict[str, Any]] = deque(maxlen=capacity)
+        self.records: deque[LogEntry] = deque(maxlen=capacity)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Store a record as plain values."""
@@ -285,9 +285,9 @@ class LogBuffer(logging.Handler):
         if last is not None and record.levelno >= last.level and logging.getLogger().handlers == [self]:
             last.handle(record)
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[LogEntry]:
         """Remove and return the oldest records, as many as fit into one heartbeat."""
-        taken: list[dict[str, Any]] = []
+        taken: list[LogEntry] = []
         left = LOG_BYTES
         self.acquire()
         try:
@@ -300,7 +300,7 @@ class LogBuffer(logging.Handler):
             self.release()
         return taken
 
-    def put_back(self, taken: list[dict[str, Any]]) -> None:
+    def put_back(self, taken: list[LogEntry]) -> None:
         """Put back records that were just taken; if there is no room for all, the oldest are lost."""
         self.acquire()
         try:
@@ -309,7 +309,7 @@ class LogBuffer(logging.Handler):
             self.release()
 
 
-def _plain(running: Running | None) -> list[Any]:
+def _plain(running: Running | None) -> list[int | str]:
     """Return metric states as values that JSON can hold."""
     return [running.epoch, running.rows, base64.b64encode(running.metrics).decode()] if running else []
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
+from sparkdl.data.bad_values import Fault
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.transport.messages import Flag, Reply, Update
 
@@ -37,13 +38,57 @@ class Endpoint:
         return f"Endpoint(host={self.host!r}, port={self.port})"
 
 
+class Notes(TypedDict, total=False):
+    """The facts about its rows and devices that a worker reports to the driver when it is ready.
+
+    Attributes:
+        one_class: whether all labels are the same class.
+        threads: number of threads of the task.
+        empty: number of partitions without rows.
+        gpus: the GPUs that the task takes.
+        on_gpu: whether it computes on a GPU.
+        faults: the faults of its rows.
+    """
+
+    one_class: bool
+    threads: int
+    empty: int
+    gpus: list[str]
+    on_gpu: bool
+    faults: list[Fault]
+
+
+class Begin(TypedDict, total=False):
+    """The starting point of a worker. It is empty for a worker that does not train.
+
+    Attributes:
+        rows: number of training rows of each worker.
+        validation_rows: number of validation rows of each worker.
+        epoch: the first epoch.
+        sequence: the number of the first update.
+        restore: whether the worker has to request its state.
+        learning_rate: the learning rate; None: the model's own.
+        progress: number of steps that the center has made.
+        stop: whether training ends at once.
+    """
+
+    rows: list[int] | tuple[int, ...]
+    validation_rows: list[int]
+    epoch: int
+    sequence: int
+    restore: bool
+    learning_rate: float | None
+    progress: float
+    stop: bool
+
+
 class Exchange(ABC):
     """A worker loop's connection to the endpoint. One thread uses it, and finishes one ticket at a time."""
 
     @abstractmethod
     def ready(
-        self, rows: int, validation_rows: int, notes: dict[str, Any], fingerprint: Fingerprint = NOTHING
-    ) -> dict[str, Any]:
+        self, rows: int, validation_rows: int, notes: Notes, fingerprint: Fingerprint = NOTHING
+    ) -> Begin:
         """Report this worker's rows; return the starting point, once the whole worker group is ready."""
 
     @abstractmethod

@@ -33,7 +33,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import STRICT, IntEnum, IntFlag
 from math import nan
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
@@ -136,6 +136,7 @@ class Reply:
 
 
 Message = TypeVar("Message", Update, Reply)
+Buffers = list[bytes | memoryview]
 
 
 class Sections(NamedTuple):
@@ -152,7 +153,7 @@ class Sections(NamedTuple):
         return 4 * (self.parameters + self.statistics) + self.metrics + self.state
 
 
-def sections(message: Update | Reply) -> tuple[Any, ...]:
+def sections(message: Update | Reply) -> tuple[memoryview, ...]:
     """Return the non-empty sections of a message as buffers, to send after its header."""
     parts = (message.parameters, message.statistics, message.metrics, message.state)
     return tuple([as_bytes(part) for part in parts if len(part)])
@@ -287,7 +288,7 @@ def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Messa
     return message
 
 
-def send(connection: socket.socket, parts: list[Any]) -> None:
+def send(connection: socket.socket, parts: Buffers) -> None:
     """Send buffers one after the other, in as few packets as possible."""
     while parts:
         sent = connection.sendmsg(parts)
@@ -295,6 +296,36 @@ def send(connection: socket.socket, parts: list[Any]) -> None:
             sent -= len(parts.pop(0))
         if sent:
             parts[0] = memoryview(parts[0])[sent:]
+
+
+class LogEntry(TypedDict):
+    """A log record of a worker or of the endpoint, which the driver logs."""
+
+    name: str
+    level: int
+    message: str
+
+
+class FailureReport(TypedDict):
+    """The failure of a task.
+
+    Attributes:
+        kind: "worker", "data" or "preflight".
+        worker: the worker, or the partition that the task deals.
+        generation: the start of the worker group that the task belongs to.
+        attempt: the worker's attempt; -1: the task belongs to no worker.
+        host: the host of the task.
+        message: the reason.
+        traceback: the traceback, as Python formats it.
+    """
+
+    kind: str
+    worker: int
+    generation: int
+    attempt: int
+    host: str
+    message: str
+    traceback: str
 
 
 class Running(NamedTuple):

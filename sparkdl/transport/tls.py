@@ -18,9 +18,12 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sparkdl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 RECORD = 17 << 10  # bytes; more than a TLS record has
 BLOCK = 1 << 18  # maximum bytes encrypted at once
@@ -168,7 +171,7 @@ class Socket(socket.socket):
                 raise
         return bytes(self._peeked[:size])
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
         """Read into a buffer, and with MSG_WAITALL fill it; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         view = view[: nbytes or len(view)]
@@ -179,7 +182,7 @@ class Socket(socket.socket):
             count += self._read(view[count:], flags)
         return count
 
-    def sendmsg(self, buffers: Iterable[Any], *unused: Any) -> int:
+    def sendmsg(self, buffers: Iterable[ReadableBuffer], *unused: object) -> int:
         """Send the first bytes of some buffers, as ``socket.sendmsg`` does; return their number."""
         parts, size = [], 0
         for buffer in buffers:
@@ -196,11 +199,11 @@ class Socket(socket.socket):
         self._flush(0)
         return size
 
-    def send(self, data: Any, flags: int = 0) -> int:
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
         """Send the first bytes of ``data``; return their number."""
         return self.sendmsg([data])
 
-    def sendall(self, data: Any, flags: int = 0) -> None:
+    def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
         """Send all bytes."""
         left = memoryview(data).cast("B")
         while left:

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
-from typing import Any
+from math import isfinite, nan
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from sparkdl.modeling import optimizers
 from sparkdl.modeling.backends.base import Center, Replica
 from sparkdl.modeling.keras_variables import Layouts, generators, layout_of, metric_variables, read, write
 from sparkdl.modeling.signature import fixed_batch_size
-from sparkdl.transport.exchange import Exchange
+from sparkdl.transport.exchange import Exchange, Notes
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Update
 from sparkdl.worker.strategies import (
     DeltaStrategy,
@@ -95,7 +94,7 @@ class Loop:
         """Return the current center; a reply without it if it still has this version."""
         return self.exchange(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
 
-    def run(self, notes: dict[str, Any]) -> None:
+    def run(self, notes: Notes) -> None:
         """Train to the last epoch, or until the driver stops the run. ``notes`` are sent to the driver."""
         begin = self.exchange.ready(self.rows.count, self.validation.count, notes, self.fingerprint)
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
@@ -262,7 +261,9 @@ class Loop:
             reply = self.exchange(self._standing(Kind.REPORT, flags=flags))
         self._settled(reply)
 
-    def _standing(self, kind: Kind, **fields: Any) -> Update:
+    def _standing(
+        self, kind: Kind, *, flags: Flag = Flag.NONE, loss: float = nan, sequence: int = 0
+    ) -> Update:
         """Return an update with the state of this worker, for a snapshot or a report."""
         self.stepper.settle()
         update = Update(
@@ -272,7 +273,9 @@ class Loop:
             base_version=self.stepper.version,
             metrics=self._metric_states() if self.seen_rows else b"",
             state=self._state(),
-            **fields,
+            flags=flags,
+            loss=loss,
+            sequence=sequence,
         )
         if self.plan.joint and self.speaks:
             own = self.replica.read()

@@ -16,7 +16,7 @@ from sparkdl.modeling.keras_variables import set_generators
 from sparkdl.modeling.serialization import ModelSpec
 from sparkdl.rules import Rule
 from sparkdl.transport.client import Heartbeat
-from sparkdl.transport.exchange import Exchange
+from sparkdl.transport.exchange import Exchange, Notes
 from sparkdl.worker import devices, model_cache
 from sparkdl.worker.loop import Loop
 from sparkdl.worker.model_cache import take_replica
@@ -83,7 +83,7 @@ def _train(
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
     taken = gpus or visible[: int(on_gpu)]  # without an assigned GPU, a backend computes on the first
-    notes = {
+    notes: Notes = {
         "one_class": rows.one_class(),
         "threads": attempt.threads,
         "empty": spooled.empty,
