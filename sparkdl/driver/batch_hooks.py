@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
 
 import keras
 
 from sparkdl.callbacks import LearningRateFactor
+from sparkdl.driver.progress import Results
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_internals, keras_variables, optimizers
+from sparkdl.modeling.keras_types import Callback, Model
 
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
@@ -28,20 +29,20 @@ TEST_HOOKS = "on_test_batch_begin", "on_test_batch_end"
 LOOK_AT_RESULTS = "keras", "tqdm", "wandb", "mlflow"  # packages whose batch hooks use only results
 
 
-def overrides(callback: Any, hook: str) -> bool:
+def overrides(callback: object, hook: str) -> bool:
     """Return True if a callback has its own version of a hook, in its class or as an attribute."""
     method = getattr(callback, hook, None)
     own = getattr(method, "__func__", method)
     return bool(own is not getattr(keras.callbacks.Callback, hook))
 
 
-def saves(callback: Any) -> bool:
+def saves(callback: object) -> bool:
     """Return True if a callback saves weights after a number of batches, as ModelCheckpoint can."""
     freq = getattr(callback, "save_freq", None)
     return isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
 
 
-def require_results_only(callback: Any) -> None:
+def require_results_only(callback: Callback) -> None:
     """Refuse a callback that profiles batches.
 
     Raises:
@@ -54,7 +55,7 @@ def require_results_only(callback: Any) -> None:
         )
 
 
-def _listens(callback: Any) -> bool:
+def _listens(callback: object) -> bool:
     return any(overrides(callback, hook) for hook in HOOKS)
 
 
@@ -70,7 +71,7 @@ class BatchHooks:
         savers: the callbacks that are called with weights of their batch.
     """
 
-    def __init__(self, callbacks: Sequence[Any], model: keras.Model) -> None:
+    def __init__(self, callbacks: Sequence[Callback], model: Model) -> None:
         self.model, self.done = model, 0
         self.all = callbacks
         kept = [one for one in callbacks if not isinstance(one, LearningRateFactor)]
@@ -88,7 +89,7 @@ class BatchHooks:
         return getattr(self.model, "steps_per_execution", None) or 1
 
     @property
-    def listening(self) -> list[Any]:
+    def listening(self) -> list[Callback]:
         """The callbacks that have batch hooks now; some create their hooks when an epoch begins."""
         return [one for one in self.others if _listens(one)]
 
@@ -132,7 +133,7 @@ class BatchHooks:
                 ", ".join(type(one).__name__ for one in self.listening),
             )
 
-    def reach(self, done: int, results: dict[str, Any], *, ends: bool = False) -> None:
+    def reach(self, done: int, results: Results, *, ends: bool = False) -> None:
         """Call the hooks of each batch before ``done`` whose hooks were not called yet.
 
         As in Keras, hooks are called once per ``steps_per_execution`` batches, and no more after a callback
@@ -157,7 +158,7 @@ class BatchHooks:
         if first and self.done:
             self.check()
 
-    def _warn_of_rate(self, callbacks: Sequence[Any]) -> None:
+    def _warn_of_rate(self, callbacks: Sequence[Callback]) -> None:
         self.warned = True
         logger.warning(
             "A batch hook of %s set the learning rate. The new rate reaches workers some batches later than "
@@ -166,7 +167,7 @@ class BatchHooks:
         )
 
     @staticmethod
-    def _call(callbacks: Sequence[Any], begin: int, end: int, results: dict[str, Any]) -> None:
+    def _call(callbacks: Sequence[Callback], begin: int, end: int, results: Results) -> None:
         logs = dict(results)
         for callback in callbacks:
             callback.on_train_batch_begin(begin, logs={})
@@ -186,7 +187,7 @@ class BatchHooks:
                 "constraints on the variables."
             )
 
-    def test(self, batches: int, results: dict[str, Any]) -> None:
+    def test(self, batches: int, results: Results) -> None:
         """Call the hooks of each batch of a completed evaluation, with its results."""
         callbacks = [one for one in self.all if any(overrides(one, hook) for hook in TEST_HOOKS)]
         for begin in range(0, batches if callbacks else 0, self.size):
@@ -200,7 +201,7 @@ class BatchHooks:
         """Return True if a saver is due after ``done`` batches of the epoch."""
         return bool(self.savers) and self.unsaved + done - self.saved >= self.every
 
-    def save(self, done: int, results: dict[str, Any]) -> None:
+    def save(self, done: int, results: Results) -> None:
         """Call the savers for the last of ``done`` batches of the epoch; the model has its weights."""
         if not self.savers or done <= self.saved:
             return

@@ -16,6 +16,7 @@ from sparkdl.core import packing
 from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
 from sparkdl.driver.epochs import DriverModel
+from sparkdl.driver.progress import Results
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
@@ -66,14 +67,14 @@ class CheckpointPolicy:
             CheckpointError: another run has taken the folder over, or has written to it.
         """
 
-    def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
+    def keep(self, store: Store, logs: Results | None = None) -> None:
         """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return []
 
-    def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
+    def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
         """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
 
         Args:
@@ -175,7 +176,7 @@ class FolderPolicy(CheckpointPolicy):
         """
         self.checkpoints.require_owned()
 
-    def keep(self, store: Store, logs: dict[str, Any] | None = None) -> None:
+    def keep(self, store: Store, logs: Results | None = None) -> None:
         """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
         if not isinstance(store, Coordinator) or not store.plans or store.broken:
             return
@@ -191,7 +192,7 @@ class FolderPolicy(CheckpointPolicy):
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return keras_variables.digests(self.request.model.weights)
 
-    def keep_last(self, store: Store, logs: dict[str, Any], before: list[bytes]) -> None:
+    def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
         """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
 
         Args:
@@ -217,7 +218,7 @@ class FolderPolicy(CheckpointPolicy):
         """Wait until all checkpoints are written."""
         self.checkpoints.close()
 
-    def _save(self, store: Coordinator, snapshot: Snapshot, logs: dict[str, Any] | None) -> None:
+    def _save(self, store: Coordinator, snapshot: Snapshot, logs: Results | None) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
             settings=self.settings,
@@ -264,7 +265,7 @@ def checkpoint_policy(
     return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training)
 
 
-def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: int) -> dict[str, Any]:
+def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: int) -> dict[str, object]:
     """Return the settings that a run must have in common with the checkpoint it resumes from."""
     config, fit = request.config, request.fit
     return {

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -140,14 +140,14 @@ class Saved:
     cut: Snapshot
     held: tuple[RowsHeld, ...]
     learning_rate: float
-    history: dict[str, list[Any]]
+    history: dict[str, list[float | Array]]
     epochs: list[int]
     training: dict[str, Any]
     counters: dict[str, int]
     stopped: bool
     description: Description
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return the content as values for ``core.packing``."""
         return vars(self) | {"cut": self.cut.values(rule=True), "description": vars(self.description)}
 
@@ -170,7 +170,7 @@ class Saved:
         """The training rows of each worker."""
         return tuple(each.rows for each in self.held)
 
-    def why_not(self, settings: dict[str, Any], description: Description) -> str | None:
+    def why_not(self, settings: dict[str, object], description: Description) -> str | None:
         """Return the reason why a run cannot resume from this checkpoint; None if it can.
 
         Args:
@@ -210,7 +210,7 @@ class Checkpoints:
         self._noted = False
         self._names: dict[int, str] = {}
         self._values: dict[int, float] = {}
-        self._queue: queue.Queue[tuple[list[Any], float | None] | None] = queue.Queue(1)
+        self._queue: queue.Queue[tuple[list[packing.Part], float | None] | None] = queue.Queue(1)
         self._thread: threading.Thread | None = None
         try:
             self._look()
@@ -241,7 +241,7 @@ class Checkpoints:
 
     # Resuming.
 
-    def newest(self, settings: dict[str, Any], description: Description) -> Saved | None:
+    def newest(self, settings: dict[str, object], description: Description) -> Saved | None:
         """Return the newest checkpoint that can be used; None if the folder has none.
 
         Args:
@@ -294,7 +294,7 @@ class Checkpoints:
             return self._noted or time.monotonic() >= self._time + self.config.seconds
         return ends
 
-    def save(self, saved: Saved, value: Any = None, *, wait: bool) -> None:
+    def save(self, saved: Saved, value: object = None, *, wait: bool) -> None:
         """Hand a checkpoint over to the thread that writes it, unless the folder is lost.
 
         Args:
@@ -307,9 +307,9 @@ class Checkpoints:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
             self._thread.start()
-        ranked = isinstance(value, int | float) and isfinite(value)
+        rank = float(value) if isinstance(value, int | float) and isfinite(value) else None
         try:
-            self._queue.put((packing.parts(saved.values()), float(value) if ranked else None))
+            self._queue.put((packing.parts(saved.values()), rank))
         except (TypeError, ValueError, RecursionError) as error:  # from values that a callback added to logs
             self._fail(error)
         self.start_from(saved.cut)
@@ -352,7 +352,7 @@ class Checkpoints:
             except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
                 self._fail(error)
 
-    def _write(self, parts: list[Any], value: float | None) -> None:
+    def _write(self, parts: list[packing.Part], value: float | None) -> None:
         self._number += 1
         ranked = f"_{value!r}" if value is not None and self.config.keep_best else ""
         name = f"checkpoint-{self._number:08d}{ranked}.sparkdl"
@@ -412,7 +412,7 @@ class Checkpoints:
         return [number for number in self._names if number not in kept]
 
 
-def write_to(file: Any, parts: list[Any]) -> None:
+def write_to(file: IO[bytes], parts: list[packing.Part]) -> None:
     """Write a checkpoint of packed parts to an open file."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     file.write(MAGIC + bytes(DIGEST_BYTES))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from math import prod
@@ -72,7 +72,7 @@ LEFT_OUT = {
 }
 
 
-def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> Description:
+def describe(model: keras.Model, schema: Schema, others: Mapping[str, object]) -> Description:
     """Return the description of a run.
 
     Args:
@@ -97,13 +97,13 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, Any]) -> D
     return Description(words, optimizers.learning_rate(model), outputs(model, schema), _constants(model))
 
 
-def outer_name(rule: Any) -> str | None:
+def outer_name(rule: object) -> str | None:
     """Return the class name of a rule's optimizer for the center; None if the rule has none."""
     optimizer = getattr(rule, "optimizer", None)
     return None if optimizer is None else type(getattr(optimizer, "optimizer", optimizer)).__name__
 
 
-def _named(values: Mapping[str, Any]) -> dict[str, str]:
+def _named(values: Mapping[str, object]) -> dict[str, str]:
     return {name: text for name, value in values.items() if (text := _text(value))}
 
 
@@ -122,7 +122,7 @@ def _settings(thing: Any) -> dict[str, str]:
     return _named({"dtype": policy and policy.name, **shown})
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a value in words; empty for states and parts of the model's graph."""
     if value is None:
         return ""
@@ -138,7 +138,7 @@ def _text(value: Any) -> str:
     return _object_text(value)
 
 
-def _object_text(value: Any) -> str:
+def _object_text(value: object) -> str:
     if isinstance(value, functools.partial):
         return _call(_text(value.func), value.keywords)
     if inspect.ismethod(value):
@@ -156,7 +156,8 @@ def _object_text(value: Any) -> str:
     return ""
 
 
-def _call(name: str, arguments: Any, left_out: set[str] = LEFT_OUT) -> str:
+def _call(name: str, arguments: object, left_out: set[str] = LEFT_OUT) -> str:
+    pairs: Iterable[tuple[object, object]]
     pairs = arguments.items() if isinstance(arguments, Mapping) else [("", arguments)]
     texts = {str(key): _text(value) for key, value in pairs if key not in left_out}
     return f"{name}({', '.join(f'{key}={text}' for key, text in texts.items() if text)})"
@@ -172,7 +173,7 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
     moved = {id(variable) for variable in keras_variables.statistics(model)}
     trainable = {id(variable) for variable in keras_variables.trainable(model)}
 
-    def value(index: int, variable: Any) -> Any:
+    def value(index: int, variable: keras.Variable) -> object:
         if id(variable) in stated:
             return np.zeros(variable.shape, keras.backend.standardize_dtype(variable.dtype))
         if id(variable) in constant or id(variable) not in moved | trainable:
@@ -183,7 +184,7 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
         width = max(1, prod(variable.shape) // max(1, variable.shape[-1] if variable.shape else 1))
         return random.standard_normal(variable.shape, np.float32) / np.float32(width**0.5)
 
-    def values(variables: list[Any]) -> list[Any]:
+    def values(variables: list[keras.Variable]) -> list[object]:
         made = [(variable, value(index, variable)) for index, variable in enumerate(variables)]
         return [keras.ops.convert_to_tensor(given, variable.dtype) for variable, given in made]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,13 +18,15 @@ import keras
 import numpy as np
 
 from sparkdl.callbacks import LearningRateFactor
-from sparkdl.core.vectors import Array, Layout, trim
+from sparkdl.core.vectors import Array, Layout, Vector, trim
 from sparkdl.data.batch_plan import Integers
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
+from sparkdl.driver.progress import Results
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_internals, keras_metrics, keras_variables, object_pickling, optimizers
 from sparkdl.modeling.backends.common import loss_metric
+from sparkdl.modeling.keras_types import Callback, History, Model
 from sparkdl.modeling.keras_variables import Layouts, Variables
 from sparkdl.process import interrupts
 from sparkdl.server.state import Snapshot
@@ -35,7 +37,7 @@ REPORT_SECONDS = 0.5  # the minimum time between two reports
 ROUNDING = 1e-6  # relative to the largest value of a variable
 
 
-def check_callbacks(callbacks: Any) -> list[Any]:
+def check_callbacks(callbacks: object) -> list[Callback]:
     """Return the callbacks as a list.
 
     Raises:
@@ -43,7 +45,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    kept: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    kept: list[Callback] = [] if callbacks is None else keras.tree.flatten(callbacks)
     for callback in kept:
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigError(
@@ -67,7 +69,7 @@ class Metrics:
     """
 
     def __init__(
-        self, model: keras.Model, y: Any, predicted: Any, logged: dict[str, dict[str, int]] | None = None
+        self, model: Model, y: Any, predicted: Any, logged: dict[str, dict[str, int]] | None = None
     ) -> None:
         self.model = model
         metrics = keras_metrics.metrics_of(model)
@@ -101,7 +103,7 @@ class Metrics:
         rows: Integers | tuple[int, ...] = (),
         *,
         step: str = "train_step",
-    ) -> dict[str, float]:
+    ) -> Results:
         """Return the results of all workers' metrics together: states added, none counted twice.
 
         Args:
@@ -120,8 +122,8 @@ class Metrics:
             self._set_loss(merged, losses, rows[: len(losses)])
         keras_variables.write(self.variables, merged)
         named = self.logged.get(step)
-        results = self.model.get_metrics_result() if named is None else _results_of(named)
-        results = {name: to_number(value) for name, value in results.items()}
+        found = self.model.get_metrics_result() if named is None else _results_of(named)
+        results: Results = {name: to_number(value) for name, value in found.items()}
         for metric in self.apart if given else []:
             names = (
                 [self._key(metric)] if named is None else [n for n, each in named.items() if each is metric]
@@ -130,7 +132,9 @@ class Metrics:
         self.model.reset_metrics()
         return results
 
-    def _set_loss(self, merged: list[Array], losses: Sequence[float], rows: Any) -> None:
+    def _set_loss(
+        self, merged: list[Array], losses: Sequence[float], rows: Integers | tuple[int, ...]
+    ) -> None:
         """Set the state of the loss metric to that of one process after these batches."""
         loss = loss_metric(self.model)
         sums = {} if loss is None else {id(loss.total): np.dot(losses, rows), id(loss.count): np.sum(rows)}
@@ -138,7 +142,7 @@ class Metrics:
             if id(variable) in sums:
                 merged[index] = np.asarray(sums[id(variable)], merged[index].dtype)
 
-    def _key(self, metric: Any) -> str:
+    def _key(self, metric: keras.Metric) -> str:
         """Return Keras's name for a metric's result, which has a prefix if there are several outputs."""
         mark = object()
         metric.result = lambda: mark
@@ -151,7 +155,7 @@ class Metrics:
                 del metric.result
         return next((str(name) for name, value in results if value is mark), str(metric.name))
 
-    def _merged(self, metric: Any, given: Sequence[Sequence[Array]]) -> Any:
+    def _merged(self, metric: keras.Metric, given: Sequence[Sequence[Array]]) -> float | Array:
         """Return the result of a metric whose states cannot be added."""
         if hasattr(metric, "merge_state"):
             first, *others = [self._copy(metric, state) for state in given]
@@ -161,9 +165,11 @@ class Metrics:
         for state in given:
             keras_variables.write(self.variables, state)
             results.append(to_number(metric.result()))
-        return to_number(np.average(results, axis=0, weights=[self._rows(state) for state in given]))
+        return to_number(
+            np.average(np.asarray(results), axis=0, weights=[self._rows(state) for state in given])
+        )
 
-    def _copy(self, metric: Any, state: Sequence[Array]) -> Any:
+    def _copy(self, metric: keras.Metric, state: Sequence[Array]) -> keras.Metric:
         """Return a copy of a metric, with the part of a worker's state that belongs to it."""
         copy = object_pickling.copied(metric)
         places = {id(variable): index for index, variable in enumerate(self.variables)}
@@ -176,11 +182,11 @@ class Metrics:
         return next((float(s) for s, v in zip(state, self.variables, strict=True) if v is count), 1.0)
 
 
-def _results_of(metrics: dict[str, Any]) -> dict[str, Any]:
+def _results_of(metrics: dict[str, keras.Metric]) -> dict[str, object]:
     return {name: metric.result() for name, metric in metrics.items()}
 
 
-def to_number(value: Any) -> Any:
+def to_number(value: object) -> float | Array:
     """Return a metric's result as a float, or as an array if it has several values."""
     array = np.asarray(keras.ops.convert_to_numpy(value))
     return float(array) if array.ndim == 0 else array
@@ -201,7 +207,11 @@ class Callbacks:
     """
 
     def __init__(
-        self, callbacks: list[Any], model: keras.Model, history: Any, params: dict[str, Any]
+        self,
+        callbacks: list[Callback],
+        model: Model,
+        history: History,
+        params: Mapping[str, object],
     ) -> None:
         self.model = model
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
@@ -240,7 +250,7 @@ class Callbacks:
         self.batches.begin()
         return self.early and before != keras_variables.digests(self.model.weights)
 
-    def end_batches(self, steps: int, results: dict[str, Any]) -> None:
+    def end_batches(self, steps: int, results: Results) -> None:
         """Call the remaining batch hooks of an epoch with its results; the model has its final weights."""
         self.batches.weights = []
         if not self.model.stop_training:
@@ -257,7 +267,7 @@ class Callbacks:
         self.list.on_test_begin()
         return self.attends and self.before != keras_variables.digests(self.model.weights)
 
-    def end_test(self, logs: dict[str, Any], batches: int) -> None:
+    def end_test(self, logs: Results, batches: int) -> None:
         """End the evaluation of ``batches`` batches of validation rows, with its results."""
         if not self.testing:
             self.begin_test()
@@ -265,7 +275,7 @@ class Callbacks:
         self.batches.test(batches, logs)
         self.list.on_test_end(logs)
 
-    def end_epoch(self, epoch: int, logs: dict[str, Any], losses: list[float]) -> bool:
+    def end_epoch(self, epoch: int, logs: Results, losses: list[float]) -> bool:
         """End an epoch; return True if a callback changed weights since ``note_weights``."""
         self.list.on_epoch_end(epoch, logs)
         if not np.isfinite(losses).all():
@@ -278,12 +288,12 @@ class Callbacks:
                 self.model.stop_training = True
         return self.before != keras_variables.digests(self.model.weights)
 
-    def end(self, logs: dict[str, Any]) -> None:
+    def end(self, logs: Results) -> None:
         """End training."""
         self.list.on_train_end(logs)
 
 
-def _apart(callback: Any) -> Any:
+def _apart(callback: LearningRateFactor) -> LearningRateFactor:
     """Return a copy of a callback without its model."""
     made = copy.copy(callback)
     keras_internals.forget_model(made)
@@ -308,7 +318,7 @@ class Reports:
     def begin(self) -> None:
         """Begin an epoch."""
         self.rows, self.time = 0, 0.0
-        self.results: dict[str, Any] = {}
+        self.results: Results = {}
 
     def take(self, running: Sequence[Running]) -> bool:
         """Combine the newest states of the workers; return True if that makes a new report."""
@@ -330,16 +340,16 @@ class DriverModel:
         joint: whether workers share one optimizer state.
     """
 
-    def __init__(self, model: keras.Model, *, joint: bool) -> None:
+    def __init__(self, model: Model, *, joint: bool) -> None:
         self.model, self.joint = model, joint
         self.variables = Variables.of(model)  # a callback may change what is trainable
         self.layouts = Layouts(*map(keras_variables.layout_of, self.variables))
 
-    def parameters(self) -> Any:
+    def parameters(self) -> Vector:
         """Return the trainable variables as one vector."""
         return self.layouts.trainable.pack(keras_variables.reading(self.variables.trainable))
 
-    def statistics(self) -> Any:
+    def statistics(self) -> Vector:
         """Return the moving statistics as one vector."""
         return self.layouts.statistics.pack(keras_variables.reading(self.variables.statistics))
 

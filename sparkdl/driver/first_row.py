@@ -13,11 +13,10 @@ from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.epochs import Metrics
 from sparkdl.errors import DataError, SparkDLError
 from sparkdl.modeling import execution, keras_metrics, keras_settings, losses, signature
+from sparkdl.modeling.keras_types import Model
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.sources.base import Source
 from sparkdl.sources.dataframe import FrameSource
-
-Model = Any  # a keras.Model, which this module only passes on
 
 
 class FirstRow(NamedTuple):

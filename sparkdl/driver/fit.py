@@ -20,7 +20,7 @@ from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
-from sparkdl.driver.progress import Display, choose_display
+from sparkdl.driver.progress import Display, Results, choose_display
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
@@ -144,7 +144,7 @@ class FitRun:
             store, group, display = self._start(stack)
             if self.checkpoints.resumed and changed and not store.cut.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
-            logs: dict[str, Any] = {}
+            logs: Results = {}
             try:
                 group.start()
                 for epoch in range(request.fit.initial_epoch, request.fit.epochs):
@@ -297,13 +297,13 @@ class FitRun:
         if changed:
             store.replace(self.driver.parameters(), self.driver.statistics())
 
-    def _merged(self, epoch: int, result: EpochResult, store: Store) -> dict[str, Any]:
+    def _merged(self, epoch: int, result: EpochResult, store: Store) -> Results:
         """Return the results of all workers' metrics over the training rows of an epoch."""
         if not (self.joint and self.num_workers > 1 and self.request.divides):
             return self.metrics.merge(result.metrics)
         return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
 
-    def _end_batches(self, snapshot: Snapshot, results: dict[str, Any], store: Store) -> None:
+    def _end_batches(self, snapshot: Snapshot, results: Results, store: Store) -> None:
         """Load the end of an epoch into the model, and call the remaining batch hooks."""
         self.callbacks.batches.check()
         self._load(snapshot, store)
@@ -345,7 +345,7 @@ class FitRun:
         )
         start_report.log(start)
 
-    def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> dict[str, Any]:
+    def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
         """Load the end of an epoch into the model, call callbacks, and return the epoch's results."""
         logs = results = self._merged(epoch, result, store)
         store.commit(result.cut)

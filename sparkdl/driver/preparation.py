@@ -32,6 +32,7 @@ from sparkdl.modeling import (
     signature,
     trainability,
 )
+from sparkdl.modeling.keras_types import History, Model
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.state import CarriedState
 from sparkdl.sources import columns
@@ -48,7 +49,6 @@ from sparkdl.spark import spark_internals
 from sparkdl.spark.application import SparkApplication, application_of
 
 logger = logging.getLogger(__name__)
-Model = Any  # a keras.Model, which this module only passes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +60,17 @@ class FitArguments:
     batch_size: int | None
     epochs: int
     verbose: str | int
-    callbacks: Any
+    callbacks: object
     validation_split: float
     validation_data: Any
     shuffle: bool
-    class_weight: Any
+    class_weight: dict[int, float] | None
     sample_weight: Any
     initial_epoch: int
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_batch_size: int | None
-    validation_freq: Any
+    validation_freq: object
     features_col: Any
     label_col: Any
     validation_indicator_col: str | None
@@ -118,19 +118,21 @@ class FitArguments:
             return None
         names = self.features_col, self.label_col
         counts = signature.count_parts(model)
-        settings: dict[str, Any] = {"what": "validation_data", "takes": signature.takes(model, "test_step")}
+        make = functools.partial(
+            make_source, counts=counts, what="validation_data", takes=signature.takes(model, "test_step")
+        )
         if not isinstance(data, tuple | list):
             weight = leaves(self.sample_weight)
             named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
             weighted = named and columns.has(data, weight)
             given = data, None, self.sample_weight if weighted else None
-            return make_source(given, names, counts, decode=self.decode, **settings)
+            return make(given, names, decode=self.decode)
         if len(data) not in (1, 2, 3):
             raise ConfigError(
                 "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got a "
                 f"tuple of length {len(data)}."
             )
-        return make_source(tuple(data), names, counts, **settings)
+        return make(tuple(data), names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ class UserModel:
         return metrics_of(self.model, row, *steps, builder=self.builder, custom_objects=self.custom_objects)
 
 
-def build_request(user: UserModel, arguments: FitArguments, history: Any, stack: Cleanup) -> Request:
+def build_request(user: UserModel, arguments: FitArguments, history: History, stack: Cleanup) -> Request:
     """Check the arguments of a fit, look at the first rows, and return the request of the fit.
 
     Checks that need no job come first.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from sparkdl.core.vectors import Array
+
+Results = dict[str, float | Array]  # the results of metrics by name; a metric may have several values
 
 
 def choose_display(verbose: str | int, epochs: int) -> Display:
@@ -43,16 +46,16 @@ class Display:
         """Begin an epoch of ``rows`` rows (0 if not known yet)."""
         self.started = time.monotonic()
 
-    def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
+    def update(self, rows: int, total: int, results: Results) -> None:
         """Show the progress of the epoch: ``rows`` of ``total`` rows done (0 if not known), and results."""
 
-    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+    def end(self, epoch: int, rows: int, logs: Results) -> None:
         """End an epoch."""
 
     def close(self) -> None:
         """Close the display."""
 
-    def _line(self, epoch: int, rows: int, logs: dict[str, Any]) -> str:
+    def _line(self, epoch: int, rows: int, logs: Results) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
         values = _results(logs)
         return (
@@ -61,11 +64,11 @@ class Display:
         )
 
 
-def _results(logs: dict[str, Any]) -> str:
+def _results(logs: Results) -> str:
     return " - ".join(f"{name}: {_text(value)}" for name, value in logs.items())
 
 
-def _text(value: Any) -> str:
+def _text(value: float | Array) -> str:
     """Return the text of a metric's result, which may have several values."""
     return f"{value:.4f}" if np.ndim(value) == 0 else np.array2string(np.asarray(value), precision=4)
 
@@ -73,7 +76,7 @@ def _text(value: Any) -> str:
 class LineDisplay(Display):
     """One line per epoch."""
 
-    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+    def end(self, epoch: int, rows: int, logs: Results) -> None:
         """Print the epoch's line."""
         sys.stdout.write(self._line(epoch, rows, logs) + "\n")
         sys.stdout.flush()
@@ -105,7 +108,7 @@ class BarDisplay(Display):
             f"Epoch {epoch + 1}/{self.epochs}", total=rows or None, speed="-", results=""
         )
 
-    def update(self, rows: int, total: int, results: dict[str, Any]) -> None:
+    def update(self, rows: int, total: int, results: Results) -> None:
         """Move the bar, and show the results so far."""
         if self.task is not None:
             seconds = max(1e-9, time.monotonic() - self.started)
@@ -114,7 +117,7 @@ class BarDisplay(Display):
                 self.task, completed=rows, total=total or None, speed=speed, results=_results(results)
             )
 
-    def end(self, epoch: int, rows: int, logs: dict[str, Any]) -> None:
+    def end(self, epoch: int, rows: int, logs: Results) -> None:
         """Replace the bar with the epoch's line."""
         self._remove()
         self.progress.console.print(self._line(epoch, rows, logs), highlight=False)

@@ -13,11 +13,10 @@ from sparkdl.driver.epochs import Metrics
 from sparkdl.driver.first_row import FirstRow
 from sparkdl.driver.lease import Lease
 from sparkdl.modeling import trainability
+from sparkdl.modeling.keras_types import Callback, History, Model
 from sparkdl.server.state import CarriedState
 from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
-
-Model = Any  # a keras.Model, which this module only passes on
 
 
 @dataclass(kw_only=True)
@@ -60,8 +59,8 @@ class Request:
     source: Source
     validation: Source | None
     schema: Schema
-    callbacks: list[Any]
-    history: Any
+    callbacks: list[Callback]
+    history: History
     settled: FirstRow
     metrics: Metrics
     flags: trainability.Trainability

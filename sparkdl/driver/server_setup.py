@@ -9,7 +9,6 @@ import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparkdl.config import Placement, TrainConfig
 from sparkdl.data.batch_plan import Plan
@@ -19,6 +18,7 @@ from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.modeling.backends import sliced_tables
+from sparkdl.modeling.keras_types import Callback
 from sparkdl.rules import Average, Rule
 from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
 from sparkdl.server.coordinator import Coordinator
@@ -129,7 +129,7 @@ class ServerSetup:
 
 
 def spare_slot(
-    config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Any]
+    config: TrainConfig, cluster: SparkApplication, num_workers: int, callbacks: list[Callback]
 ) -> bool:
     """Return True if a slot is free for requests to an endpoint in worker 0.
 
