@@ -115,16 +115,19 @@ def plain(name, size, count, batch_size):
 
 def work(worker, num_workers, endpoint, job, name, count):
     """Train as one worker."""
+    from sparkdl.data.bad_values import Watched
     from sparkdl.data.batch_plan import even_split, ranks
     from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.transport.exchange import Endpoint
     from sparkdl.worker.session import Attempt
-    from sparkdl.worker.train import Code, train_task
+    from sparkdl.worker.tasks import Code
+    from sparkdl.worker.train import train_task
 
     x, y = rows_for(name, count)
     mine = ranks(even_split(count, num_workers), worker)
     block = Block(np.arange(len(mine), dtype=np.uint64), TRAINING, (x[mine], y[mine]))
-    train_task(job, Attempt(worker, 1, os.cpu_count(), 1, Endpoint(*endpoint)), [block], Code({}))
+    attempt = Attempt(worker, 1, os.cpu_count(), 1, Endpoint(*endpoint))
+    train_task(job, attempt, Watched([block]), Code())
 
 
 def gang(pool, name, size, count, batch_size, frequency, num_workers):

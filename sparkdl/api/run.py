@@ -17,8 +17,9 @@ from sparkdl.server.http_app import Traffic
 from sparkdl.settings import FaultTolerance, Network, with_deprecated
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import application_of
-from sparkdl.spark.jobs import Job, Stage
+from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.collective import WorkerContext
+from sparkdl.worker.tasks import FunctionTask
 
 
 @short
@@ -74,15 +75,10 @@ def run(
         expected = preflight.expectations(_backend(), local=cluster.local)
 
         def submit(generation: int, barrier: bool) -> Job:
-            stage = Stage(
-                "run",
-                expected,
-                endpoint=endpoint,
-                generation=generation,
-                function=function,
-                workers=num_workers,
-                profile=cluster.profile,
+            stages = StageFactory(
+                expected=expected, endpoint=endpoint, generation=generation, profile=cluster.profile
             )
+            stage = stages.make(FunctionTask(function, num_workers))
             return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
 
         group = WorkerGroup(

@@ -17,7 +17,7 @@ from sparkdl.data.arrays import array_of
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.first_row import FirstRow, settle, settle_sample
 from sparkdl.driver.fit import FitRun
-from sparkdl.driver.predictions import column_function, frame_features, inference_stage, refuse_stateful
+from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
 from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
@@ -39,7 +39,9 @@ from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of
 from sparkdl.sources.dataframe import FrameSource, require_free
 from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
 from sparkdl.spark.application import SparkApplication, application_of, ship
+from sparkdl.spark.jobs import StageFactory
 from sparkdl.worker.inference import features_of
+from sparkdl.worker.tasks import PredictRowsTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -309,9 +311,9 @@ class SparkModel:
             carried=self._carried,
         )
 
-    def _stage(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> tuple[Any, Any]:
-        """Return the factory of inference stages, and the value that their tasks share."""
-        return inference_stage(
+    def _stages(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> StageFactory:
+        """Return the factory of inference stages."""
+        return inference_stages(
             cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
         )
 
@@ -366,12 +368,12 @@ class SparkModel:
             refuse_stateful(self.model)
         source.schema, settled = settle(self.model, source, "test_step")
         self._settled = settled
-        stage, shared = self._stage(cluster, source.schema, batch_size)
+        stages = self._stages(cluster, source.schema, batch_size)
         source.held_batch = 32 if batch_size is None else batch_size
         try:
-            results = source.evaluation(cluster, stage)
+            results = source.evaluation(cluster, stages)
         finally:
-            cluster.forget(shared)
+            cluster.forget(stages.shared)
         states = [bytes(states) for states, _ in results]
         logs = self._user_model().metrics(settled, "test_step").merge(states, step="test_step")
         return logs if return_dict else keras_internals.metrics_in_order(self.model, logs)
@@ -418,9 +420,9 @@ class SparkModel:
                 schema = _features_of(self.model, x, count)
             except NoRowsError:
                 return x  # an RDD without rows is its own prediction
-            stage, _ = self._stage(cluster, schema, batch_size)
+            stages = self._stages(cluster, schema, batch_size)
             ship(cluster)
-            return x.mapPartitions(stage("predict", encoding="rows").function)
+            return x.mapPartitions(stages.make(PredictRowsTask(stages.code)).function)
         source = make_source(
             (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
         )
@@ -435,11 +437,11 @@ class SparkModel:
         cluster.require_python(keras_settings.backend())
         source.schema, _ = settle(self.model, source)
         source.whole = signature.is_stateful(self.model)
-        stage, shared = self._stage(cluster, source.schema, batch_size)
+        stages = self._stages(cluster, source.schema, batch_size)
         try:
-            return execution.concatenate(source.predictions(cluster, stage))
+            return execution.concatenate(source.predictions(cluster, stages))
         finally:
-            cluster.forget(shared)
+            cluster.forget(stages.shared)
 
     def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
         """Return the DataFrame with a column of predictions, lazily; only unknown input shapes need a job."""

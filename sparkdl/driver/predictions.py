@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,17 +11,17 @@ from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
 from sparkdl.modeling import checks, execution, keras_settings, serialization, signature
 from sparkdl.modeling.classification import AS_IT_IS, OutputKind
+from sparkdl.modeling.keras_types import Model
 from sparkdl.sources.base import NoRowsError
 from sparkdl.sources.dataframe import FrameSource, column_of_predictions
 from sparkdl.spark import preflight
 from sparkdl.spark.application import SparkApplication, application_of, ship
-from sparkdl.spark.jobs import Stage
+from sparkdl.spark.jobs import StageFactory
 from sparkdl.worker.inference import InferenceJob
+from sparkdl.worker.tasks import Code
 
-Model = Any  # a keras.Model, which this module only passes on
 
-
-def inference_stage(
+def inference_stages(
     cluster: SparkApplication,
     model: Model,
     schema: Schema,
@@ -31,8 +30,8 @@ def inference_stage(
     custom_objects: dict[str, Any] | None = None,
     builder: Callable[[], Model] | None = None,
     streams: bool = False,
-) -> tuple[Any, Any]:
-    """Return the factory of the stages of a predict or an evaluate, and the value that their tasks share.
+) -> StageFactory:
+    """Return the factory of the stages of a predict or an evaluate.
 
     Args:
         cluster: the Spark application.
@@ -47,14 +46,11 @@ def inference_stage(
     size = signature.fixed_batch_size(model) or size
     spec, objects = serialization.freeze(model, builder, custom_objects, trains=False)
     shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
-    stage = functools.partial(
-        Stage,
+    return StageFactory(
         expected=preflight.expectations(spec.backend, local=cluster.local),
         shared=shared,
-        objects=objects,
-        builder=builder,
+        code=Code(objects, builder),
     )
-    return stage, shared
 
 
 def column_function(
@@ -78,17 +74,17 @@ def column_function(
         predicted: the model's predictions for some row; None computes them.
         decode: functions that convert values of some columns to arrays, by their places.
         session: the session of the columns; None is the active one.
-        code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stage`` takes them.
+        code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stages`` takes them.
     """
     refuse_stateful(model)
     cluster = application_of(session)
     cluster.require_python(keras_settings.backend())
     predicted = execution.probe(model, schema) if predicted is None else predicted  # this builds the model
     checks.require_numbers(model, predicted)
-    stage, _ = inference_stage(cluster, model, schema, batch_size, **code)
+    stages = inference_stages(cluster, model, schema, batch_size, **code)
     ship(cluster)
     shapes = signature.output_shapes(model, predicted)
-    return column_of_predictions(stage, schema, shapes, head, decode)
+    return column_of_predictions(stages, shapes, head, decode)
 
 
 def refuse_stateful(model: Model) -> None:

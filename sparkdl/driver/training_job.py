@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkdl.config import Mode
 from sparkdl.core.sparse_gradients import most_words
@@ -21,8 +20,9 @@ from sparkdl.rules import Average, Choice
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
 from sparkdl.spark import preflight
-from sparkdl.spark.jobs import Job, Stage
+from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.strategies import TrainSettings
+from sparkdl.worker.tasks import Code
 from sparkdl.worker.train import TrainJob
 
 
@@ -69,21 +69,17 @@ class TrainingJob:
         if isinstance(store, Coordinator):
             endpoint = stack.enter_context(serving(store, cluster, config.network, traffic))
             restarts = config.fault_tolerance.max_restarts
-        stage = functools.partial(
-            Stage,
+        stages = StageFactory(
             expected=preflight.expectations(spec.backend, local=cluster.local),
             endpoint=endpoint,
             shared=shared,
-            objects=objects,
-            builder=request.builder,
-            distribution=request.distribution,
-            rule=self.choice.rule,
+            code=Code(objects, request.builder, request.distribution, self.choice.rule),
         )
         together = config.mode is Mode.SYNCHRONOUS and not config.goes_on and not cluster.dynamic
         group = WorkerGroup(
             cluster=cluster,
             store=store,
-            submit=self._submitter(store, stage),
+            submit=self._submitter(store, stages),
             barrier=endpoint is None or together,
             restarts=restarts,
             start_timeout=config.fault_tolerance.start_timeout,
@@ -119,11 +115,11 @@ class TrainingJob:
             classes=request.classes,
         )
 
-    def _submitter(self, store: Store, stage: Callable[..., Stage]) -> Callable[[int, bool], Job]:
+    def _submitter(self, store: Store, stages: StageFactory) -> Callable[[int, bool], Job]:
         """Return the function that submits the job of a generation, as a barrier stage or not."""
         request, cluster = self.request, self.request.cluster
         request.source.ahead = int(request.spare_slot)
-        partitions = request.source.training(
+        make_action = request.source.training(
             cluster,
             request.num_workers,
             validation=request.validation,
@@ -132,8 +128,7 @@ class TrainingJob:
         )
 
         def submit(generation: int, barrier: bool) -> Job:
-            task = functools.partial(stage, generation=generation, profile=cluster.profile)
-            action = partitions(task, barrier)
+            action = make_action(replace(stages, generation=generation, profile=cluster.profile), barrier)
             if isinstance(store, RemoteCoordinator):
                 return Job(cluster, lambda: store.receive(action()))
             return Job(cluster, action)

@@ -1,22 +1,22 @@
-"""Sources of rows (arrays, RDDs and functions), and their division into partitions for workers.
+"""Sources of rows (arrays and RDDs), and their division into partitions for workers.
 
 The driver reads one row of a source, which determines the columns; executors read the rest. Rows are dealt
 to workers so that an epoch has the batches of one process (``data.batch_plan``): arrays by rank on the
-driver, RDDs by a shuffle of blocks with a stable key. Rows that a user's function returns on a worker stay
-on that worker.
+driver, RDDs by a shuffle of blocks with a stable key.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import DTypeLike
 from pyspark import RDD
+from pyspark.sql import SparkSession
 
 from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data.arrays import AnyRows, as_rows
@@ -25,11 +25,16 @@ from sparkdl.data.batch_plan import even_split, ranks
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
 from sparkdl.data.column import as_array
 from sparkdl.data.schema import Counts, Sample, Schema, as_pair
-from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling import keras_settings
-from sparkdl.spark import jobs, preflight
+from sparkdl.errors import DataError
+from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
-from sparkdl.spark.jobs import Stage
+from sparkdl.spark.jobs import StageFactory
+from sparkdl.worker.task_rows import DealtRows, RddRows
+from sparkdl.worker.tasks import DealTask, EvaluateTask, PredictBlocksTask, TrainTask
+
+Action = Callable[[], Iterable[Any]]  # runs a job and returns the results of its tasks
+MakeAction = Callable[[StageFactory, bool], Action]  # True: all tasks start together
+Dealt = RDD[tuple[int, Block]]  # blocks, each with the index of its worker
 
 
 class NoRowsError(DataError):
@@ -57,7 +62,7 @@ class Source(ABC):
     indicator: str | None = None
     workers = 1
     partitions: int | None = None
-    session: Any = None
+    session: SparkSession | None = None
     of_a_plan = False
     ahead = 0
     held_batch = 1
@@ -81,11 +86,11 @@ class Source(ABC):
         seed: int | None,
         validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return the function of (stage factory, barrier) that makes the action of a training job."""
+    ) -> MakeAction:
+        """Return the function that makes the action of a training job."""
 
     @abstractmethod
-    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
 
     def count(self) -> int | None:
@@ -199,7 +204,7 @@ class ArraySource(Source):
         seed: int | None,
         validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
+    ) -> MakeAction:
         """Return the function that makes the action of a job over the arrays, dealt on the driver."""
         source, held = self.split(split) if split else (self, validation)
         dealt = list(source.dealt(cluster, num_workers, seed, TRAINING))
@@ -211,10 +216,10 @@ class ArraySource(Source):
             shuffled = held
         rdd, in_place = self._parallelize(cluster, dealt, num_workers)
 
-        def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage("train", encoding="dealt", checked=shuffled is None)
+        def make(stages: StageFactory, barrier: bool) -> Action:
+            train = stages.make(TrainTask(stages.code, DealtRows(), checked=shuffled is None))
             if shuffled is not None:
-                blocks = rdd.union(shuffled.dealt(num_workers, None, stage, part=VALIDATION))
+                blocks = rdd.union(shuffled.dealt(num_workers, None, stages, part=VALIDATION))
                 return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
             if in_place:
                 return jobs.run_rdd(rdd, train, barrier=barrier)
@@ -222,7 +227,7 @@ class ArraySource(Source):
 
         return make
 
-    def _slices(self, cluster: SparkApplication) -> Any:
+    def _slices(self, cluster: SparkApplication) -> Dealt:
         """Return the rows in order, in one block per slot, or more if a block would not fit into a task.
 
         A block has whole evaluation batches.
@@ -240,20 +245,22 @@ class ArraySource(Source):
             keys = np.arange(start, stop, dtype=np.uint64)
             yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))
 
-    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
-        action = jobs.run_rdd(self._slices(cluster), stage("evaluate", encoding="dealt"), barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        stage = stages.make(EvaluateTask(stages.code, DealtRows()))
+        action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)
 
-    def predictions(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[Any]:
+    def predictions(self, cluster: SparkApplication, stages: StageFactory) -> list[Any]:
         """Return the predictions of the rows, in order and in a few parts, by a job."""
-        action = jobs.run_rdd(self._slices(cluster), stage("predict", encoding="dealt"), barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+        stage = stages.make(PredictBlocksTask(stages.code))
+        action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)
 
     @staticmethod
     def _parallelize(
         cluster: SparkApplication, dealt: list[tuple[int, Block]], num_workers: int
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Dealt, bool]:
         """Return an RDD of blocks, and True if partition k holds the blocks of worker k.
 
         In that case all partitions are padded with empty blocks to the same length.
@@ -270,7 +277,7 @@ class ArraySource(Source):
         return _distributed(cluster, sum(slots, []), num_workers), True
 
 
-def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Any:
+def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Dealt:
     """Return an RDD of blocks in slices that fit into the message that starts a task."""
     most = max((block.nbytes for _, block in dealt), default=1)
     together = max(1, cluster.task_bytes // max(1, most))
@@ -280,7 +287,7 @@ def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Any
 _in_the_jvm = 0  # bytes of rows sent to the JVM since the last garbage collection
 
 
-def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], parts: int) -> Any:
+def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], parts: int) -> Dealt:
     """Return an RDD of blocks; first free the rows of earlier calls if there were many.
 
     The JVM keeps the rows of an RDD until Python deletes the objects for it. Py4J's objects refer to each
@@ -291,7 +298,8 @@ def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], par
         gc.collect()
         _in_the_jvm = 0
     _in_the_jvm += sum(block.nbytes for _, block in blocks)
-    return cluster.context.parallelize(blocks, parts)
+    rdd: Dealt = cluster.context.parallelize(blocks, parts)
+    return rdd
 
 
 _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
@@ -331,12 +339,12 @@ def sample_of(row: Any, counts: Counts, *, labels: bool = True) -> Sample:
     return sample.of_row(list(map(first_value, sample.names, sample.values)), sample.values)
 
 
-def _is_labelled(row: Any) -> bool:
+def _is_labelled(row: object) -> bool:
     """Return True if a row is a list [x, y] or [x, y, sample_weight], not a list of numbers."""
     return isinstance(row, list) and len(row) in (2, 3) and any(np.ndim(part) for part in row)
 
 
-def first_value(name: str, value: Any, dtype: Any = None) -> Array:
+def first_value(name: str, value: object, dtype: DTypeLike | None = None) -> Array:
     """Return a value of the first row as an array.
 
     Raises:
@@ -382,117 +390,54 @@ class RddSource(Source):
         seed: int | None,
         validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
+    ) -> MakeAction:
         """Return the function that makes the action of a job over the RDD, shuffled only if needed."""
-        common = {"split": split, "split_seed": seed or 0}
         fits = self.num_partitions() == num_workers
         in_place = self.partitions is not None or seed is None and validation is None and fits
         # Coalesced once for all generations of the worker group, so that a worker keeps its partitions.
         rdd = self.rdd if fits or not in_place else self.rdd.coalesce(num_workers)
 
-        def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
+        def make(stages: StageFactory, barrier: bool) -> Action:
             if in_place:
                 place = "partition" if fits else "worker"
-                train = stage("train", encoding="rows", schema=self.schema, place=place, **common)
+                rows = RddRows(schema=self.schema, place=place, split=split, split_seed=seed or 0)
+                train = stages.make(TrainTask(stages.code, rows))
                 return jobs.run_rdd(rdd, train, barrier=barrier and fits)
-            blocks = self.dealt(num_workers, seed, stage, **common)
+            blocks = self.dealt(num_workers, seed, stages, split=split)
             if isinstance(validation, RddSource):
-                blocks = blocks.union(validation.dealt(num_workers, None, stage, part=VALIDATION))
+                blocks = blocks.union(validation.dealt(num_workers, None, stages, part=VALIDATION))
             elif isinstance(validation, ArraySource):
                 held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
                 blocks = blocks.union(_in_slices(cluster, held))
-            train = stage("train", encoding="dealt", split=split, shuffled=seed is not None)
+            dealt = DealtRows(held_out=bool(split))
+            train = stages.make(TrainTask(stages.code, dealt, shuffled=seed is not None))
             return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make
 
-    def dealt(self, num_workers: int, seed: int | None, stage: Callable[..., Stage], **options: Any) -> Any:
-        """Return the RDD of (worker, block) that deals the rows, in random order if seeded."""
-        deal = stage("deal", schema=self.schema, num_workers=num_workers, seed=seed, **options)
-        return self.rdd.mapPartitions(deal.function)
-
-    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each partition, by a job."""
-        run = stage("evaluate", encoding="rows", schema=self.schema)
-        action = jobs.run_rdd(self.rdd, run, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
-
-
-class FunctionSource(Source):
-    """The rows that a user's function returns on each worker.
-
-    Args:
-        function: a function of the worker's index and the number of workers that returns arguments of
-            Keras's ``fit``.
-        counts: the number of arrays that the model takes for x and for y.
-        labels: whether rows must have labels.
-
-    Raises:
-        ConfigError: the function does not take two arguments.
-    """
-
-    def __init__(self, function: Callable[[int, int], Any], counts: Counts, *, labels: bool = True) -> None:
-        self.function, self.counts, self.labels = function, counts, labels
-        try:
-            inspect.signature(function).bind(0, 1)
-        except TypeError as error:
-            raise ConfigError(
-                "The function that reads the rows should take two arguments, the index of a worker and the "
-                f"number of workers; got {getattr(function, '__name__', function)!r}: {error}."
-            ) from None
-
-    def peek(self) -> Sample:
-        """Return the first row of worker 0, by a job of one task that leaves the other rows unread."""
-        cluster = application_of()
-        stage = Stage(
-            "look",
-            expected=preflight.expectations(keras_settings.backend(), local=cluster.local),
-            function=self.function,
-            workers=self.workers,
-            counts=self.counts,
-            labels=self.labels,
-        )
-        action = jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
-        rows = jobs.run(action, cluster, of_rows=False)
-        if not rows:
-            raise NoRowsError("There are no rows: the function returned none for worker 0.")
-        sample: Sample = rows[0]
-        return sample
-
-    @staticmethod
-    def _tasks(cluster: SparkApplication, count: int) -> Any:
-        return cluster.context.parallelize(range(count), count)
-
-    def training(
+    def dealt(
         self,
-        cluster: SparkApplication,
         num_workers: int,
-        *,
         seed: int | None,
-        validation: Source | None,
-        split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
-        """Return the function that makes the action of a job whose tasks call the user's function."""
-        held = (validation.function, validation.schema) if isinstance(validation, FunctionSource) else None
+        stages: StageFactory,
+        *,
+        part: int = TRAINING,
+        split: float = 0.0,
+    ) -> Dealt:
+        """Return the RDD of (worker, block) that deals the rows, in random order if seeded.
 
-        def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            train = stage(
-                "train",
-                encoding="function",
-                schema=self.schema,
-                function=self.function,
-                held=held,
-                workers=num_workers,
-                split=split,
-                split_seed=seed or 0,
-            )
-            return jobs.run_rdd(self._tasks(cluster, num_workers), train, barrier=barrier)
+        Args:
+            num_workers: the number of workers.
+            seed: the seed of the rows' order; None deals by index.
+            stages: the stage factory.
+            part: the part that the rows belong to.
+            split: the fraction of the rows that is moved to the validation part.
+        """
+        rows = RddRows(schema=self.schema, part=part, split=split, split_seed=seed or 0)
+        return self.rdd.mapPartitions(stages.make(DealTask(rows, num_workers, seed)).function)
 
-        return make
-
-    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each task, by a job."""
-        options = {"schema": self.schema, "function": self.function, "workers": self.workers}
-        run = stage("evaluate", encoding="function", **options)
-        action = jobs.run_rdd(self._tasks(cluster, self.workers), run, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)  # type: ignore[no-any-return]
+    def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
+        """Return the metric states and the rows of each partition, by a job."""
+        stage = stages.make(EvaluateTask(stages.code, RddRows(schema=self.schema)))
+        action = jobs.run_rdd(self.rdd, stage, barrier=False)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pyspark import errors
-from pyspark.sql import DataFrame, functions, types
+from pyspark.sql import Column, DataFrame, SparkSession, functions, types
 
 from sparkdl.data import arrow
 from sparkdl.errors import ConfigError
@@ -21,11 +21,11 @@ class Found(NamedTuple):
         kind: its type.
     """
 
-    column: Any
-    kind: Any
+    column: Column
+    kind: types.DataType
 
 
-def folded(session: Any) -> Callable[[str], str]:
+def folded(session: SparkSession) -> Callable[[str], str]:
     """Return a function that maps names that are the same to Spark to the same text."""
     exact = str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
     return str if exact else str.lower
@@ -92,7 +92,7 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
     return ConfigError(f"Expected a column {name!r}; the DataFrame has {', '.join(frame.columns)}.{more}")
 
 
-def stored(name: str, found: Found) -> Any:
+def stored(name: str, found: Found) -> Column:
     """Return a column of vectors or arrays as structs of the fields that a vector stores."""
     if is_vector(found.kind):
         return functions.unwrap_udt(found.column)
@@ -101,12 +101,12 @@ def stored(name: str, found: Found) -> Any:
     return functions.unwrap_udt(array_to_vector(numeric(name, found)))
 
 
-def is_vector(kind: Any) -> bool:
+def is_vector(kind: types.DataType) -> bool:
     """Return True if a column of this type holds vectors of Spark ML."""
     return type(kind).__name__ == "VectorUDT"
 
 
-def depth_of(kind: Any) -> int:
+def depth_of(kind: types.DataType) -> int:
     """Return the number of dimensions of a column's values: 0 for numbers, 1 for vectors."""
     depth = int(is_vector(kind))
     while isinstance(kind, types.ArrayType):
@@ -114,14 +114,14 @@ def depth_of(kind: Any) -> int:
     return depth
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: types.DataType) -> bool:
     """Return True if a column of this type holds strings or bytes, or arrays of them."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     return isinstance(kind, types.StringType | types.BinaryType | types.CharType | types.VarcharType)
 
 
-def numeric(name: str, found: Found) -> Any:
+def numeric(name: str, found: Found) -> Column:
     """Return a column as numbers or arrays of numbers; vectors become arrays.
 
     Raises:
@@ -147,11 +147,11 @@ def numeric(name: str, found: Found) -> Any:
     return column
 
 
-def numpy_type(kind: Any) -> Any:
+def numpy_type(kind: types.DataType) -> type[np.generic]:
     """Return the NumPy type of the numbers in a column of this type; object if it holds no numbers."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
-    names = {
+    names: dict[str, type[np.generic]] = {
         "float": np.float32,
         "double": np.float64,
         "tinyint": np.int8,
@@ -163,7 +163,7 @@ def numpy_type(kind: Any) -> Any:
     return names.get(kind.simpleString(), np.object_)
 
 
-def require_booleans(name: str, kind: Any) -> None:
+def require_booleans(name: str, kind: types.DataType) -> None:
     """Require a column of booleans.
 
     Raises:

@@ -6,10 +6,11 @@ Rows are dealt to workers by a shuffle, each with a stable key, and travel as Ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from pyspark.sql import Column as SqlColumn
 from pyspark.sql import DataFrame, functions, types
 
 from sparkdl.core.tree import leaves
@@ -20,7 +21,7 @@ from sparkdl.data.column import LISTS, Column, natural
 from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind
-from sparkdl.sources.base import NoRowsError, Source, first_value
+from sparkdl.sources.base import Action, MakeAction, NoRowsError, Source, first_value
 from sparkdl.sources.columns import (
     depth_of,
     folded,
@@ -34,7 +35,9 @@ from sparkdl.sources.columns import (
 )
 from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
-from sparkdl.spark.jobs import Stage
+from sparkdl.spark.jobs import StageFactory
+from sparkdl.worker.task_rows import ArrowRows
+from sparkdl.worker.tasks import EvaluateFrameTask, EvaluateTask, PredictColumnsTask, Shapes, TrainTask
 
 INDEX_BITS = 33  # the low bits of monotonically_increasing_id: the row's position in its partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # exact as 32-bit floats
@@ -137,7 +140,7 @@ class FrameSource(Source):
                 if not column.texts:
                     numeric(name, self._found[name])
 
-    def features(self) -> list[Any]:
+    def features(self) -> list[SqlColumn]:
         """Return the columns for a function that predicts; vectors as structs of their stored fields."""
         vectors = [
             place
@@ -146,7 +149,7 @@ class FrameSource(Source):
         ]
         return self._select(sparse=vectors)
 
-    def _select(self, raw: bool = False, sparse: Sequence[int] = ()) -> list[Any]:
+    def _select(self, raw: bool = False, sparse: Sequence[int] = ()) -> list[SqlColumn]:
         """Return the columns as numbers and arrays.
 
         Args:
@@ -170,7 +173,7 @@ class FrameSource(Source):
                 selected.append(column.alias(f"c{place}" if len(names) == 1 else f"c{place}_{index}"))
         return selected
 
-    def _array(self, names: Sequence[str]) -> Any:
+    def _array(self, names: Sequence[str]) -> SqlColumn:
         """Return several columns of numbers as one column of arrays."""
         narrow = all(isinstance(self._found[name].kind, EXACT) for name in names)
         columns = [numeric(name, self._found[name]) for name in names]
@@ -206,7 +209,7 @@ class FrameSource(Source):
             undecoded.append(None if place in self.decode else tuple(own) if parts > 1 else own[0])
         return self.sample.of_row(values, undecoded)
 
-    def _first(self, place: int, value: Any, field: Any) -> Array:
+    def _first(self, place: int, value: object, field: types.StructField) -> Array:
         name = self.sample.names[place]
         if place not in self.decode:
             kind = numpy_type(field.dataType)
@@ -230,7 +233,7 @@ class FrameSource(Source):
         rows = self.frame.select(*self.selected)
         return int(jobs.run(lambda: jobs.num_partitions(rows), cluster))
 
-    def _rows(self, columns: Sequence[Column], *more: Any) -> DataFrame:
+    def _rows(self, columns: Sequence[Column], *more: SqlColumn) -> DataFrame:
         """Return the columns of a schema, a key, and further columns; missing weights are 1."""
         selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
         ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self._names), len(columns))]
@@ -245,7 +248,7 @@ class FrameSource(Source):
         seed: int | None,
         validation: Source | None,
         split: float,
-    ) -> Callable[[Callable[..., Stage], bool], Callable[[], Any]]:
+    ) -> MakeAction:
         """Return the function that makes the action of a job over the DataFrame's Arrow batches."""
         schemas = [self.schema, *([validation.schema] if validation is not None else [])]
         schema = max(schemas, key=lambda each: len(each.columns))
@@ -278,32 +281,28 @@ class FrameSource(Source):
                 placed = functions.xxhash64(functions.col(arrow.KEY), functions.lit(seed or 0))
                 frame = frame.repartition(num_workers, placed)
 
-        def make(stage: Callable[..., Stage], barrier: bool) -> Callable[[], Any]:
-            order = seed if self.partitions is None else None
-            train = stage(
-                "train",
-                encoding="arrow",
-                schema=schema,
-                seed=order,
-                decode=self.decode,
-                shuffled=order is not None,
-            )
+        order = seed if self.partitions is None else None
+        rows = ArrowRows(schema=schema, seed=order, decode=self.decode)
+
+        def make(stages: StageFactory, barrier: bool) -> Action:
+            train = stages.make(TrainTask(stages.code, rows, shuffled=order is not None))
             return jobs.run_frame(
                 frame, train, "data binary", barrier=barrier and not coalesced, streams=bool(self.ahead)
             )
 
         return make
 
-    def evaluation(self, cluster: SparkApplication, stage: Callable[..., Stage]) -> list[tuple[bytes, int]]:
+    def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
         """Return the metric states and the rows of each partition, by a job."""
         part = functions.lit(TRAINING).cast("int").alias(arrow.PART)
-        run = stage("evaluate", encoding="arrow", schema=self.schema, seed=None, decode=self.decode)
+        task = EvaluateTask(stages.code, ArrowRows(schema=self.schema, decode=self.decode))
         frame = self._rows(self.schema.columns, part)
-        action = jobs.run_frame(frame, run, "states binary, rows long", barrier=False)
-        return [tuple(row) for row in jobs.run(action, cluster)]
+        stage = stages.make(EvaluateFrameTask(task))
+        action = jobs.run_frame(frame, stage, "states binary, rows long", barrier=False)
+        return [(row.states, row.rows) for row in jobs.run(action, cluster)]
 
 
-def _worker_of(num_workers: int, seed: int) -> Any:
+def _worker_of(num_workers: int, seed: int) -> SqlColumn:
     """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
 
     The first worker of each turn is drawn from the seed, the partition and the number of the turn. Workers'
@@ -317,12 +316,8 @@ def _worker_of(num_workers: int, seed: int) -> Any:
     return functions.pmod(position + functions.pmod(drawn, count), count)
 
 
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output if there are several
-
-
 def column_of_predictions(
-    stage: Callable[..., Stage],
-    schema: Schema,
+    stages: StageFactory,
     output: Shapes,
     head: OutputKind = AS_IT_IS,
     decode: Mapping[int, arrow.Decode] | None = None,
@@ -330,13 +325,12 @@ def column_of_predictions(
     """Return the function of Spark SQL that predicts from columns.
 
     Args:
-        stage: the stage factory.
-        schema: the columns of every row.
+        stages: the stage factory.
         output: the shape of one row's prediction, or a dict of shapes.
         head: the kind of output; a classifier gives a struct of prediction, probability and raw.
         decode: functions that convert values of some columns to arrays, by their places.
     """
-    kind: Any
+    kind: types.DataType
     if head.classifies:
         array = types.ArrayType(types.DoubleType())
         pairs = zip(Classes._fields, (types.DoubleType(), array, array), strict=True)
@@ -345,19 +339,19 @@ def column_of_predictions(
         kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])
     else:
         kind = _nested(output)
-    run = stage("predict", encoding="arrow", schema=schema, output=output, head=head, decode=decode)
-    return jobs.column_function(run, kind)
+    task = PredictColumnsTask(code=stages.code, output=output, head=head, decode=decode or {})
+    return jobs.column_function(stages.make(task), kind)
 
 
-def _nested(shape: tuple[int, ...]) -> Any:
+def _nested(shape: tuple[int, ...]) -> types.DataType:
     """Return the Spark type of a value of a shape: a float, or nested arrays of floats."""
-    kind: Any = types.FloatType()
+    kind: types.DataType = types.FloatType()
     for _ in () if shape in ((), (1,)) else shape:
         kind = types.ArrayType(kind)
     return kind
 
 
-def _as_on_executors(value: Any) -> Any:
+def _as_on_executors(value: object) -> object:
     """Convert a value that Spark collected to the form that Arrow gives executors."""
     if isinstance(value, bytearray):
         return bytes(value)
@@ -391,7 +385,7 @@ def frame_source(
     columns: tuple[Any, ...],
     counts: Counts,
     indicator: str | None = None,
-    decode: Any = None,
+    decode: Mapping[str, arrow.Decode] | None = None,
     *,
     texts: bool = False,
 ) -> FrameSource:

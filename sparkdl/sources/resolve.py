@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl.data.arrays import HOMES, is_array
+from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
-from sparkdl.sources.base import ArraySource, FunctionSource, RddSource, Source
+from sparkdl.sources.base import ArraySource, RddSource, Source
 from sparkdl.sources.dataframe import FrameSource, frame_source
+from sparkdl.sources.functions import FunctionSource
 from sparkdl.spark.application import SparkApplication
+from sparkdl.worker.task_rows import RowFunction
 
 EVERY = Takes()  # rows with labels, and no strings
 
@@ -24,7 +28,7 @@ def make_source(
     what: str = "x",
     *,
     indicator: str | None = None,
-    decode: Any = None,
+    decode: Mapping[str, Decode] | None = None,
     takes: Takes = EVERY,
 ) -> Source:
     """Return the source of the user's rows.
@@ -86,7 +90,7 @@ def _alone(value: Any, count: int | None) -> Any:
     return value
 
 
-def refuse_columns(**arguments: Any) -> None:
+def refuse_columns(**arguments: object) -> None:
     """Refuse arguments about columns for rows that are not a DataFrame.
 
     Raises:
@@ -97,7 +101,9 @@ def refuse_columns(**arguments: Any) -> None:
             raise ConfigError(f"{name} needs rows in a DataFrame; got other rows. Leave {name} out.")
 
 
-def _label_columns(frame: Any, columns: tuple[Any, ...], weights: Any, labels: bool) -> tuple[Any, ...]:
+def _label_columns(
+    frame: DataFrame, columns: tuple[Any, ...], weights: object, labels: bool
+) -> tuple[Any, ...]:
     """Return the columns of x and of y, or of x alone if rows have no labels and need none.
 
     Raises:
@@ -118,7 +124,7 @@ LABEL = "label"  # the default label column
 NEEDED = "since the loss or the metrics of the compiled model need labels"
 
 
-def _refuse_weights(weights: Any) -> None:
+def _refuse_weights(weights: object) -> None:
     if weights is not None:
         raise ConfigError(
             "sample_weight needs rows with labels, since Keras ignores it without labels; got no labels. "
@@ -139,7 +145,7 @@ def _array_source(parts: tuple[Any, ...], counts: Counts, what: str, kind: str, 
     return ArraySource(Sample.of(given, counts))
 
 
-def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str, labels: bool) -> RddSource:
+def _rdd_source(rdd: RDD[Any], weights: object, counts: Counts, what: str, labels: bool) -> RddSource:
     if weights is not None:
         raise ConfigError(
             f"sample_weight should be left out if {what} is an RDD; got both. Use rows (x, y, "
@@ -148,7 +154,9 @@ def _rdd_source(rdd: RDD[Any], weights: Any, counts: Counts, what: str, labels: 
     return RddSource(rdd, counts, labels=labels)
 
 
-def _function_source(function: Any, others: tuple[Any, ...], counts: Counts, labels: bool) -> FunctionSource:
+def _function_source(
+    function: RowFunction, others: tuple[object, ...], counts: Counts, labels: bool
+) -> FunctionSource:
     if any(other is not None for other in others):
         raise ConfigError(
             "y and sample_weight should be left out if x is a function; got both. Return them from the "

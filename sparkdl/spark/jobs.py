@@ -17,17 +17,19 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import astuple
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from pyspark import SparkContext, cloudpickle
-from pyspark.sql import DataFrame, functions, types
+from pyspark import RDD, SparkContext, cloudpickle
+from pyspark.resource import ResourceProfile
+from pyspark.sql import DataFrame, Row, functions, types
 
 from sparkdl.core.pickling import pickled
 from sparkdl.data import arrow
+from sparkdl.data.blocks import Block
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError
 from sparkdl.process import interrupts
 from sparkdl.spark import preflight, spark_internals, task_logs
@@ -36,8 +38,10 @@ from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.spark.slots import NOTICE_SECONDS
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
+from sparkdl.worker.tasks import Code, Task
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R")
 POLL_SECONDS = 0.1
 _used: WeakSet[SparkContext] = WeakSet()  # contexts whose Python workers may have imported Keras
 
@@ -102,52 +106,64 @@ def claim(cluster: SparkApplication, num_workers: int) -> AbstractContextManager
     return claims.claim(num_workers, float("inf") if cluster.dynamic else cluster.slots())
 
 
-class Stage:
-    """One kind of task of a job, with all values that its tasks need.
+@dataclass(frozen=True)
+class Stage(Generic[R]):
+    """A task as Spark runs it.
 
-    Args:
-        name: the name of the stage in ``tasks.run``.
+    Attributes:
+        function: the function of the values of a partition that runs the task.
+        profile: the ResourceProfile of the tasks; None: the default one.
+    """
+
+    function: Callable[[Iterable[Any]], Iterator[R]]
+    profile: ResourceProfile | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFactory:
+    """Makes the stages of a job, which have all of these values in common.
+
+    Attributes:
         expected: the properties that an executor must have in common with the driver.
+        code: the user's code, for the tasks that need it.
         endpoint: the run's endpoint, if it has one.
         generation: the generation of the worker group.
         shared: the handle that ``SparkApplication.share`` returned.
-        objects: the custom objects of the model.
-        builder: the function that builds the model, if there is one.
-        options: further arguments of the stage. "profile", the ResourceProfile of its tasks, stays on the
-            driver.
+        profile: the ResourceProfile of the tasks; None: the default one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        expected: dict[str, Any],
-        *,
-        endpoint: Endpoint | None = None,
-        generation: int = 0,
-        shared: Any = None,
-        objects: Any = None,
-        builder: Any = None,
-        **options: Any,
-    ) -> None:
-        self.profile = options.pop("profile", None)
-        # Spark unpickles plain values only, because an executor may have no sparkdl. The rest, which
-        # needs sparkdl, is unpickled after the preflight.
-        code = {"objects": objects, "builder": builder, "options": options}
-        call = {
-            "stage": name,
-            "generation": generation,
-            "shared": shared,
-            "code": pickled(code, cloudpickle),
-            "endpoint": endpoint and astuple(endpoint),
-        }
-        self.function = functools.partial(
-            preflight.by_value(preflight.task_main),
-            check=preflight.by_value(preflight.check),
-            expected=expected,
-            call=call,
+    expected: preflight.Expected
+    code: Code = field(default_factory=Code)
+    endpoint: Endpoint | None = None
+    generation: int = 0
+    shared: object = None
+    profile: ResourceProfile | None = None
+
+    def make(self, task: Task[R]) -> Stage[R]:
+        """Return the stage that runs a task."""
+        # Spark unpickles plain values only, because an executor may have no sparkdl. The task, which needs
+        # sparkdl, is unpickled after the preflight.
+        call = preflight.Call(
+            task=pickled(task, cloudpickle),
+            uses_keras=task.uses_keras,
+            spread=task.spread,
+            endpoint=_fields(self.endpoint) if self.endpoint else None,
+            generation=self.generation,
+            shared=self.shared,
         )
         if (context := spark_internals.active_context()) is not None:
             _used.add(context)
+        function = functools.partial(
+            preflight.by_value(preflight.task_main),
+            check=preflight.by_value(preflight.check),
+            expected=self.expected,
+            call=call,
+        )
+        return Stage(function, self.profile)
+
+
+def _fields(endpoint: Endpoint) -> preflight.EndpointFields:
+    return endpoint.host, endpoint.port, endpoint.token, endpoint.run, endpoint.certificate
 
 
 class Job:
@@ -213,7 +229,7 @@ def cancelled_if_interrupted(cluster: SparkApplication) -> Iterator[None]:
         cluster.untag(tag)
 
 
-def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool = True) -> Any:
+def run(action: Callable[[], R], cluster: SparkApplication, *, of_rows: bool = True) -> R:
     """Run a job and return its result; retry if executors lack sparkdl or a Python process is stale.
 
     A process is stale if it has Keras on another backend.
@@ -236,7 +252,8 @@ def run(action: Callable[[], Any], cluster: SparkApplication, *, of_rows: bool =
                 job.cancel()
             raise
         if job.error is None:
-            return job.result
+            result: R = job.result
+            return result
         if isinstance(job.error, SparkDLError):
             raise job.error
         explained = explain(job.error, cluster, of_rows=of_rows)
@@ -266,20 +283,23 @@ def other_processes() -> Iterator[None]:
         environment.pop("SPARKDL_APART", None)  # another thread may have removed it already
 
 
-def run_rdd(rdd: Any, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
+def run_rdd(rdd: RDD[Any], stage: Stage[R], *, barrier: bool) -> Callable[[], list[R]]:
     """Return the action that runs a stage on the partitions of an RDD and collects its results."""
 
-    def action() -> Any:
-        tasks = (rdd.barrier() if barrier else rdd).mapPartitions(stage.function)
-        return (tasks.withResources(stage.profile) if stage.profile else tasks).collect()
+    def action() -> list[R]:
+        run = stage.function
+        results = rdd.barrier().mapPartitions(run) if barrier else rdd.mapPartitions(run)
+        return (results.withResources(stage.profile) if stage.profile else results).collect()
 
     return action
 
 
-def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> Callable[[], Any]:
+def run_dealt(
+    dealt: RDD[tuple[int, Block]], num_workers: int, stage: Stage[R], *, barrier: bool
+) -> Callable[[], list[R]]:
     """Return the action that shuffles an RDD of (worker, block) to the workers and runs a stage there."""
 
-    def action() -> Any:
+    def action() -> list[R]:
         blocks = dealt.partitionBy(num_workers, int)
         try:
             return run_rdd(blocks, stage, barrier=barrier)()
@@ -291,8 +311,8 @@ def run_dealt(dealt: Any, num_workers: int, stage: Stage, *, barrier: bool) -> C
 
 
 def run_frame(
-    frame: DataFrame, stage: Stage, schema: str, *, barrier: bool, streams: bool = False
-) -> Callable[[], Any]:
+    frame: DataFrame, stage: Stage[Any], schema: str, *, barrier: bool, streams: bool = False
+) -> Callable[[], Iterable[Row]]:
     """Return the action that runs a stage on the Arrow batches of a DataFrame.
 
     Args:
@@ -314,7 +334,7 @@ def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes)
     return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))
 
 
-def column_function(stage: Stage, kind: Any) -> Any:
+def column_function(stage: Stage[Any], kind: types.DataType) -> Any:
     """Return the column function of Spark SQL that runs a stage on batches of its arguments.
 
     Args:
@@ -323,10 +343,10 @@ def column_function(stage: Stage, kind: Any) -> Any:
     """
     run = stage.function
 
-    def on_arrow(batches: Any) -> Any:
+    def on_arrow(batches: Iterator[Any]) -> Iterator[Any]:
         yield from run(batch if isinstance(batch, tuple) else (batch,) for batch in batches)
 
-    def on_pandas(batches: Any) -> Any:
+    def on_pandas(batches: Iterator[Any]) -> Iterator[Any]:
         from sparkdl.data import (
             arrow,  # imported here: this function is pickled by value, and must unpickle without sparkdl
         )
@@ -348,7 +368,7 @@ def column_function(stage: Stage, kind: Any) -> Any:
     return pandas_udf(on_pandas, kind)  # type: ignore[call-overload]
 
 
-def collect(frame: DataFrame) -> list[Any]:
+def collect(frame: DataFrame) -> list[Row]:
     """Return the rows of a DataFrame whose plan runs only this once; remove its shuffle files."""
     done = False
     try:

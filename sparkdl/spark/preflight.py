@@ -18,12 +18,12 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import sparkdl
 from sparkdl.errors import PreflightError
@@ -36,9 +36,49 @@ REMEDY = (
 HERE = "Activate this program's environment, or set PYSPARK_PYTHON={python} before Spark starts."
 OTHER_PYTHON = "Executor {host} runs Python {found} ({path}), the driver {wanted}. {remedy}"
 STALE = "This Python process has already imported Keras with another backend"
+EndpointFields = tuple[str, int, str, bytes, bytes]  # the fields of an Endpoint
 
 
-def expectations(backend: str | None, *, local: bool) -> dict[str, Any]:
+class Expected(TypedDict):
+    """The properties that an executor must have in common with the driver, and the texts of errors.
+
+    An executor without sparkdl can unpickle them.
+    """
+
+    python: str
+    packages: dict[str, str]
+    backend: str | None
+    local: bool
+    sparkdl: str
+    sparkdl_file: str
+    mark: str
+    missing: str
+    remedy: str
+    stale: str
+    other_python: str
+
+
+class Call(TypedDict):
+    """A task and its surroundings, as values that an executor without sparkdl can unpickle.
+
+    Attributes:
+        task: the pickled Task.
+        uses_keras: whether it needs Keras.
+        spread: whether the tasks of a process have to be spread over its GPUs.
+        endpoint: the fields of the run's endpoint, if there is one.
+        generation: the generation of the worker group.
+        shared: the handle that ``SparkApplication.share`` returned.
+    """
+
+    task: bytes
+    uses_keras: bool
+    spread: bool
+    endpoint: EndpointFields | None
+    generation: int
+    shared: object
+
+
+def expectations(backend: str | None, *, local: bool) -> Expected:
     """Return the properties that an executor must have in common with this driver.
 
     Args:
@@ -66,7 +106,7 @@ def remedy(*, local: bool) -> str:
     return HERE.format(python=sys.executable) if local else REMEDY
 
 
-def check(expected: dict[str, Any]) -> None:
+def check(expected: Expected) -> None:
     """Compare this process with the driver's.
 
     Args:
@@ -118,7 +158,7 @@ def check(expected: dict[str, Any]) -> None:
 
 
 def reach(
-    expected: dict[str, Any], endpoint: tuple[Any, ...], *, timeouts: tuple[float, ...] = (10, 60, 60)
+    expected: Expected, endpoint: EndpointFields, *, timeouts: tuple[float, ...] = (10, 60, 60)
 ) -> None:
     """Connect to the driver's endpoint from a task whose sparkdl matches the driver's.
 
@@ -187,10 +227,10 @@ if sys.argv[1]:
     exec(sys.argv[2])
     check(json.loads(sys.argv[1]))
 """  # any Python version can read this; the code that it executes only has to suit the driver's version
-_passed: set[tuple[Any, ...]] = set()
+_passed: set[tuple[str | None, str | None]] = set()
 
 
-def require_python(python: str, environment: dict[str, str], expected: dict[str, Any]) -> None:
+def require_python(python: str, environment: dict[str, str], expected: Expected) -> None:
     """Run the preflight in the Python that Spark would start on this machine.
 
     Args:
@@ -274,8 +314,10 @@ class Shared:
         return serializer().loads(path.read_bytes())
 
 
-def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict[str, Any]) -> Any:
-    """Run one stage of a job in a Spark task: the preflight, then its function in ``sparkdl.worker.tasks``.
+def task_main(
+    given: Iterator[object], *, check: Callable[[Expected], None], expected: Expected, call: Call
+) -> Iterator[object]:
+    """Run a task of a job: the preflight, then the task's ``run`` (see ``sparkdl.worker.tasks``).
 
     If it raises, Spark ends the Python process, and the next task gets another.
     """
@@ -288,25 +330,26 @@ def task_main(iterator: Any, *, check: Any, expected: dict[str, Any], call: dict
     serializer: Any = CloudPickleSerializer
     check(expected)
     from sparkdl.spark import preflight
+    from sparkdl.transport.exchange import Endpoint
     from sparkdl.worker import devices
 
-    if call["endpoint"] is not None:
-        preflight.reach(expected, call["endpoint"])
+    endpoint, shared = call["endpoint"], call["shared"]
+    if endpoint is not None:
+        preflight.reach(expected, endpoint)
     threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
     gpu = context.resources().get("gpu")
     addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
-    apart = call["stage"] in ("train", "run")
-    with devices.hold(expected["backend"], threads, addresses, place, apart=apart):
+    with devices.hold(expected["backend"], threads, addresses, place, apart=call["spread"]):
         from sparkdl.worker import tasks
 
-        if call["stage"] not in ("deal", "run"):
+        if call["uses_keras"]:
             tasks.import_keras(quietly=expected["local"])
-        code = serializer().loads(call["code"])
-        values = {name: value for name, value in call.items() if name != "code"}
-        if isinstance(call["shared"], str | bytes):
-            values["shared"] = preflight.Shared(call["shared"])
-        yield from tasks.run(iterator, context, tasks.Call(**values, **code))
+        task = serializer().loads(call["task"])
+        if isinstance(shared, str | bytes):
+            shared = preflight.Shared(shared)
+        known = Endpoint(*endpoint) if endpoint else None
+        yield from tasks.run(task, given, tasks.TaskCall(context, known, call["generation"], shared))
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:

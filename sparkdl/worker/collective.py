@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update
 from sparkdl.worker import devices
 from sparkdl.worker.session import Attempt, membership
+
+R = TypeVar("R")
 
 
 class Operation(StrEnum):
@@ -92,7 +94,7 @@ class WorkerContext:
         )
 
 
-def _numbers(path: str, value: Any) -> Array:
+def _numbers(path: str, value: object) -> Array:
     array = np.asarray(value)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in NUMBERS:
@@ -103,7 +105,7 @@ def _numbers(path: str, value: Any) -> Array:
     return array
 
 
-def run_task(function: Callable[[WorkerContext], Any], attempt: Attempt, size: int) -> Any:
+def run_task(function: Callable[[WorkerContext], R], attempt: Attempt, size: int) -> R:
     """Return the function's result on this worker. It runs once the whole worker group has joined."""
     with membership(attempt, NO_ID) as (exchange, _):
         exchange.ready(1, 0, {})

@@ -20,6 +20,7 @@ import numpy as np
 from sparkdl.core.packing import pack
 from sparkdl.core.vectors import Vector
 from sparkdl.data import arrow
+from sparkdl.data.arrow import RecordBatch
 from sparkdl.data.bad_values import Watched
 from sparkdl.errors import RefusedError
 from sparkdl.rules import Rule
@@ -31,7 +32,8 @@ from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker.session import Attempt
-from sparkdl.worker.train import Code, TrainJob, train_task
+from sparkdl.worker.tasks import Code
+from sparkdl.worker.train import TrainJob, train_task
 
 ASK_SECONDS = 1.0  # longest time for which a request of the client waits for an event
 LEAVE_SECONDS = 60.0  # longest wait for the other workers to finish before the endpoint closes
@@ -172,7 +174,7 @@ class HostedDriver:
         """
         store = self.store
         with store.changed:
-            known: dict[str, Any] = {
+            known: dict[str, object] = {
                 "rows": store.plans[0].rows if store.plans else None,
                 "log": [store.log.popleft() for _ in range(len(store.log))],
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
@@ -184,12 +186,14 @@ class HostedDriver:
         return pack(known)
 
 
-def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, Any]]]:
+def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, object]]]:
     """Return the results of epochs as values that ``core.packing`` can pack."""
     return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
 
 
-def train(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code, context: Any) -> Iterator[Any]:
+def train(
+    job: TrainJob, attempt: Attempt, blocks: Watched, code: Code, context: Any
+) -> Iterator[RecordBatch]:
     """Train a worker of a hosted run, and yield the messages for the client.
 
     Args:

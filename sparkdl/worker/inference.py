@@ -6,9 +6,9 @@ Each Python worker process loads the model once. Predictions are yielded in the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from sparkdl.data.arrays import AnyRows
 from sparkdl.data.schema import Schema, as_pair
 from sparkdl.modeling.backends import prepare_backend
 from sparkdl.modeling.classification import classify
-from sparkdl.modeling.configuration import Objects
 from sparkdl.modeling.execution import concatenate, predict, rows_of
+from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.keras_variables import layout_of, metric_variables, read
 from sparkdl.modeling.serialization import ModelSpec
 from sparkdl.worker.loop import evaluate
 from sparkdl.worker.model_cache import take_model, take_replica
-from sparkdl.worker.tasks import blocks_of
+from sparkdl.worker.tasks import Code, PredictColumnsTask
 
 
 @dataclass(frozen=True)
@@ -43,60 +43,40 @@ class InferenceJob:
     schema: Schema
 
 
-class Inputs(NamedTuple):
-    """The rows of a task.
-
-    Attributes:
-        rows: the task's iterator.
-        partition: the index of the partition.
-        threads: number of threads that the task may use.
-        options: "encoding" of the rows, and the other options of the stage.
-    """
-
-    rows: Iterable[Any]
-    partition: int
-    threads: int
-    options: dict[str, Any]
+def load_model(job: InferenceJob, code: Code, threads: int) -> Model:
+    """Return the model of a job, in a process that may use this number of threads."""
+    prepare_backend(threads)
+    return take_model(job.spec, code.objects, code.builder)
 
 
-def predict_stage(
-    inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
-) -> Iterator[Any]:
-    """Yield the prediction of each row of an RDD, or the predictions of each block or Arrow batch."""
-    prepare_backend(inputs.threads)
-    model = take_model(job.spec, objects, builder)
-    if inputs.options["encoding"] == "arrow":
-        for columns in inputs.rows:
-            yield _predict_arrow(model, columns, job, inputs.options)
-    elif inputs.options["encoding"] == "dealt":
-        size = _rows_at_once(job)
-        for _, block in inputs.rows:
-            for start in range(0, len(block.keys), size):
-                part = blocks.select(block, slice(start, start + size))
-                yield _predict(model, job, part.columns)
-    else:
-        yield from _predict_rows(model, inputs, job)
-
-
-def _predict(model: Any, job: InferenceJob, columns: Sequence[AnyRows]) -> Any:
+def _predict(model: Model, job: InferenceJob, columns: Sequence[AnyRows]) -> Any:
     return predict(model, job.schema.batch(columns).x, job.batch_size)
 
 
-def _predict_rows(model: Any, inputs: Inputs, job: InferenceJob) -> Iterator[Any]:
+def predict_block(model: Model, job: InferenceJob, block: blocks.Block) -> Iterator[Any]:
+    """Yield the predictions of a block, a limited number of rows at a time."""
+    size = _rows_at_once(job)
+    for start in range(0, len(block.keys), size):
+        yield _predict(model, job, blocks.select(block, slice(start, start + size)).columns)
+
+
+def predict_rows(model: Model, job: InferenceJob, given: Iterable[object], partition: int) -> Iterator[Any]:
+    """Yield the prediction of each row of an RDD's partition."""
     template = job.schema.template[0]
     parts = len(template) if isinstance(template, tuple) else 1
-    rows: Iterator[tuple[Any]] = ((features_of(row, parts),) for row in inputs.rows)
+    rows: Iterator[tuple[object]] = ((features_of(row, parts),) for row in given)
     if isinstance(template, int):
         rows = ((_expanded(value, job.schema.columns[template].shape),) for (value,) in rows)
-    for block in blocks.blocks_of_rows(rows, job.schema, inputs.partition):
+    for block in blocks.blocks_of_rows(rows, job.schema, partition):
         yield from rows_of(_predict(model, job, block.columns))
 
 
-def _expanded(value: Any, shape: tuple[int, ...]) -> Any:
+def _expanded(value: object, shape: tuple[int, ...]) -> object:
     """Return a value with a last dimension of 1 added or removed, if the model's input requires that."""
-    given = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    alike = given is not None and ((*given, 1) == shape or given == (*shape, 1))
-    return np.reshape(value, shape) if alike else value
+    if not isinstance(value, np.ndarray | np.generic | int | float):
+        return value
+    given = np.shape(value)
+    return np.reshape(value, shape) if (*given, 1) == shape or given == (*shape, 1) else value
 
 
 def features_of(row: Any, parts: int | None) -> Any:
@@ -113,12 +93,14 @@ def features_of(row: Any, parts: int | None) -> Any:
     return row if alone else row[0]
 
 
-def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, options: dict[str, Any]) -> Any:
-    """Return the predictions for a batch as one Arrow column."""
-    output, head = options["output"], options["head"]
+def predict_columns(
+    model: Model, job: InferenceJob, columns: Sequence[arrow.ArrowArray], task: PredictColumnsTask
+) -> arrow.ArrowArray:
+    """Return the predictions for Arrow arrays as one Arrow array."""
+    output, head = task.output, task.head
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
-        parts = _arrays_of(columns, job, options.get("decode") or {})
+        parts = _arrays_of(columns, job, task.decode)
         found = concatenate([_predict(model, job, arrays) for arrays in parts])
         predictions = [found[name] for name in output] if isinstance(found, dict) else leaves(found)
     else:
@@ -131,7 +113,7 @@ def _predict_arrow(model: Any, columns: Sequence[Any], job: InferenceJob, option
 
 
 def _arrays_of(
-    columns: Sequence[Any], job: InferenceJob, decode: Mapping[int, arrow.Decode]
+    columns: Sequence[arrow.ArrowArray], job: InferenceJob, decode: Mapping[int, arrow.Decode]
 ) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, a limited number of rows at a time, as rows may grow when decoded."""
     count, wanted = len(columns[0]), job.schema.columns
@@ -159,26 +141,22 @@ def _name_row(start: int, row: int) -> str:
     return f"row {start + row} of a batch"
 
 
-def _arrow(predictions: Array, shape: tuple[int, ...]) -> Any:
+def _arrow(predictions: Array, shape: tuple[int, ...]) -> arrow.ArrowArray:
     flat = predictions[:, 0] if shape == (1,) else predictions
     return arrow.prediction_array(flat.astype(np.float32, copy=False))
 
 
-def evaluate_stage(
-    inputs: Inputs, job: InferenceJob, objects: Objects, builder: Callable[[], Any] | None
-) -> Iterator[Any]:
-    """Yield the metric states over a partition's rows, and the number of rows."""
+def evaluate_blocks(
+    job: InferenceJob, code: Code, given: Iterable[blocks.Block], threads: int
+) -> Iterator[tuple[bytes, int]]:
+    """Yield the metric states over the rows of a task, and the number of rows; nothing if there are none."""
     spooled = spill.SpillFile(job.schema, spill.local_directory())
-    spooled.extend(blocks_of(inputs.rows, inputs.options["encoding"], inputs.partition, inputs.options))
+    spooled.extend(given)
     rows = spooled.rows(blocks.TRAINING)
     if not rows.count:
         return
-    prepare_backend(inputs.threads)
-    replica = take_replica(job.spec, objects, builder, joint=False)
+    prepare_backend(threads)
+    replica = take_replica(job.spec, code.objects, code.builder, joint=False)
     evaluate(replica, rows, job.batch_size)
     variables = metric_variables(replica.model)
-    states = layout_of(variables).to_bytes(read(variables))
-    if inputs.options["encoding"] == "arrow":
-        yield arrow.record({"states": [states], "rows": [rows.count]})
-    else:
-        yield states, rows.count
+    yield layout_of(variables).to_bytes(read(variables)), rows.count

@@ -13,6 +13,7 @@ from sparkdl.core.vectors import LARGE, trim
 from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Replica
 from sparkdl.modeling.configuration import Objects
+from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.serialization import ModelSpec, restore, thaw
 
 KEPT = 4  # maximum number of models that a process keeps
@@ -22,7 +23,7 @@ _kept: dict[tuple[str, bool | None], tuple[Any, int]] = {}
 
 
 def take_replica(
-    spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None, *, joint: bool
+    spec: ModelSpec, objects: Objects, builder: Callable[[], Model] | None, *, joint: bool
 ) -> Replica:
     """Return a replica with the values of a spec: the compiled one of an earlier task if it fits."""
 
@@ -33,7 +34,7 @@ def take_replica(
     return replica
 
 
-def take_model(spec: ModelSpec, objects: Objects, builder: Callable[[], Any] | None) -> Any:
+def take_model(spec: ModelSpec, objects: Objects, builder: Callable[[], Model] | None) -> Model:
     """Return a model for prediction with the values of a spec: the one of an earlier task if it fits."""
     for joint in (False, True):
         if (spec.key, joint) in _kept:

@@ -1,6 +1,9 @@
-"""The stages of a job, which run in a Spark task after its preflight.
+"""The kinds of tasks that run on executors.
 
-Each stage takes the task's iterator and always drains it: Spark ends a Python worker that leaves rows unread,
+Each kind is a frozen dataclass. The driver makes an instance with all values that the tasks of one stage
+need, and sends it to the executors. There each task calls its ``run`` after the preflight.
+
+``run`` takes the task's iterator and always drains it: Spark ends a Python worker that leaves rows unread,
 and every compiled function is lost with it.
 """
 
@@ -11,52 +14,352 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from sparkdl.data.arrays import as_rows
 from sparkdl.data.bad_values import Faults, Watched
-from sparkdl.data.blocks import (
-    EMPTY,
-    TRAINING,
-    VALIDATION,
-    Block,
-    blocks_of_parts,
-    blocks_of_rows,
-    deal,
-    hold_out,
-    parts_of,
-)
-from sparkdl.data.schema import Sample, Schema
+from sparkdl.data.blocks import EMPTY, TRAINING, Block, deal
+from sparkdl.data.schema import Counts, Sample
 from sparkdl.errors import DataError, SparkDLError, WorkerError
-from sparkdl.process.reasons import own_lines, reason_of, text_of
+from sparkdl.process.reasons import reason_of
+from sparkdl.rules import Rule
 from sparkdl.transport import client
 from sparkdl.transport.exchange import Endpoint
-from sparkdl.worker.collective import run_task
+from sparkdl.worker.collective import WorkerContext, run_task
 from sparkdl.worker.session import Attempt
+from sparkdl.worker.task_rows import RddRows, RowFunction, TaskRows, computed, parts_made
+
+if TYPE_CHECKING:  # they import Keras, which a task imports after its devices are set up, or pyarrow
+    from sparkdl.data.arrow import Decode, RecordBatch
+    from sparkdl.modeling.classification import OutputKind
+    from sparkdl.modeling.configuration import Objects
+    from sparkdl.modeling.keras_types import Model
+    from sparkdl.worker.inference import InferenceJob
+    from sparkdl.worker.train import TrainJob
+
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output if there are several
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Call(NamedTuple):
-    """The arguments of a stage.
+@dataclass(frozen=True)
+class TaskCall:
+    """One call of a task by Spark.
 
     Attributes:
-        stage: "look", "deal", "train", "run", "predict" or "evaluate".
-        endpoint: the fields of the run's endpoint, if there is one.
+        context: Spark's TaskContext; a BarrierTaskContext in a barrier stage.
+        endpoint: the run's endpoint, if there is one.
         generation: the number of the worker group's start to which the task belongs.
         shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a file.
-        objects: the custom objects of the model.
-        builder: the function that builds the model, if there is one.
-        options: the other options of the stage.
     """
 
-    stage: str
-    endpoint: tuple[Any, ...] | None
-    generation: int
-    shared: Any
-    objects: dict[str, Any] | None
-    builder: Callable[[], Any] | None
-    options: dict[str, Any]
+    context: Any
+    endpoint: Endpoint | None = None
+    generation: int = 0
+    shared: Any = None
+
+    @property
+    def partition(self) -> int:
+        """The index of the task's partition."""
+        return int(self.context.partitionId())
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that the task may use."""
+        return max(1, int(self.context.cpus()))
+
+    def attempt(self) -> Attempt:
+        """Return this call as an attempt at a worker's task."""
+        endpoint = self.endpoint or Endpoint("", 0, "", b"")  # none yet: worker 0 may serve it later
+        return Attempt(self.partition, self.context.taskAttemptId(), self.threads, self.generation, endpoint)
+
+
+class Task(ABC, Generic[R_co]):
+    """A kind of task, whose results have the type ``R_co``.
+
+    Attributes:
+        uses_keras: whether the task needs Keras.
+        spread: whether the tasks of a process have to be spread over its GPUs.
+    """
+
+    uses_keras: ClassVar[bool] = True
+    spread: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[R_co]:
+        """Yield the task's results, and read all values that Spark gives the task."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """The user's code that a task needs, which is sent inside Spark's closure.
+
+    Attributes:
+        objects: the custom objects of the model.
+        builder: the function that builds the model, if there is one.
+        distribution: the function that makes the distribution over a worker's devices, if there is one.
+        rule: the rule, whose class may be the user's own; None for the rule of the settings.
+    """
+
+    objects: Objects = field(default_factory=dict)
+    builder: Callable[[], Model] | None = None
+    distribution: Callable[[], object] | None = None
+    rule: Rule | None = None
+
+
+@dataclass(frozen=True)
+class FirstRowTask(Task[Sample]):
+    """Return the first row that a user's function returns; nothing if it returns no rows.
+
+    Attributes:
+        function: the function.
+        workers: the number of workers.
+        counts: the number of arrays that the model takes for x and for y.
+        labels: whether rows must have labels.
+    """
+
+    function: RowFunction
+    workers: int
+    counts: Counts
+    labels: bool
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[Sample]:
+        """Yield the first row of worker 0."""
+        for whole in parts_made(self.function, 0, self.workers, labels=self.labels):
+            sample = Sample.of(whole, self.counts)
+            arrays = list(map(as_rows, sample.values, sample.names))
+            if len(arrays[0]):
+                yield sample.first_of(arrays)
+                break
+        _drain(given)
+
+
+@dataclass(frozen=True)
+class DealTask(Task[tuple[int, Block]]):
+    """Deal the rows of an RDD to workers.
+
+    Attributes:
+        rows: the rows.
+        num_workers: the number of workers.
+        seed: the seed of the rows' order; None deals by index.
+    """
+
+    rows: RddRows
+    num_workers: int
+    seed: int | None
+
+    uses_keras = False
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[tuple[int, Block]]:
+        """Yield blocks, each with the index of its worker."""
+        try:
+            for worker, block in deal(self.rows.blocks(given, call.partition), self.num_workers, self.seed):
+                if block.part != EMPTY or self.rows.part == TRAINING:
+                    yield worker, block
+        except DataError as error:
+            if call.endpoint is not None:
+                client.report_failure(
+                    call.endpoint,
+                    kind="data",
+                    worker=call.partition,
+                    generation=call.generation,
+                    attempt=-1,
+                    host=socket.gethostname(),
+                    message=error.reason,
+                    traceback=error.traceback,
+                )
+            raise
+
+
+@dataclass(frozen=True)
+class FunctionTask(Task[object]):
+    """Run a user's function on every worker of a group.
+
+    Attributes:
+        function: the function of the worker's context.
+        num_workers: the number of workers.
+    """
+
+    function: Callable[[WorkerContext], object]
+    num_workers: int
+
+    uses_keras = False
+    spread = True
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[object]:
+        """Yield the function's result on this worker."""
+        _drain(given)
+        yield run_task(self.function, call.attempt(), self.num_workers)
+
+
+@dataclass(frozen=True)
+class TrainTask(Task[object]):
+    """Train a worker. The shared value is a TrainJob.
+
+    Attributes:
+        code: the user's code.
+        rows: the rows.
+        checked: whether the driver has checked the rows for values that cannot be trained on.
+        shuffled: whether a shuffle dealt the training rows to workers.
+    """
+
+    code: Code
+    rows: TaskRows
+    checked: bool = False
+    shuffled: bool = False
+
+    spread = True
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[object]:
+        """Train; in a hosted run, yield the messages for the client."""
+        from sparkdl.worker import train
+
+        job: TrainJob = call.shared.value
+        keys, attempt = self.rows.keys(job.settings.plan), call.attempt()
+        faults = None if self.checked else Faults(job.schema, job.classes, keys.seeds, keys.origin)
+        watched = Watched(self.rows.blocks(given, attempt.worker), faults, shuffled=self.shuffled)
+        if job.hosted is None:
+            train.train_task(job, attempt, watched, self.code)
+        else:
+            from sparkdl.worker import hosted_server
+
+            yield from hosted_server.train(job, attempt, watched, self.code, call.context)
+        _drain(given)
+
+
+@dataclass(frozen=True)
+class PredictRowsTask(Task[object]):
+    """Predict the rows of an RDD. The shared value is an InferenceJob.
+
+    Attributes:
+        code: the user's code.
+    """
+
+    code: Code
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[object]:
+        """Yield the prediction of each row."""
+        from sparkdl.worker import inference
+
+        job: InferenceJob = call.shared.value
+        model = inference.load_model(job, self.code, call.threads)
+        yield from inference.predict_rows(model, job, given, call.partition)
+
+
+@dataclass(frozen=True)
+class PredictBlocksTask(Task[Any]):
+    """Predict blocks of rows. The shared value is an InferenceJob.
+
+    Attributes:
+        code: the user's code.
+    """
+
+    code: Code
+
+    def run(self, given: Iterator[Any], call: TaskCall) -> Iterator[Any]:
+        """Yield the predictions of a part of the rows at a time, in order."""
+        from sparkdl.worker import inference
+
+        job: InferenceJob = call.shared.value
+        model = inference.load_model(job, self.code, call.threads)
+        for _, block in given:
+            yield from inference.predict_block(model, job, block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictColumnsTask(Task[object]):
+    """Predict from tuples of Arrow arrays. The shared value is an InferenceJob.
+
+    Attributes:
+        code: the user's code.
+        output: the shape of one row's prediction, or a dict of shapes.
+        head: the kind of output.
+        decode: functions that convert values of some columns to arrays, by their places.
+    """
+
+    code: Code
+    output: Shapes
+    head: OutputKind
+    decode: Mapping[int, Decode] = field(default_factory=dict)
+
+    def run(self, given: Iterator[Any], call: TaskCall) -> Iterator[object]:
+        """Yield the predictions for each tuple as one Arrow array."""
+        from sparkdl.worker import inference
+
+        job: InferenceJob = call.shared.value
+        model = inference.load_model(job, self.code, call.threads)
+        for columns in given:
+            yield inference.predict_columns(model, job, columns, self)
+
+
+@dataclass(frozen=True)
+class EvaluateTask(Task[tuple[bytes, int]]):
+    """Evaluate the rows of a partition. The shared value is an InferenceJob.
+
+    Attributes:
+        code: the user's code.
+        rows: the rows.
+    """
+
+    code: Code
+    rows: TaskRows
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[tuple[bytes, int]]:
+        """Yield the metric states and the number of rows; nothing if there are no rows."""
+        from sparkdl.worker import inference
+
+        blocks = self.rows.blocks(given, call.partition)
+        yield from inference.evaluate_blocks(call.shared.value, self.code, blocks, call.threads)
+        _drain(given)
+
+
+@dataclass(frozen=True)
+class EvaluateFrameTask(Task[object]):
+    """Evaluate the rows of a DataFrame's partition.
+
+    Attributes:
+        task: the task that evaluates them.
+    """
+
+    task: EvaluateTask
+
+    def run(self, given: Iterator[object], call: TaskCall) -> Iterator[object]:
+        """Yield the results of the task as Arrow batches."""
+        from sparkdl.data import arrow
+
+        for states, count in self.task.run(given, call):
+            yield arrow.record({"states": [states], "rows": [count]})
+
+
+def run(task: Task[R_co], given: Iterator[object], call: TaskCall) -> Iterator[R_co]:
+    """Run a task over the values that Spark gives it."""
+    try:
+        yield from task.run(computed(given, f"partition {call.partition}"), call)
+    except SparkDLError:
+        raise
+    except Exception as error:
+        raise WorkerError.of(reason_of(error), host=socket.gethostname(), worker=call.partition) from error
+
+
+def _drain(given: Iterator[object]) -> None:
+    for _ in given:
+        pass
+
+
+def relay(iterator: Iterator[object], endpoint: Endpoint, path: str, body: bytes) -> Iterator[RecordBatch]:
+    """Yield, in pieces, the answer of an endpoint that only executors can reach."""
+    from sparkdl.data import arrow
+
+    _drain(iterator)
+    connection = client.Connection(endpoint, retries=1)
+    try:
+        _, answer = connection.post(path, body)
+    finally:
+        connection.close()
+    yield from arrow.rows_of(answer)
 
 
 def import_keras(*, quietly: bool = False) -> None:
@@ -100,206 +403,3 @@ def _errors_kept() -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-
-
-def run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    """Run a stage over the rows of a task. ``context`` is its TaskContext."""
-    stages = {
-        "look": _look,
-        "deal": _deal,
-        "train": _train,
-        "run": _run,
-        "predict": _predict,
-        "evaluate": _evaluate,
-    }
-    worker, host = context.partitionId(), socket.gethostname()
-    try:
-        yield from stages[call.stage](computed(iterator, f"partition {worker}"), context, call)
-    except SparkDLError:
-        raise
-    except Exception as error:
-        raise WorkerError.of(reason_of(error), host=host, worker=worker) from error
-
-
-def computed(rows: Iterable[Any], place: str) -> Iterator[Any]:
-    """Yield rows; turn an exception of the user's function that computes them into a DataError.
-
-    Args:
-        rows: the rows.
-        place: the place of the rows, for the error.
-
-    Raises:
-        DataError: the function raised an exception.
-    """
-    try:
-        yield from rows
-    except SparkDLError:
-        raise
-    except Exception as error:
-        if not own_lines(text_of(error), others=False):
-            raise  # an error of Spark, which the job reports
-        reason = f"The rows of {place} could not be computed: {reason_of(error)}"
-        raise DataError(reason, traceback=text_of(error)) from error
-
-
-def blocks_of(
-    iterator: Iterable[Any], encoding: str, partition: int, options: dict[str, Any]
-) -> Iterator[Block]:
-    """Return the blocks of a task's rows.
-
-    Args:
-        iterator: tuples of an RDD ("rows"), dealt blocks ("dealt") or Arrow batches ("arrow"). It is ignored
-            if a user's function returns the rows ("function").
-        encoding: the kind of the rows, one of these names.
-        partition: the index of the partition.
-        options: "schema", and the other options of the encoding.
-    """
-    if encoding == "dealt":
-        return (block for _, block in iterator)
-    schema = options["schema"]
-    if encoding == "arrow":
-        from sparkdl.data import arrow
-
-        return arrow.blocks_of_batches(iterator, schema.columns, options["seed"], options.get("decode"))
-    if encoding == "function":
-        blocks = _blocks_of_function(partition, options)
-    else:
-        place = options.get("place", "partition")
-        blocks = blocks_of_rows(iterator, schema, partition, options.get("part", TRAINING), place=place)
-    if options.get("split"):
-        blocks = hold_out(blocks, options["split"], options["split_seed"])
-    return blocks
-
-
-def _blocks_of_function(partition: int, options: dict[str, Any]) -> Iterator[Block]:
-    schema: Schema = options["schema"]
-    yield from blocks_of_parts(_made(options["function"], partition, options, schema), schema, partition)
-    if options.get("held") is not None:
-        held, schema = options["held"]
-        parts = _made(held, partition, options, schema)
-        yield from blocks_of_parts(parts, schema, partition, VALIDATION)
-
-
-def _made(function: Any, worker: int, options: dict[str, Any], schema: Schema) -> Iterator[Any]:
-    """Yield the parts of the rows that a user's function returns."""
-
-    def parts() -> Iterator[Any]:
-        yield from parts_of(function(worker, options["workers"]), labels=schema.labelled)
-
-    return computed(parts(), f"worker {worker}")
-
-
-def _look(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    """Yield the first row that a user's function returns; nothing if it returns no rows."""
-    options = call.options
-
-    def parts() -> Iterator[Any]:
-        yield from parts_of(options["function"](0, options["workers"]), labels=options["labels"])
-
-    for whole in computed(parts(), "worker 0"):
-        sample = Sample.of(whole, options["counts"])
-        arrays = list(map(as_rows, sample.values, sample.names))
-        if len(arrays[0]):
-            yield sample.first_of(arrays)
-            break
-    for _ in iterator:
-        pass
-
-
-def _deal(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[tuple[int, Block]]:
-    options, partition = call.options, context.partitionId()
-    try:
-        blocks = blocks_of(iterator, "rows", partition, options)
-        for worker, block in deal(blocks, options["num_workers"], options["seed"]):
-            if block.part != EMPTY or options.get("part", TRAINING) == TRAINING:
-                yield worker, block
-    except DataError as error:
-        if call.endpoint is not None:
-            client.report_failure(
-                Endpoint(*call.endpoint),
-                kind="data",
-                worker=partition,
-                generation=call.generation,
-                attempt=-1,
-                host=socket.gethostname(),
-                message=error.reason,
-                traceback=error.traceback,
-            )
-        raise
-
-
-def _task(context: Any, call: Call) -> Attempt:
-    endpoint = Endpoint(*(call.endpoint or ("", 0, "", b"")))  # none yet: worker 0 may serve it later
-    threads = max(1, context.cpus())
-    return Attempt(context.partitionId(), context.taskAttemptId(), threads, call.generation, endpoint)
-
-
-def _run(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    for _ in iterator:
-        pass
-    yield run_task(call.options["function"], _task(context, call), call.options["workers"])
-
-
-def _train(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl.worker import train
-
-    job, task = call.shared.value, _task(context, call)
-    blocks = blocks_of(iterator, call.options["encoding"], task.worker, call.options)
-    faults = None if call.options.get("checked") else _faults(job, call.options)
-    watched = Watched(blocks, faults, shuffled=call.options.get("shuffled", False))
-    own = [call.options.get(name) for name in ("distribution", "rule")]
-    code = train.Code(call.objects or {}, call.builder, *own)
-    if job.hosted is None:
-        train.train_task(job, task, watched, code)
-    else:
-        from sparkdl.worker import hosted_server
-
-        yield from hosted_server.train(job, task, watched, code, context)
-    for _ in iterator:
-        pass
-
-
-def _faults(job: Any, options: dict[str, Any]) -> Faults:
-    """Return the counter of faulty rows, which names a row by the partition that it comes from."""
-    encoding, plan = options["encoding"], job.settings.plan
-    bits = 33 if encoding == "arrow" else 40  # as in Spark's monotonically increasing ids, and in data.blocks
-    place = "worker" if encoding == "function" else options.get("place", "partition")
-    seed = options["seed"] if encoding == "arrow" else None
-    if encoding == "dealt" and plan.shuffle:
-        seed = plan.seed
-    shuffled = encoding == "arrow" or options.get("split")  # whether keys of validation rows are scrambled
-
-    def origin(key: int) -> str:
-        return f"row {key & (1 << bits) - 1} of {place} {key >> bits}"
-
-    return Faults(job.schema, job.classes, (seed, seed if shuffled else None), origin)
-
-
-def relay(iterator: Iterator[Any], endpoint: Endpoint, path: str, body: bytes) -> Iterator[Any]:
-    """Yield, in pieces, the answer of an endpoint that only executors can reach."""
-    from sparkdl.data import arrow
-
-    for _ in iterator:
-        pass
-    connection = client.Connection(endpoint, retries=1)
-    try:
-        _, answer = connection.post(path, body)
-    finally:
-        connection.close()
-    yield from arrow.rows_of(answer)
-
-
-def _predict(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl.worker import inference
-
-    inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
-    return inference.predict_stage(inputs, call.shared.value, call.objects or {}, call.builder)
-
-
-def _evaluate(iterator: Iterator[Any], context: Any, call: Call) -> Iterator[Any]:
-    from sparkdl.worker import inference
-
-    inputs = inference.Inputs(iterator, context.partitionId(), max(1, context.cpus()), call.options)
-    yield from inference.evaluate_stage(inputs, call.shared.value, call.objects or {}, call.builder)
-    for _ in iterator:
-        pass

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.schema import Schema
 from sparkdl.modeling.backends import distributed, has_gpu, prepare_backend
-from sparkdl.modeling.configuration import Objects
 from sparkdl.modeling.keras_variables import set_generators
 from sparkdl.modeling.serialization import ModelSpec
-from sparkdl.rules import Rule
 from sparkdl.transport.client import Heartbeat
 from sparkdl.transport.exchange import Exchange, Notes
 from sparkdl.worker import devices, model_cache
@@ -23,6 +21,7 @@ from sparkdl.worker.model_cache import take_replica
 from sparkdl.worker.rebalance import rebalance
 from sparkdl.worker.session import Attempt, membership
 from sparkdl.worker.strategies import TrainSettings
+from sparkdl.worker.tasks import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +45,6 @@ class TrainJob:
     class_weight: dict[int, float] | None = None
     hosted: Any = None
     classes: Mapping[int, Classes] = field(default_factory=dict)
-
-
-class Code(NamedTuple):
-    """The code of a run, which is sent inside Spark's closure.
-
-    Attributes:
-        objects: the custom objects of the model.
-        builder: the function that builds the model, if there is one.
-        distribution: the function that makes the distribution over a worker's devices, if there is one.
-        rule: the rule, whose class may be the user's own; None for the rule of the settings.
-    """
-
-    objects: Objects
-    builder: Callable[[], Any] | None = None
-    distribution: Callable[[], Any] | None = None
-    rule: Rule | None = None
 
 
 def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
