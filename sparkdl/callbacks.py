@@ -12,7 +12,6 @@ Example:
 from __future__ import annotations
 
 from math import isnan
-from typing import Any
 
 import keras
 
@@ -36,7 +35,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         """
         raise NotImplementedError
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Raise an error if the learning rate is a schedule.
 
         Raises:
@@ -49,11 +48,11 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
                 "Scale the schedule, or use a schedule with a warm-up (CosineDecay(warmup_steps=...))."
             )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Store the epoch."""
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """In plain Keras, set the rate of one batch. The factors of several callbacks multiply."""
         optimizer, rate = self.model.optimizer, optimizers.learning_rate(self.model)
         if not hasattr(optimizer, KEPT):
@@ -61,7 +60,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         done = self._epoch + batch / (self.params.get("steps") or float("inf"))
         optimizers.set_learning_rate(self.model, rate * self.factor(done, 1))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Restore the rate, so that other callbacks find the value they set."""
         optimizer = self.model.optimizer
         if hasattr(optimizer, KEPT):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pyspark import RDD
+from numpy.typing import ArrayLike
+from pyspark import RDD, SparkContext
 from pyspark.ml.functions import array_to_vector
 from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrix, Vector, Vectors
 from pyspark.mllib.regression import LabeledPoint
@@ -101,9 +103,9 @@ class SparkMLlibModel(SparkModel):
         return super().predict(x, *arguments, **more)
 
 
-def _one_hot(points: RDD[Any], classes: int) -> RDD[Any]:
-    def pair(point: Any) -> Any:  # self-contained: executors may not have sparkdl yet
-        import numpy
+def _one_hot(points: RDD[LabeledPoint], classes: int) -> RDD[tuple[Array, Array]]:
+    def pair(point: LabeledPoint) -> tuple[Array, Array]:
+        import numpy  # in here, because executors may not have sparkdl yet
 
         label = int(point.label)
         if not 0 <= label < classes or label != point.label:
@@ -115,7 +117,9 @@ def _one_hot(points: RDD[Any], classes: int) -> RDD[Any]:
     return points.map(pair)
 
 
-def to_labeled_point(context: Any, features: Any, labels: Any, categorical: bool = False) -> RDD[Any]:
+def to_labeled_point(
+    context: SparkContext, features: ArrayLike, labels: ArrayLike, categorical: bool = False
+) -> RDD[LabeledPoint]:
     """Return an RDD of LabeledPoint from two arrays of equal length.
 
     Args:
@@ -129,11 +133,11 @@ def to_labeled_point(context: Any, features: Any, labels: Any, categorical: bool
     """
     features, labels = _aligned(features, labels, categorical)
     pairs = zip(labels.tolist(), features, strict=True)
-    return context.parallelize([LabeledPoint(label, Vectors.dense(row)) for label, row in pairs])  # type: ignore[no-any-return]
+    return context.parallelize([LabeledPoint(label, Vectors.dense(row)) for label, row in pairs])
 
 
 def from_labeled_point(
-    points: RDD[Any], categorical: bool = False, nb_classes: int | None = None
+    points: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None
 ) -> tuple[Array, Array]:
     """Return the features and the labels of an RDD of LabeledPoint as arrays, float64.
 
@@ -149,7 +153,9 @@ def from_labeled_point(
     return _arrays(pairs, categorical, nb_classes)
 
 
-def to_data_frame(context: Any, features: Any, labels: Any, categorical: bool = False) -> DataFrame:
+def to_data_frame(
+    context: SparkContext, features: ArrayLike, labels: ArrayLike, categorical: bool = False
+) -> DataFrame:
     """Return a DataFrame with columns ``features`` (vectors of Spark ML) and ``label`` from two arrays.
 
     Args:
@@ -192,7 +198,7 @@ def from_data_frame(
     return _arrays(pairs, categorical, nb_classes)
 
 
-def to_matrix(array: Any) -> DenseMatrix:
+def to_matrix(array: ArrayLike) -> DenseMatrix:
     """Return a two-dimensional array as a Matrix.
 
     Raises:
@@ -209,7 +215,7 @@ def from_matrix(matrix: Matrix) -> Array:
     return np.asarray(matrix.toArray())
 
 
-def to_vector(array: Any) -> DenseVector:
+def to_vector(array: ArrayLike) -> DenseVector:
     """Return a one-dimensional array as a Vector.
 
     Raises:
@@ -226,7 +232,7 @@ def from_vector(vector: Vector) -> Array:
     return np.asarray(vector.toArray())
 
 
-def _aligned(features: Any, labels: Any, categorical: bool) -> tuple[Array, Array]:
+def _aligned(features: ArrayLike, labels: ArrayLike, categorical: bool) -> tuple[Array, Array]:
     features, labels = np.asarray(features), np.asarray(labels)
     labels = labels.argmax(axis=-1) if categorical else labels
     if features.ndim != 2 or labels.shape not in ((len(features),), (len(features), 1)):
@@ -237,7 +243,9 @@ def _aligned(features: Any, labels: Any, categorical: bool) -> tuple[Array, Arra
     return features, labels.reshape(-1)
 
 
-def _arrays(pairs: list[Any], categorical: bool, classes: int | None) -> tuple[Array, Array]:
+def _arrays(
+    pairs: Sequence[tuple[ArrayLike, float]], categorical: bool, classes: int | None
+) -> tuple[Array, Array]:
     features, labels = (np.array([pair[place] for pair in pairs], np.float64) for place in (0, 1))
     if categorical:
         classes = classes or int(labels.max(initial=-1)) + 1

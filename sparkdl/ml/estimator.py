@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.ml import Estimator, Model
@@ -15,6 +16,7 @@ from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, argument
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
 from sparkdl.modeling import checks, losses, serialization, signature
+from sparkdl.modeling.keras_types import Model as KerasModel
 from sparkdl.settings import grouped
 from sparkdl.spark import spark_internals
 
@@ -60,24 +62,24 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
 
     unsaved = ("callbacks", "merge")  # not needed for predictions
 
-    def __init__(self, model: Any = None, **params: Any) -> None:
+    def __init__(self, model: KerasModel | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._model, self._builder = model, None
         self._summary: TrainingSummary | None = None
 
-    def getModel(self) -> Any:
+    def getModel(self) -> KerasModel:
         """Return the trained keras.Model."""
         return self._model
 
-    def held(self) -> Any:
+    def held(self) -> KerasModel | None:
         """Return the model; None if there is none."""
         return self._model
 
-    def builder(self) -> Any:
+    def builder(self) -> Callable[[], KerasModel] | None:
         """Return the function that built the model; None if there is none."""
         return self._builder
 
-    def hold(self, model: Any) -> None:
+    def hold(self, model: KerasModel) -> None:
         """Set the model."""
         self._model = model
 
@@ -97,7 +99,7 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
             raise ModelError(f"{self.uid} has no training summary, because it was not created by fit.")
         return self._summary
 
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> dict[str, object]:
         """Return the values to save beside the Params."""
         return {"history": self._summary.history} if self._summary else {}
 

@@ -24,6 +24,7 @@ from sparkdl.config import without_place
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml.params import OBJECTS, OF_PLACE, KerasParams
 from sparkdl.modeling import serialization
+from sparkdl.modeling.keras_types import Model
 from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.spark import spark_internals
 from sparkdl.spark.application import application_of
@@ -39,7 +40,7 @@ class KerasWriter(MLWriter):
         stage: the stage; its ``extra()`` goes into the metadata, and the model from ``held()`` into a file.
     """
 
-    def __init__(self, stage: Any) -> None:
+    def __init__(self, stage: Stored) -> None:
         super().__init__()
         self.stage = stage
 
@@ -96,7 +97,7 @@ class KerasWriter(MLWriter):
             cluster.put(local, f"{path}/{FILE}")
 
 
-def require_file(model: Any) -> None:
+def require_file(model: object) -> None:
     """Require a model that can be saved to a file.
 
     Raises:
@@ -109,7 +110,7 @@ def require_file(model: Any) -> None:
         )
 
 
-class KerasReader(MLReader[Any]):
+class KerasReader(MLReader["Stored"]):
     """Reader of stages that ``KerasWriter`` wrote.
 
     Args:
@@ -120,7 +121,7 @@ class KerasReader(MLReader[Any]):
         super().__init__()
         self.kind = kind
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str) -> Stored:
         """Return the stage at a path.
 
         Custom objects of the model must be registered with Keras, or be in a
@@ -157,11 +158,11 @@ class Stored(KerasParams, MLWritable, MLReadable[Any]):
 
     unsaved: tuple[str, ...] = ()
 
-    def held(self) -> Any:
+    def held(self) -> Model | None:
         """Return the model; None if it is not set."""
         raise NotImplementedError
 
-    def hold(self, model: Any) -> None:
+    def hold(self, model: Model) -> None:
         """Set the model."""
         raise NotImplementedError
 
@@ -174,7 +175,7 @@ class Stored(KerasParams, MLWritable, MLReadable[Any]):
         """Return a reader of stages of this class."""
         return KerasReader(cls)
 
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> dict[str, object]:
         """Return the values to save beside the Params."""
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
@@ -13,6 +13,7 @@ from sparkdl.errors import ModelError, short
 from sparkdl.ml.params import ModelParams, PredictionParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.modeling import checks, execution, losses, signature
+from sparkdl.modeling.keras_types import Model
 from sparkdl.sources.dataframe import frame_source, require_free
 
 
@@ -60,11 +61,11 @@ class Predicts(PredictionParams, Stored):
         frame = dataset.withColumn(made, predict(*source.features()))
         return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
 
-    def given_thresholds(self) -> Any:
+    def given_thresholds(self) -> list[float] | None:
         """Return the threshold of each class; None if none are set."""
         return self.getOrDefault("thresholds") if self.isDefined("thresholds") else None
 
-    def builder(self) -> Any:
+    def builder(self) -> Callable[[], Model] | None:
         """Return the function that built the model; None if there is none."""
         return None
 

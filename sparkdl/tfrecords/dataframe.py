@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession, functions, types
+from pyspark.sql import Column, DataFrame, SparkSession, functions, types
 
 from sparkdl.data import arrow
+from sparkdl.data.arrow import RecordBatch
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.process import interrupts
 from sparkdl.spark import files, jobs
 from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.tfrecords import records
-from sparkdl.tfrecords.records import Record
+from sparkdl.tfrecords.records import Record, Value
 
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
 LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # booleans take only 0 and 1
@@ -37,7 +38,11 @@ INFERRED = {"int64": types.LongType(), "float": types.FloatType(), "bytes": type
 
 @short
 def read_tfrecords(
-    path: str | list[str], schema: Any = None, *, sequences: bool = False, spark: SparkSession | None = None
+    path: str | list[str],
+    schema: types.StructType | str | None = None,
+    *,
+    sequences: bool = False,
+    spark: SparkSession | None = None,
 ) -> DataFrame:
     """Return the records of TFRecord files as rows.
 
@@ -60,39 +65,39 @@ def read_tfrecords(
     ship(cluster)
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     found = found.select("path", "content")
+    kind: Any = schema
     if schema is None:
-        schema = _infer(found, cluster, sequences=sequences)
+        kind = _infer(found, cluster, sequences=sequences)
     elif isinstance(schema, str):
-        schema = types.StructType.fromDDL(schema)
-    for field in schema.fields:
+        kind = types.StructType.fromDDL(schema)
+    for field in kind.fields:
         _kind_of(field, sequences=sequences)
 
-    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+    def rows(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         for name, data in _records_in(batches):
-            columns: list[list[Any]] = [[] for _ in schema.fields]
+            columns: list[list[object]] = [[] for _ in kind.fields]
             for number, record in enumerate(data):
                 parsed, place = records.parse(record, sequence=sequences), f"record {number} of {name}"
-                for column, field in zip(columns, schema.fields, strict=True):
+                for column, field in zip(columns, kind.fields, strict=True):
                     column.append(_from_record(parsed, field, place))
                 if len(columns) and len(columns[0]) == arrow.ROWS_PER_BATCH:
-                    yield arrow.batch_of(columns, schema)
-                    columns = [[] for _ in schema.fields]
-            yield arrow.batch_of(columns, schema)
+                    yield arrow.batch_of(columns, kind)
+                    columns = [[] for _ in kind.fields]
+            yield arrow.batch_of(columns, kind)
 
-    return found.mapInArrow(rows, schema)
+    return found.mapInArrow(rows, kind)
 
 
-def _records_in(batches: Iterator[Any]) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _records_in(batches: Iterator[RecordBatch]) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Yield the name and the records of each file."""
     for batch in batches:
         for name, content in zip(batch.column(0), batch.column(1), strict=True):
-            data = content.as_py()
-            file: Any = io.BytesIO(data)
-            packed = name.as_py().endswith(".gz")
-            yield name.as_py(), records.read(gzip.GzipFile(fileobj=file) if packed else file, name.as_py())
+            path, file = name.as_py(), io.BytesIO(content.as_py())
+            packed = path.endswith(".gz")
+            yield path, records.read(gzip.GzipFile(fileobj=file) if packed else file, path)
 
 
-def _from_record(record: Record, field: types.StructField, place: str) -> Any:
+def _from_record(record: Record, field: types.StructField, place: str) -> object:
     """Return the value of a column in a record; None if the record has none.
 
     Raises:
@@ -116,7 +121,7 @@ def _from_record(record: Record, field: types.StructField, place: str) -> Any:
     return _cast(values[0], kind, field, place)
 
 
-def _cast(value: Any, kind: Any, field: types.StructField, place: str) -> Any:
+def _cast(value: Any, kind: types.DataType, field: types.StructField, place: str) -> object:
     if isinstance(kind, types.StringType) and isinstance(value, bytes):
         try:
             return value.decode()
@@ -160,7 +165,7 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
 def _infer(found: DataFrame, cluster: SparkApplication, *, sequences: bool) -> types.StructType:
     """Return the columns that hold the features of all records."""
 
-    def look(batches: Iterator[Any]) -> Iterator[Any]:
+    def look(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         seen: dict[tuple[str, str], int] = {}
         for _, data in _records_in(batches):
             for record in data:
@@ -184,7 +189,7 @@ def _infer(found: DataFrame, cluster: SparkApplication, *, sequences: bool) -> t
     return types.StructType([_inferred(name, *columns[name]) for name in sorted(columns)])
 
 
-def _note(seen: dict[tuple[str, str], int], name: str, values: list[Any], depth: int) -> None:
+def _note(seen: dict[tuple[str, str], int], name: str, values: list[Value], depth: int) -> None:
     kinds = {bytes: "bytes", float: "float", int: "int64"}
     key = name, kinds[type(values[0])] if values else ""
     seen[key] = max(seen.get(key, 0), depth)
@@ -193,7 +198,7 @@ def _note(seen: dict[tuple[str, str], int], name: str, values: list[Any], depth:
 def _inferred(name: str, kinds: set[str], depth: int) -> types.StructField:
     if "bytes" in kinds and len(kinds) > 1:
         raise DataError(f"The feature {name!r} is bytes in some records and numbers in others.")
-    kind: Any = INFERRED[max(kinds, key=lambda each: ORDER[each], default="bytes")]
+    kind: types.DataType = INFERRED[max(kinds, key=lambda each: ORDER[each], default="bytes")]
     for _ in range(depth):
         kind = types.ArrayType(kind)
     return types.StructField(name, kind)
@@ -255,8 +260,13 @@ def write_tfrecords(
 
 
 def _write_part(
-    batches: Iterator[Any], *, folder: str, fields: list[types.StructField], sequences: bool, packed: bool
-) -> Iterator[Any]:
+    batches: Iterator[RecordBatch],
+    *,
+    folder: str,
+    fields: list[types.StructField],
+    sequences: bool,
+    packed: bool,
+) -> Iterator[RecordBatch]:
     """Write a partition's rows; yield the file's name, unique to the task attempt, and the number of rows."""
     context: Any = TaskContext.get()
     name = f"part-{context.partitionId():05d}-{context.taskAttemptId()}.tfrecord{'.gz' * packed}"
@@ -277,7 +287,7 @@ def _write_part(
     yield arrow.record({"name": [name], "rows": [next(counter)]})
 
 
-def _writable(field: types.StructField) -> Any:
+def _writable(field: types.StructField) -> Column:
     """Return a column; vectors become arrays."""
     column = functions.col(f"`{field.name}`")
     if type(field.dataType).__name__ == "VectorUDT":
@@ -290,8 +300,8 @@ def _writable(field: types.StructField) -> Any:
 def _to_record(
     row: dict[str, Any], fields: list[types.StructField], place: str, *, sequences: bool
 ) -> Record:
-    features: dict[str, list[Any]] = {}
-    lists: dict[str, list[list[Any]]] = {}
+    features: dict[str, list[Value]] = {}
+    lists: dict[str, list[list[Value]]] = {}
     for field in fields:
         value = row[field.name]
         if value is None:
@@ -312,9 +322,9 @@ def _to_record(
     return Record(features, lists if sequences else None)
 
 
-def _plain(field: types.StructField) -> Callable[[Any], Any]:
+def _plain(field: types.StructField) -> Callable[[Any], Value]:
     """Return the function that converts a column's values to the values of a record."""
-    kind: Any = field.dataType
+    kind = field.dataType
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     if isinstance(kind, types.StringType):

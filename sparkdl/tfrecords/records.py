@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import google_crc32c
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from sparkdl.errors import DataError
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead, SupportsWrite
+
+Value = bytes | float | int
+Proto: TypeAlias = message.Message  # a description of a file, of a message or of a field
 KINDS = ("bytes_list", "float_list", "int64_list")
 
 
@@ -35,11 +40,11 @@ class Record(NamedTuple):
         lists: the feature lists of a SequenceExample, by name; None for an Example.
     """
 
-    features: dict[str, list[Any]]
-    lists: dict[str, list[list[Any]]] | None = None
+    features: dict[str, list[Value]]
+    lists: dict[str, list[list[Value]]] | None = None
 
 
-def read(file: Any, name: str) -> Iterator[bytes]:
+def read(file: SupportsRead[bytes], name: str) -> Iterator[bytes]:
     """Yield the data of each record.
 
     Args:
@@ -66,7 +71,7 @@ def read(file: Any, name: str) -> Iterator[bytes]:
         number += 1
 
 
-def write(file: Any, records: Iterable[bytes]) -> None:
+def write(file: SupportsWrite[bytes], records: Iterable[bytes]) -> None:
     """Write records."""
     for data in records:
         head = struct.pack("<Q", len(data))
@@ -100,11 +105,11 @@ def parse(data: bytes, *, sequence: bool) -> Record:
     return Record(_values(parsed.context), lists)
 
 
-def _values(features: Any) -> dict[str, list[Any]]:
+def _values(features: message.Message) -> dict[str, list[Value]]:
     return {name: _value(feature) for name, feature in features.feature.items()}
 
 
-def _value(feature: Any) -> list[Any]:
+def _value(feature: message.Message) -> list[Value]:
     kind = feature.WhichOneof("kind")
     return list(getattr(feature, kind).value) if kind else []
 
@@ -126,7 +131,7 @@ def serialize(record: Record) -> bytes:
     return bytes(made.SerializeToString(deterministic=True))
 
 
-def _fill(feature: Any, name: str, values: list[Any]) -> None:
+def _fill(feature: message.Message, name: str, values: list[Value]) -> None:
     if not values:
         feature.SetInParent()
         return
@@ -138,19 +143,19 @@ def _fill(feature: Any, name: str, values: list[Any]) -> None:
         raise DataError(f"The feature {name!r} has values of several kinds: {error}.") from error
 
 
-def _messages() -> tuple[Any, ...]:
+def _messages() -> tuple[type[message.Message], ...]:
     """Return the message classes Example and SequenceExample, built without a .proto file."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="sparkdl_tfrecord.proto", package="sparkdl", syntax="proto3"
     )
 
-    def add(parent: Any, name: str) -> Any:
+    def add(parent: Proto, name: str) -> Proto:
         made = parent.nested_type.add() if hasattr(parent, "nested_type") else parent.message_type.add()
         made.name = name
         return made
 
-    def put(owner: Any, name: str, number: int, kind: Any, *, many: bool = False, of: str = "") -> Any:
+    def put(owner: Proto, name: str, number: int, kind: int, *, many: bool = False, of: str = "") -> Proto:
         label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
         made = owner.field.add(name=name, number=number, label=label)
         made.type = kind
@@ -158,7 +163,7 @@ def _messages() -> tuple[Any, ...]:
             made.type_name = f".sparkdl.{of}"
         return made
 
-    def put_map(owner: Any, name: str, of: str) -> None:
+    def put_map(owner: Proto, name: str, of: str) -> None:
         entry = add(owner, f"{''.join(part.title() for part in name.split('_'))}Entry")
         entry.options.map_entry = True
         put(entry, "key", 1, field.TYPE_STRING)
