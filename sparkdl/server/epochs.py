@@ -158,7 +158,7 @@ class Epochs:
         """Return the reports of a complete epoch, with the losses since the epoch before."""
         report = self.reports[epoch]
         losses, self.merging.losses = self.merging.losses, []
-        return _result_of(report, report.validation, losses)
+        return report.result(report.validation, losses)
 
     def unattended(self, epoch: int) -> EpochResult | None:
         """Return the reports of an epoch if its evaluation waits for the driver, else None."""
@@ -166,7 +166,7 @@ class Epochs:
         waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
         if not waits or report is None or report.cut is None or not self.schedule.plans:
             return None
-        return _result_of(report, {}, list(self.merging.losses))
+        return report.result({}, list(self.merging.losses))
 
     def forget_before(self, epoch: int) -> None:
         """Forget the epochs before this one, which are committed."""
@@ -198,19 +198,6 @@ class Epochs:
     def stopped_with_weights(self) -> Update | None:
         """Return the report, with weights, of a replica that was stopped within an epoch."""
         return next((report for report in self.stopped.values() if len(report.parameters)), None)
-
-
-def _result_of(report: EpochReports, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
-    """Return the reports of an epoch that has ended, in worker order."""
-    if report.cut is None:
-        raise ValueError("The epoch has not ended.")
-    return EpochResult(
-        cut=report.cut,
-        metrics=[report.metrics[k] for k in sorted(report.metrics)],
-        validation=[validation[k] for k in sorted(validation)],
-        rows=report.rows,
-        losses=losses,
-    )
 
 
 class WeightReplies:

@@ -239,6 +239,26 @@ class EpochReports:
         if weights is not None:
             self.weights = weights, update.statistics
 
+    def result(self, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
+        """Return the result of the epoch, which has ended, in worker order.
+
+        Args:
+            validation: each worker's metric states over its validation rows, by worker.
+            losses: see ``EpochResult``.
+
+        Raises:
+            ValueError: the epoch has not ended.
+        """
+        if self.cut is None:
+            raise ValueError("The epoch has not ended.")
+        return EpochResult(
+            cut=self.cut,
+            metrics=[self.metrics[k] for k in sorted(self.metrics)],
+            validation=[validation[k] for k in sorted(validation)],
+            rows=self.rows,
+            losses=losses,
+        )
+
 
 def spooled(state: bytes) -> bytes | mmap:
     """Return a worker's state, in a file if it is large."""
