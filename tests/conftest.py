@@ -24,7 +24,6 @@ from pathlib import Path
 import network
 import pytest
 from standalone import Standalone, eventually
-from turns import SHARE
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -41,7 +40,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "whole: part of the whole product only, see --all")
     config.addinivalue_line("markers", "network: needs a user who may make network namespaces")
     config.addinivalue_line("markers", "backend(name): of what Keras does on this backend only")
-    config.addinivalue_line("markers", "third: long; the default suite runs a third of those of its module")
+    config.addinivalue_line("markers", "one_case: long; the default suite runs the first of its cases")
     config.addinivalue_line("markers", "each_master: on each kind of master that its module names")
     config.addinivalue_line("markers", "classic: needs a SparkContext, which Spark Connect does not have")
     config.addinivalue_line("markers", "apart: needs executors that are not the driver's own JVM")
@@ -49,8 +48,7 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     why = network.missing()
-    left_out = [f"left out: tests between hosts (-m network): {why}"] if why else []
-    return [f"share {SHARE} of the tests that take turns (SPARKDL_TEST_SHARE)", *left_out]
+    return [f"left out: tests between hosts (-m network): {why}"] if why else []
 
 
 def pytest_generate_tests(metafunc):
@@ -80,15 +78,20 @@ def pytest_itemcollected(item):
 
 def pytest_collection_modifyitems(config, items):
     places = {}
-    whole, left_out = config.getoption("--all"), []
-    every_day = whole or is_named(config)
+    every, left_out = config.getoption("--all") or is_named(config), []
     for item in items:
-        in_turn = whole or not item.get_closest_marker("whole") and has_its_turn(item, places)
-        runs = in_turn and is_of_this_backend(item) and has_its_networks(item)
-        if not (runs and (every_day or is_in_share(item, places))):
+        fits = is_of_this_backend(item) and has_its_networks(item)
+        if not (fits and (every or is_in_sample(item, places))):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
+
+
+def is_in_sample(item, places):
+    """Return True if `make test` runs the test."""
+    if item.get_closest_marker("whole") or not has_its_turn(item, places):
+        return False
+    return is_first_case(item, places)
 
 
 def is_of_this_backend(item):
@@ -127,16 +130,15 @@ def has_its_turn(item, places):
 
 
 def is_named(config):
-    """Return True if tests were selected by name; then all of them run."""
+    """Return True if tests were selected by name. All of them run then, those marked ``whole`` too."""
     return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
 
 
-def is_in_share(item, places):
-    """Return True if the test is in the selected share; ``places`` counts the long tests of each module."""
-    if not item.get_closest_marker("third"):
+def is_first_case(item, places):
+    """Return True for the first case of a test that is marked ``one_case``; ``places`` has those seen."""
+    if not item.get_closest_marker("one_case"):
         return True
-    places[item.module] = place = places.get(item.module, -1) + 1
-    return (place + SHARE) % 3 == 0
+    return places.setdefault((item.path, item.originalname), item) is item
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -12,7 +12,6 @@ from pathlib import Path
 import keras
 import pytest
 from standalone import Standalone
-from turns import by_turns
 
 import sparkdl
 
@@ -44,7 +43,7 @@ def report_of(script, master, mode, *, variables=(), own=(), **settings):
 first_statement = partial(report_of, "first_statement.py")
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     """A fit as first statement waits for executors to register and gives the result of plain Keras.
 
@@ -67,7 +66,7 @@ def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     assert report["away"] < 1e-5
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 def test_executors_may_come_and_go(standalone, mode):
     """A worker group forms under dynamic allocation, which allows no barrier stages."""
@@ -97,7 +96,8 @@ def test_where_spark_encrypts_so_do_workers():
     assert report["away"] < 1e-5
 
 
-@pytest.mark.parametrize("setting", by_turns(ORDINARY, "-".join))
+@pytest.mark.one_case
+@pytest.mark.parametrize("setting", ORDINARY, ids="-".join)
 def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, setting):
     """Speculative copies of slow workers wait, or replace a stopped worker, and each update counts once.
 

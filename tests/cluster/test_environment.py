@@ -75,7 +75,7 @@ def refused(spark, problem):
     return str(caught.value)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_executors_without_sparkdl_are_sent_it(problem, environment):
     """Executors without sparkdl get it with the job, and the result is that of plain Keras."""
     environment("sparkdl", "__editable__", "cloudpickle", "flask", "cheroot", "rich-")
@@ -100,7 +100,7 @@ def test_executors_without_keras_are_refused(spark, problem, environment):
     assert "spark.pyspark.python, or --archives with a packed venv" in message
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_executors_with_another_keras_are_refused(spark, problem, environment):
     """The error for executors with another Keras names both versions."""
     environment("keras-").add("keras-9.9.0.dist-info/METADATA", "Name: keras\nVersion: 9.9.0\n")

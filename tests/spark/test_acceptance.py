@@ -120,7 +120,7 @@ def test_an_empty_partition_is_said_with_counts(spark, problem, caplog):
     assert "1 of 2 workers have no rows." in caplog.messages
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "array"])
 def test_held_out_rows_are_evaluated_on_the_workers(spark, problem, frames, kind):
     """`validation_data` of each kind gives the loss that plain Keras has on those rows."""

@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory):
 for_long = [pytest.mark.whole, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("frequency", "epochs", "kills"),
@@ -157,7 +157,7 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
             np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("mode", "frequency", "epochs", "kills"),
@@ -192,7 +192,7 @@ def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_ch
     assert kills == 1 or twice <= kills * interval
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "frequency", "merge"),
     [("synchronous", "batch", None), ("synchronous", 3, "diloco"), ("asynchronous", "batch", None)],

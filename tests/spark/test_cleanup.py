@@ -113,7 +113,7 @@ def test_after_a_fit_that_fails(problem):
     assert len(spark_model.history.history["loss"]) in (1, 2)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "frequency", "every"),
     [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
@@ -154,7 +154,7 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("frequency", ["batch", 2])
 def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, frequency):
     """A worker killed during validation does not repeat the epoch; weights and History are the same."""
@@ -179,7 +179,7 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
     assert all(np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True))
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
     """A hung worker is named after stall_timeout; the run resumes from the last snapshot without it."""
@@ -203,7 +203,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
         assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_after_workers_were_killed_too_often(problem, tmp_path):
     """A worker that dies at every start ends the run; the model keeps what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
@@ -242,7 +242,7 @@ def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothin
     nothing_is_left.update(blocks(spark))
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_after_a_worker_raised(problem, tmp_path):
     """An exception in the middle of an epoch ends the run; the model is that of the last epoch."""
 
@@ -263,7 +263,7 @@ def test_after_a_worker_raised(problem, tmp_path):
     assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_after_the_job_was_cancelled(spark, problem):
     """A job that is cancelled, for example in Spark's UI, is not restarted."""
     callback = keras.callbacks.LambdaCallback(

@@ -85,7 +85,7 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
         KerasTransformer(model=problem.model()).save("file:///stage")
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placement):
     """Callbacks on the client change the learning rate and stop the workers, wherever the endpoint runs.
@@ -157,7 +157,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     assert [endpoints[0].certificate] * 2 == certificates
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table):
     """Validation waits for the driver's callbacks, which may swap in other weights."""
     ours, reference = (
@@ -219,7 +219,7 @@ def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_p
     assert (1, [0, 1]) == (history.training["resumed"], history.epoch)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
     """A worker's traceback reaches the client through the endpoint, a preflight failure through Spark."""
 
@@ -237,7 +237,7 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
         )
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
     """The endpoint in worker 0 reports divergence to the client."""
     model = problem.model(keras.optimizers.SGD(1e30))
@@ -248,7 +248,7 @@ def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
         )
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, table, mode):
     """Without a spare slot, the results come at the end and equal those of any fit; callbacks are refused."""

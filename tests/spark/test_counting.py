@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pyspark import TaskContext
-from turns import by_turns
 
 from sparkdl import SparkModel
 from sparkdl.settings import grouped
@@ -45,6 +44,10 @@ def setting_of(seed):
 def name_of(setting):
     mode, frequency, more = setting
     return "-".join([mode, str(frequency), *more])
+
+
+def name_of_seed(seed):
+    return f"{seed}-{name_of(setting_of(seed))}"
 
 
 def parent_of(pid):
@@ -148,7 +151,8 @@ def count(folder, seed, setting, act, *, deaths=1, workers=range(WORKERS), rdd=N
     return float(model.get_weights()[0][0, 0]), steps, history
 
 
-@pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
+@pytest.mark.one_case
+@pytest.mark.parametrize("seed", SEEDS, ids=name_of_seed)
 def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
     """Each update counts once while random Python workers are killed, in each mode and frequency."""
     weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_worker", deaths=DEATHS)
@@ -160,7 +164,8 @@ def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("seed", by_turns(SEEDS, lambda seed: f"{seed}-{name_of(setting_of(seed))}"))
+@pytest.mark.one_case
+@pytest.mark.parametrize("seed", SEEDS, ids=name_of_seed)
 def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
     """Each update counts once when an executor's JVM is killed, in each mode and frequency."""
     weight, steps, history = count(tmp_path, seed, setting_of(seed), "kill_executor")
@@ -171,7 +176,8 @@ def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("setting", by_turns(SETTINGS, name_of))
+@pytest.mark.one_case
+@pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
 def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path, setting):
     """Each update counts once if a worker that Spark believes dead trains on beside its replacement."""
     weight, steps, history = count(tmp_path, 0, setting, "orphan")
@@ -182,7 +188,8 @@ def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path,
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("setting", by_turns(ORDINARY, name_of))
+@pytest.mark.one_case
+@pytest.mark.parametrize("setting", ORDINARY, ids=name_of)
 def test_every_update_counts_once_where_a_stage_is_run_again(spark, jobs, tmp_path, setting):
     """Each update counts once when a killed executor takes shuffle files with it and Spark reruns the stage.
 

@@ -52,7 +52,7 @@ def reader(folder, kind):
     return read
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["arrays", "batches", "dataset", "sequence"])
 def test_workers_train_on_what_a_function_returns_there(spark, problem, files, kind):
     """Arrays, a generator, tf.data and a PyDataset give the same rows, and train as an RDD of them does."""
@@ -130,7 +130,7 @@ def test_several_inputs_and_weights_come_from_a_function(spark, problem):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_what_a_function_does_wrong_is_named(spark, problem):
     """Wrong arguments, unequal lengths, another row shape and exceptions of a function raise named errors."""
     x, y = problem.x, problem.y

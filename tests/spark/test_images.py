@@ -113,7 +113,7 @@ def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
     assert [k % 2 for k in range(40)] == [row.prediction for row in found]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_what_cannot_be_decoded_is_named(spark, images):
     """A value that cannot be decoded is named: on the driver for the first row, else with its row."""
     spark_model = SparkModel(model_of(), num_workers=2)

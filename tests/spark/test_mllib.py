@@ -26,7 +26,7 @@ from sparkdl.mllib import (
 MASTERS = ("local", "local-cluster", "standalone")
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_labeled_points_train_as_pairs_do(spark, problem, mode):
     """LabeledPoints train in every mode; in synchronous mode the weights are those of equal pairs."""
@@ -66,7 +66,7 @@ def test_vectors_and_matrices_are_predicted_from(spark, problem):
         np.testing.assert_allclose(expected, spark_model.predict(rdd).collect(), atol=1e-5)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_class_indices_become_one_hot_vectors(spark, problem):
     """categorical=True one-hot encodes class indices; a label that is not a class index ends the fit."""
     points = to_labeled_point(spark.sparkContext, problem.x, np.eye(3)[problem.y], categorical=True)

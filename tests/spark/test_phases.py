@@ -13,11 +13,10 @@ import phases
 import pytest
 from phases import FAULTS, PHASES, SETTINGS, Act, call
 from pyspark import cloudpickle
-from turns import by_turns
 
 MASTERS = ("local-cluster",)
 PROGRAM = Path(phases.__file__)
-SHORT, LONG = FAULTS[:2], FAULTS[2:]
+LONG = FAULTS[2:]
 pytestmark = [pytest.mark.classic, pytest.mark.timeout(900)]
 
 
@@ -26,11 +25,8 @@ def name_of(case):
 
 
 CASES = [
-    *by_turns(list(itertools.product(PHASES, SHORT, SETTINGS)), name_of),
-    *(
-        pytest.param(case, id=name_of(case), marks=pytest.mark.whole)
-        for case in itertools.product(PHASES, LONG, SETTINGS)
-    ),
+    pytest.param(case, id=name_of(case), marks=[pytest.mark.whole] if case[1] in LONG else [])
+    for case in itertools.product(PHASES, FAULTS, SETTINGS)
 ]
 
 
@@ -57,6 +53,7 @@ def undisturbed(spark, tmp_path_factory):
     return result
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("victim", ["worker", "executor"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_path, case, victim):
@@ -71,6 +68,7 @@ def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_pa
     assert Path(tmp_path, "done").exists()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_a_driver_is_killed_or_stopped(undisturbed, tmp_path, case):
     """A stopped driver continues; after a killed one, the next driver resumes from the last checkpoint."""

@@ -137,7 +137,7 @@ def test_regression_predicts_a_number(spark, problem, table):
     assert RegressionEvaluator(metricName="r2").evaluate(out) > 0.5
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, table):
     """Sparse vectors, arrays and scalar columns train and predict as dense vectors do."""
     reference = estimator.fit(table)
@@ -259,7 +259,7 @@ def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
     assert accuracy == pytest.approx(fitted.summary.history["val_accuracy"][-1])
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.classic  # preservePartitions needs the number of partitions
 @pytest.mark.parametrize("stay", [True, False])
 def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, estimator, table, stay):
@@ -285,7 +285,7 @@ def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
         estimator.fit(none, {estimator.validationIndicatorCol: "held"})
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize(("workers", "size"), [(1, 16), (2, 203)])  # in the order of the rows, or all at once
 def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, table, workers, size):
     """The summary's training and validation history, and the weights, are those of plain Keras."""
@@ -474,7 +474,7 @@ def test_two_columns_of_one_name_are_refused(spark, problem, table):
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
     """A vector of another size raises an error that names its row, in the job that predicts it."""
     short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
@@ -567,7 +567,7 @@ def place(request, spark, mounted):
     configuration.set("fs.defaultFS", before)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.classic  # over Spark Connect, the server's file system is the default one
 def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table, tmp_path, place):
     """A pipeline with its model file is saved to any Hadoop file system and loads with the same bits."""
@@ -763,7 +763,7 @@ def test_several_param_maps_are_fitted(spark, estimator, table):
     assert [1, 2] == [each.summary.totalIterations for each in fitted]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @leaves_its_pool
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path, mode):
@@ -789,7 +789,7 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
     np.testing.assert_array_equal(weights_of(found.bestModel), weights_of(loaded.bestModel))
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @leaves_its_pool
 def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     """Two fits of a cross-validation run at once: each waits for the other in its first epoch."""
@@ -817,7 +817,7 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     assert 2 == len(search.fit(table).avgMetrics)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @leaves_its_pool
 def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
     """Four parallel fits of one worker each share the slots and find the models of sequential fits."""
@@ -858,7 +858,7 @@ def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, esti
     assert found.validationMetrics[1] > found.validationMetrics[0]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, estimator, table):
     """Empty partitions, and fewer partitions than workers, change neither training nor predictions."""
     one = table.coalesce(1)
@@ -929,7 +929,7 @@ def test_sql_predicts(spark, problem, table):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.each_master
 def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     """Rows of a streaming source are predicted as they arrive, without a look at the first row."""

@@ -56,7 +56,7 @@ def test_rows_come_back_as_they_were(spark, tmp_path, compression):
     assert all(name.endswith(".gz" if compression else ".tfrecord") for name in names)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @writes
 def test_arrays_of_arrays_are_sequences(spark, tmp_path):
     """Feature lists and context of SequenceExamples come back; arrays of arrays need sequences=True."""
@@ -146,7 +146,7 @@ def test_a_model_trains_on_records(spark, problem, tmp_path):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @writes
 def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     """An existing folder is kept without overwrite, replaced with it, and unchanged if the job fails."""
@@ -209,7 +209,7 @@ def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
         _from_record(Record(FEATURES), types.StructField(name, kind), "record 1")
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
     """The error of the reading job names the record and the file."""
     both = (Record({"odd": [odd]}) for odd in (b"x", b"\xff"))
@@ -220,7 +220,7 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
         read_tfrecords(str(tmp_path / "t"), "odd string").collect()
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @writes
 def test_a_null_within_an_array_is_named(spark, tmp_path):
     """A null within an array or a list of a sequence is refused with its column, row and partition."""
@@ -237,7 +237,7 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
             write_tfrecords(frame, str(tmp_path / "t"), sequences=True)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     """Decimals, timestamps and maps are refused before any job; truncated files fail in the job."""
     before = jobs()

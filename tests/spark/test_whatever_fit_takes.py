@@ -108,7 +108,7 @@ def test_predictions_of_an_rdd_have_the_structure_of_the_outputs(spark, two):
         np.testing.assert_allclose(first[index]["sum"], wanted["sum"][index], atol=1e-5)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     """Columns form the inputs, several of them one array; a weight is a column; predictions are a struct."""
     frame = two.frame(spark).withColumn("weight", functions.col("sign") + 0.5)
@@ -137,7 +137,7 @@ def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     assert history.history["val_loss"][-1] == pytest.approx(held["loss"], rel=1e-4)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
     """A dict of column names weighs the rows of each output separately, as arrays do in model.fit."""
     share = functions.col("row") / (ROWS - 1)
@@ -430,7 +430,7 @@ def test_inputs_that_the_model_does_not_know_are_named(spark, two):
         SparkModel(two.model()).fit(x, two.y)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 def test_sparse_vectors_train_as_the_array_does(spark):
     """Sparse vectors in a DataFrame or an RDD, mixed with dense ones, train as the arrays in Keras."""
     from pyspark.ml.linalg import Vectors

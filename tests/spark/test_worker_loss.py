@@ -46,7 +46,7 @@ def counts_of(history):
     return tuple(history.training[name] for name in ("lost", "returned", "restarts"))
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "worker"),
     [("synchronous", 0), ("asynchronous", 1), whole("synchronous", 1), whole("hogwild", 0)],
@@ -69,7 +69,7 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
         assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.third
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("settings", "worker"),
     [

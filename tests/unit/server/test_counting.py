@@ -14,7 +14,6 @@ from counted import SIZE, Job, started, total, work
 from relay import Relay
 from standalone import eventually
 from stores import KINDS, NEVER, store_of, together
-from turns import by_turns
 
 from sparkdl.server.aggregation import Asynchronous, SynchronousRounds
 from sparkdl.server.http_app import Traffic, make_app
@@ -113,7 +112,8 @@ def outcome_of(process):
     return process.returncode, out, errors
 
 
-@pytest.mark.parametrize("setting", by_turns(list(SETTINGS)))
+@pytest.mark.one_case
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(processes, setting):
     """A worker stopped by SIGSTOP until another attempt took over is refused; the latter's updates count."""
     store = store_of(workers=2, size=SIZE, epochs=1, silence=1.0, **SETTINGS[setting])
