@@ -43,7 +43,7 @@ SETTINGS = [
         ConfigError,
         'frequency should be "batch", "epoch" or a whole number of batches',
     ),
-    ({"frequency": 0}, ConfigError, "of at least 1; got 0."),
+    ({"frequency": 0}, ConfigError, r"at least 1\); got 0\."),
     ({"merge": "vote"}, ConfigError, "vote"),
     ({"num_workers": 0}, ConfigError, "num_workers should be a whole number of at least 1; got 0."),
     ({"network": 7100}, ConfigError, "network should be a sparkdl.Network; got 7100."),
