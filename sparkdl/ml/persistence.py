@@ -44,6 +44,7 @@ class KerasWriter(MLWriter):
         super().__init__()
         self.stage = stage
 
+    # A private hook of PySpark 3.5 to 4.3.
     def _handleOverwrite(self, path: str) -> None:
         if not application_of(self.sparkSession).remote:
             super()._handleOverwrite(path)

@@ -19,8 +19,7 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.saving import serialization_lib as _serialization
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-# Attributes of layers and models that are set when these are built, called, compiled or trained: Keras 3.5 to
-# 3.15.
+# Keras 3.5 to 3.15: attributes of layers and models that building, calling, compiling or training them sets.
 _STATE_OF_LAYERS = {
     "_compile_metrics",
     "_eval_epoch_iterator",
@@ -35,7 +34,7 @@ _STATE_OF_LAYERS = {
     "stop_predicting",
     "stop_training",
 }
-# Attributes that every layer or model has, and that a user sets: Keras 3.5 to 3.15.
+# Keras 3.5 to 3.15: attributes that every layer or model has, and that a user sets.
 _SETTINGS_OF_LAYERS = {
     "_trainable",
     "_dtype_policy",
@@ -48,9 +47,9 @@ _SETTINGS_OF_LAYERS = {
     "activity_regularizer",
     "steps_per_execution",
 }
-# Attributes of other objects, such as metrics, that are set when these are built: Keras 3.5 to 3.15.
+# Keras 3.5 to 3.15: attributes of other objects, such as metrics, that building them sets.
 _STATE_OF_OTHERS = {"built", "_built", "_tracker", "_lock"}
-# Attributes of optimizers that ``build`` or Keras's own constructor creates again: Keras 3.5 to 3.15.
+# Keras 3.5 to 3.15: attributes of optimizers that ``build`` or Keras's own constructor creates again.
 _STATE_OF_OPTIMIZERS = {
     "built",
     "_tracker",
