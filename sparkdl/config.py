@@ -144,9 +144,9 @@ class TrainConfig:
         check_fields(self)
         if self.stragglers.staleness is not None and self.mode is Mode.SYNCHRONOUS:
             raise ConfigError(
-                "staleness is for workers that do not wait for each other in rounds; got "
-                f'staleness={self.stragglers.staleness!r} with mode="synchronous". Take '
-                'mode="asynchronous", or leave it out.'
+                "staleness needs a mode without rounds, since workers in a round wait for each other; "
+                f'got staleness={self.stragglers.staleness!r} with mode="synchronous". Set '
+                'mode="asynchronous" or mode="hogwild", or leave staleness out.'
             )
         self._check_hybrid()
         self._check_loss()
@@ -182,19 +182,20 @@ class TrainConfig:
         if not self.hybrid:
             if self.stragglers.late_updates == "merge":
                 raise ConfigError(
-                    'late_updates="merge" is for exchanges that go on without some workers. Set quorum or '
-                    "round_timeout too, or leave it out."
+                    'late_updates="merge" needs quorum or round_timeout, since no update is late '
+                    "without them. Set one of these, or leave late_updates out."
                 )
             return
         if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                "quorum and round_timeout are for rounds; got them with "
-                f'mode="{self.mode.value}", which has none. Take mode="synchronous", or leave them out.'
+                'quorum and round_timeout need mode="synchronous", the only mode with rounds; got '
+                f'mode="{self.mode.value}". Set mode="synchronous", or leave them out.'
             )
         if self.window is None:
             raise ConfigError(
-                "quorum and round_timeout are for rounds within an epoch, which workers end together; "
-                'got them with frequency="epoch". Take a number of batches, or leave them out.'
+                "quorum and round_timeout need rounds within an epoch, since all workers end an epoch "
+                'together; got frequency="epoch". Set frequency to "batch" or a number of batches, or leave '
+                "them out."
             )
 
     @property

@@ -50,9 +50,11 @@ def parse_port(name: str, port: object) -> PortChoice:
     numbers = found if isinstance(found, range) else [found]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
-            raise ConfigError(f'{name} should be 0 to 65535, a range or "first:last"; got {found!r}.')
+            raise ConfigError(
+                f'{name} should be a number from 0 to 65535, a range or a string "first:last"; got {found!r}.'
+            )
     if isinstance(found, range) and not found:
-        raise ConfigError(f"{name} should name at least one port; got the empty {found!r}.")
+        raise ConfigError(f"{name} should be a range of at least one port; got the empty {found!r}.")
     return found  # type: ignore[return-value]
 
 
@@ -71,10 +73,10 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
         return math.ceil(quorum * (num_workers or 1))
     if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
         return quorum
-    workers = "the number of workers" if num_workers is None else f"the {num_workers} workers there are"
+    workers = "num_workers" if num_workers is None else f"{num_workers}"
     raise ConfigError(
-        f"quorum should be a whole number from 1 to {workers}, or a share of them, a float above 0 and up to "
-        f"1.0; got {quorum!r}."
+        f"quorum should be a whole number of workers from 1 to {workers}, or a share of all workers as a "
+        f"float above 0.0 and up to 1.0; got {quorum!r}."
     )
 
 

@@ -520,8 +520,8 @@ def _rule_of(config: TrainConfig) -> Rule:
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
     if rule.elastic and config.hybrid:
         raise ConfigError(
-            f'merge="{rule.name}" draws both ends of a spring, and a late update would draw one only. '
-            "Leave quorum and round_timeout out."
+            f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
+            "would move only one of them. Leave quorum and round_timeout out."
         )
     if config.joint and merge is not None and rule.name != Average.name:
         raise ConfigError(

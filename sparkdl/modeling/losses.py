@@ -204,8 +204,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     if _adds_by_rows(model, x):
         adding = filter(keras_internals.adds_losses, keras_internals.flat_layers(model))
         logger.warning(
-            "%s: what these layers add to the loss is not a mean over rows. Workers' gradients are averaged "
-            "by rows, so that a step differs from that of one process; add a mean over rows instead.",
+            "%s: these layers add a term to the loss that is not a mean over rows. Workers average "
+            "gradients over rows, so a step differs from that of one process. Add a mean over rows instead.",
             ", ".join(layer.name for layer in adding),
         )
     return watch.denominator() is not None

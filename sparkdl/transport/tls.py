@@ -71,8 +71,8 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
-            f"An endpoint with TLS needs the package cryptography, which {socket.gethostname()} has not. Run "
-            'pip install "sparkdl-keras[tls]" there, or set tls to False.'
+            "An endpoint with TLS needs the package cryptography, which is not installed on "
+            f'{socket.gethostname()}. Run pip install "sparkdl-keras[tls]" there, or set tls=False.'
         )
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -171,7 +171,7 @@ def test_an_invalid_value_is_refused_by_name(kind, name, value, message):
 
 def test_a_port_of_an_empty_range_is_refused():
     """A range without a port is refused."""
-    with pytest.raises(ConfigError, match="^port should name at least one port"):
+    with pytest.raises(ConfigError, match="^port should be a range of at least one port"):
         Network(port="7120:7100")
 
 
