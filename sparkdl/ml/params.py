@@ -212,7 +212,7 @@ class KerasParams(Params):
         for name in params:
             if not self.hasParam(name):
                 camel = _camel(name)
-                hint = f" It is {camel} here." if self.hasParam(camel) else ""
+                hint = f" Use {camel}." if self.hasParam(camel) else ""
                 raise TypeError(f"{type(self).__name__} has no Param {name!r}.{hint}")
             if params[name] is None:
                 self.clear(self.getParam(name))

@@ -70,7 +70,7 @@ class Trainability:
                 weight.trainable = value
 
     def still(self) -> Trainability:
-        """Return the flags for the next fit: on TensorFlow these, until the model is compiled again."""
+        """Return the flags for the next fit. TensorFlow keeps these until the model is compiled again."""
         same = keras_internals.compiled_part(self.model, "loss") is self.compiled
         same = same and len(self.weights) == len(self.model.weights)
         return self if same and keras.backend.backend() == "tensorflow" else Trainability(self.model)
