@@ -251,7 +251,7 @@ class SparkApplication:
 
     def tag(self, tag: str) -> None:
         """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
-        for other in self.context.getJobTags():
+        for other in tuple(self.context.getJobTags()):
             if other.startswith(TAG):
                 self.context.removeJobTag(other)
         self.context.addJobTag(tag)
@@ -407,7 +407,7 @@ class ConnectApplication(SparkApplication):
 
     def tag(self, tag: str) -> None:
         """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
-        for other in self.session.getTags():
+        for other in tuple(self.session.getTags()):
             if other.startswith(TAG):
                 self.session.removeTag(other)
         self.session.addTag(tag)
