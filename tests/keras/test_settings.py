@@ -101,7 +101,7 @@ def test_the_warning_of_run_names_the_users_line():
     words = re.escape("sparkdl.run(tls=...) is deprecated; use network=sparkdl.Network(tls=...).")
     with (
         pytest.warns(DeprecationWarning, match=words) as caught,
-        pytest.raises(ConfigError, match="a function that takes one argument"),
+        pytest.raises(ConfigError, match="function should take one argument"),
     ):
         sparkdl.run(lambda: None, 2, tls=False)
 

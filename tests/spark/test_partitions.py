@@ -125,7 +125,7 @@ def test_what_has_no_partitions_is_refused(spark, problem, jobs):
     rdd, before = problem.rdd(spark, *SIZES), jobs()
     cases = [
         ((problem.x, problem.y), {}, "needs an RDD or a DataFrame; got arrays"),
-        ((lambda worker, num_workers: None,), {}, "the training rows are a function"),
+        ((lambda worker, num_workers: None,), {}, "needs an RDD or a DataFrame; got a function"),
         ((rdd,), {"validation_data": (problem.x, problem.y)}, "validation_data needs a shuffle .* Use val"),
         ((rdd,), {"preserve_partitions": 2}, "preserve_partitions should be True or False; got 2."),
     ]

@@ -363,7 +363,7 @@ def test_params_are_given_by_name(problem, stage):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"validationIndicatorCol": "label"}, ConfigError, "'label' of booleans, .* it holds double"),
+        ({"validationIndicatorCol": "label"}, ConfigError, "'label' of booleans that .* it holds double"),
         ({"validationIndicatorCol": "absent"}, ConfigError, "a column 'absent'; the DataFrame has row, a, b"),
         (
             {"validationIndicatorCol": "held", "validationSplit": 0.1},
