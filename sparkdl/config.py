@@ -182,18 +182,18 @@ class TrainConfig:
         if not self.hybrid:
             if self.stragglers.late_updates == "merge":
                 raise ConfigError(
-                    'late_updates="merge" needs quorum or round_timeout, since no update is late '
+                    'late_updates="merge" needs quorum or straggler_timeout, since no update is late '
                     "without them. Set one of these, or leave late_updates out."
                 )
             return
         if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                'quorum and round_timeout need mode="synchronous", the only mode with rounds; got '
+                'quorum and straggler_timeout need mode="synchronous", the only mode with rounds; got '
                 f'mode="{self.mode.value}". Set mode="synchronous", or leave them out.'
             )
         if self.window is None:
             raise ConfigError(
-                "quorum and round_timeout need rounds within an epoch, since all workers end an epoch "
+                "quorum and straggler_timeout need rounds within an epoch, since all workers end an epoch "
                 'together; got frequency="epoch". Set frequency to "batch" or a number of batches, or leave '
                 "them out."
             )
@@ -206,7 +206,7 @@ class TrainConfig:
     @property
     def hybrid(self) -> bool:
         """True if a round may close without some of its workers."""
-        return self.stragglers.quorum is not None or self.stragglers.round_timeout is not None
+        return self.stragglers.quorum is not None or self.stragglers.straggler_timeout is not None
 
     @property
     def window(self) -> int | None:

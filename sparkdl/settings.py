@@ -1,7 +1,7 @@
 """Groups of the settings of a SparkModel: its network, its fault tolerance, and its stragglers.
 
 Each group is a frozen dataclass, which states its fields and their defaults once. Spark Params, the files of
-saved models and the arguments of older programs are flat: ``FLAT`` has their names.
+saved models and the arguments of older programs are flat: ``GROUP_OF`` has the group of each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -159,8 +159,8 @@ class Stragglers:
             of the slowest one before it waits (stale-synchronous parallel). None is unlimited.
         quorum: in synchronous mode, the number of workers with rows (from 1), or the share of all workers (a
             float up to 1.0), that suffices for a round; the others are backup workers. None is all.
-        round_timeout: in synchronous mode, seconds from the first update of a round until the round closes
-            with the updates it has. None waits for all.
+        straggler_timeout: in synchronous mode, seconds from the first update of a round until the round
+            closes with the updates it has. None waits for all.
         late_updates: the action for an update whose round closed without it: "drop", or "merge" into the
             round that is open when it arrives.
 
@@ -168,12 +168,12 @@ class Stragglers:
         ConfigError: a setting is invalid.
 
     Example:
-        >>> SparkModel(model, stragglers=Stragglers(quorum=0.9, round_timeout=5))  # doctest: +SKIP
+        >>> SparkModel(model, stragglers=Stragglers(quorum=0.9, straggler_timeout=5))  # doctest: +SKIP
     """
 
     staleness: int | None = checked(None, partial(whole_number, least=0))
     quorum: int | float | None = checked(None, _quorum)
-    round_timeout: float | None = checked(None, positive_seconds, flat="straggler_timeout")
+    straggler_timeout: float | None = checked(None, positive_seconds)
     late_updates: LateUpdates = checked("drop", partial(one_of, choices=get_args(LateUpdates)))
 
     def __post_init__(self) -> None:
@@ -187,20 +187,13 @@ GROUPS: dict[str, type[Any]] = {
 }
 
 
-def flat_name(setting: Field[Any]) -> str:
-    """Return the name of a field where settings are flat."""
-    return str(setting.metadata.get("flat", setting.name))
-
-
-# The group and the name of each field, by its name where settings are flat.
-FLAT: dict[str, tuple[str, str]] = {
-    flat_name(each): (group, each.name) for group, kind in GROUPS.items() for each in fields(kind)
-}
+# The group of each setting.
+GROUP_OF: dict[str, str] = {each.name: group for group, kind in GROUPS.items() for each in fields(kind)}
 
 
 def flattened(group: Any) -> dict[str, Any]:
-    """Return the settings of a group by their flat names."""
-    return {flat_name(each): getattr(group, each.name) for each in fields(group)}
+    """Return the settings of a group by name."""
+    return {each.name: getattr(group, each.name) for each in fields(group)}
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,9 +205,8 @@ def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
     others: dict[str, Any] = {}
     values: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in flat.items():
-        if name in FLAT:
-            group, own = FLAT[name]
-            values[group][own] = value
+        if name in GROUP_OF:
+            values[GROUP_OF[name]][name] = value
         else:
             others[name] = value
     return others | {group: GROUPS[group](**values[group]) for group in values}
@@ -235,15 +227,15 @@ def with_deprecated(
         ConfigError: a flat argument is invalid, or is given together with its group.
     """
     for name in deprecated:
-        if name not in FLAT or FLAT[name][0] not in groups:
+        if GROUP_OF.get(name) not in groups:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     given = {name: group for name, group in groups.items() if group is not None}
     for group in groups:
-        names = [name for name in deprecated if FLAT[name][0] == group]
+        names = [name for name in deprecated if GROUP_OF[name] == group]
         if not names:
             continue
         old = ", ".join(f"{name}=..." for name in names)
-        new = f"{group}=sparkdl.{GROUPS[group].__name__}({', '.join(f'{FLAT[n][1]}=...' for n in names)})"
+        new = f"{group}=sparkdl.{GROUPS[group].__name__}({old})"
         if group in given:
             raise ConfigError(f"{function}({old}) cannot be combined with {group}=; use {new} alone.")
         _warn(f"{function}({old}) is deprecated; use {new}.")

@@ -521,7 +521,7 @@ def _rule_of(config: TrainConfig) -> Rule:
     if rule.elastic and config.hybrid:
         raise ConfigError(
             f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
-            "would move only one of them. Leave quorum and round_timeout out."
+            "would move only one of them. Leave quorum and straggler_timeout out."
         )
     if config.joint and merge is not None and rule.name != Average.name:
         raise ConfigError(

@@ -77,15 +77,14 @@ def positive_seconds(name: str, value: object) -> float:
     return value
 
 
-def checked(default: Any, check: Check, **metadata: Any) -> Any:
+def checked(default: Any, check: Check) -> Any:
     """Return a dataclass field whose values ``check_fields`` checks.
 
     Args:
         default: the default of the field; if it is None, None is not checked.
         check: the check.
-        metadata: further metadata of the field.
     """
-    return field(default=default, metadata={"check": check, **metadata})
+    return field(default=default, metadata={"check": check})
 
 
 def check_fields(instance: Any) -> None:

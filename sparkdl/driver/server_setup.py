@@ -171,4 +171,4 @@ def hybrid_of(config: TrainConfig, num_workers: int) -> Hybrid | None:
         return None
     limits = config.stragglers
     quorum = 1.0 if limits.quorum is None else limits.quorum
-    return Hybrid(parse_quorum(quorum, num_workers), limits.round_timeout, limits.late_updates == "merge")
+    return Hybrid(parse_quorum(quorum, num_workers), limits.straggler_timeout, limits.late_updates == "merge")

@@ -23,7 +23,7 @@ from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.core.validation import Check, choose, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
-from sparkdl.settings import GROUPS, flat_name
+from sparkdl.settings import GROUPS
 from sparkdl.spark import spark_internals
 
 Self = TypeVar("Self", bound="KerasParams")
@@ -170,7 +170,7 @@ def _of_settings() -> dict[str, Any]:
             if each.name in GROUPS:
                 continue
             convert = _rule if each.name == "merge" else _converter(hints[each.name], each.metadata["check"])
-            made[_camel(flat_name(each))] = _param(texts.get(each.name, ""), convert)
+            made[_camel(each.name)] = _param(texts.get(each.name, ""), convert)
     return made
 
 

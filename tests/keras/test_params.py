@@ -11,7 +11,7 @@ from pyspark.ml.param import Param
 from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import ConfigError
 from sparkdl.ml.params import FIT, SETTINGS, TrainingParams, arguments, by_name
-from sparkdl.settings import FLAT, GROUPS
+from sparkdl.settings import GROUP_OF, GROUPS
 
 
 def test_each_param_has_an_owner_words_and_accessors():
@@ -113,7 +113,11 @@ def test_there_is_a_param_for_whatever_a_spark_model_takes():
 
     The settings of a group have a Param each.
     """
-    taken = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters, *FLAT}
+    taken = {
+        *inspect.signature(SparkModel).parameters,
+        *inspect.signature(SparkModel.fit).parameters,
+        *GROUP_OF,
+    }
     named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in taken - OTHERWISE}
 
     assert named - {"self", "model"} == {*SETTINGS, *FIT}

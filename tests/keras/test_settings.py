@@ -15,7 +15,7 @@ from sparkdl.config import Mode, ModeName, Placement, PlacementName, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ml import KerasEstimator
 from sparkdl.ml.params import OF_SETTINGS, SETTINGS, arguments
-from sparkdl.settings import FLAT, GROUPS, grouped
+from sparkdl.settings import GROUP_OF, GROUPS, grouped
 
 # The flat names of the settings, which are deprecated, with a value that is not the default.
 VALUES = {
@@ -40,7 +40,7 @@ BESIDE = {
 GIVEN = [
     Network(bind_address="127.0.0.2", advertised_host="127.0.0.3", port="7100:7120", tls=True),
     FaultTolerance(5, 7.5, max_restarts=0, on_worker_loss="continue", recovery_every=3),
-    Stragglers(staleness=0, quorum=0.5, round_timeout=1.5, late_updates="merge"),
+    Stragglers(staleness=0, quorum=0.5, straggler_timeout=1.5, late_updates="merge"),
 ]
 
 
@@ -52,24 +52,17 @@ def make_model():
 
 def test_each_field_has_one_flat_name():
     """The flat names are those that SparkModel took before there were groups."""
-    assert VALUES.keys() == FLAT.keys()
-    assert set(FLAT.values()) == {
-        (group, each.name) for group, kind in GROUPS.items() for each in dataclasses.fields(kind)
-    }
-    assert {"straggler_timeout": "round_timeout"} == {
-        name: field for name, (_, field) in FLAT.items() if name != field
-    }
+    assert VALUES.keys() == GROUP_OF.keys()
+    assert [*GROUP_OF] == [each.name for kind in GROUPS.values() for each in dataclasses.fields(kind)]
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_flat_name_warns_and_equals_its_field(name):
     """A flat argument sets the field of its group; the warning names the new spelling and the user's line."""
     given = {name: VALUES[name], **BESIDE.get(name, {})}
-    group, field = FLAT[name]
-    flat = [each for each in given if each in FLAT]
-    old = ", ".join(f"{each}=..." for each in flat)
-    new = ", ".join(f"{FLAT[each][1]}=..." for each in flat)
-    words = f"SparkModel({old}) is deprecated; use {group}=sparkdl.{GROUPS[group].__name__}({new})."
+    group = GROUP_OF[name]
+    old = ", ".join(f"{each}=..." for each in given if each in GROUP_OF)
+    words = f"SparkModel({old}) is deprecated; use {group}=sparkdl.{GROUPS[group].__name__}({old})."
 
     with pytest.warns(DeprecationWarning, match=re.escape(words)) as caught:
         config = SparkModel(make_model(), **given).config
@@ -77,7 +70,7 @@ def test_a_flat_name_warns_and_equals_its_field(name):
     assert [__file__] == [each.filename for each in caught]
     assert config == SparkModel(make_model(), **grouped(given)).config
     assert getattr(config, group) != GROUPS[group]()
-    assert getattr(getattr(config, group), field) in (VALUES[name], range(7100, 7121))
+    assert getattr(getattr(config, group), name) in (VALUES[name], range(7100, 7121))
 
 
 def test_each_group_has_a_warning_of_its_own():
@@ -85,14 +78,14 @@ def test_each_group_has_a_warning_of_its_own():
     with pytest.warns(DeprecationWarning, match="is deprecated; use") as caught:
         model = SparkModel(make_model(), quorum=1, port=0, straggler_timeout=2)
 
-    assert (Network(port=0), Stragglers(quorum=1, round_timeout=2)) == (
+    assert (Network(port=0), Stragglers(quorum=1, straggler_timeout=2)) == (
         model.config.network,
         model.config.stragglers,
     )
     assert [
         "SparkModel(port=...) is deprecated; use network=sparkdl.Network(port=...).",
         "SparkModel(quorum=..., straggler_timeout=...) is deprecated; "
-        "use stragglers=sparkdl.Stragglers(quorum=..., round_timeout=...).",
+        "use stragglers=sparkdl.Stragglers(quorum=..., straggler_timeout=...).",
     ] == [str(each.message) for each in caught]
 
 
@@ -159,7 +152,7 @@ def test_run_takes_no_settings_of_training():
         (Stragglers, "staleness", -1, "a whole number of at least 0; got -1."),
         (Stragglers, "quorum", 0, "a whole number of workers from 1 to num_workers, or a share of all"),
         (Stragglers, "quorum", 1.5, "a whole number of workers from 1 to num_workers, or a share of all"),
-        (Stragglers, "round_timeout", 0, "a positive number of seconds; got 0."),
+        (Stragglers, "straggler_timeout", 0, "a positive number of seconds; got 0."),
         (Stragglers, "late_updates", "keep", "one of 'drop', 'merge'; got 'keep'."),
     ],
 )
@@ -167,8 +160,7 @@ def test_an_invalid_value_is_refused_by_name(kind, name, value, message):
     """A group refuses an invalid value when it is made, and so does the Param of the field."""
     with pytest.raises(ConfigError, match=f"^{name} should be {re.escape(message)}"):
         kind(**{name: value})
-    param = next(flat for flat, (group, field) in FLAT.items() if (GROUPS[group], field) == (kind, name))
-    param = re.sub(r"_(\w)", lambda found: found[1].upper(), param)
+    param = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
     if value is not None:  # None clears a Param
         with pytest.raises((ConfigError, TypeError), match=param):
             KerasEstimator(**{param: value})
@@ -192,7 +184,7 @@ def test_another_object_is_no_group(group):
 def test_params_are_exactly_the_leaf_fields():
     """There is a Param for each field of a group and each other setting, under the name of saved stages."""
     own = {each.name for each in dataclasses.fields(TrainConfig)} - GROUPS.keys()
-    named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in own | FLAT.keys()}
+    named = {re.sub(r"_(\w)", lambda found: found[1].upper(), each) for each in own | GROUP_OF.keys()}
 
     assert OF_SETTINGS.keys() == named
     assert set(SETTINGS) == named | {"customObjects", "distribution"}
@@ -209,7 +201,7 @@ def test_params_become_groups():
     assert model.config == TrainConfig(
         network=Network(port=range(7100, 7121)),
         fault_tolerance=FaultTolerance(max_restarts=1),
-        stragglers=Stragglers(quorum=1, round_timeout=2),
+        stragglers=Stragglers(quorum=1, straggler_timeout=2),
     )
 
 
@@ -268,7 +260,7 @@ def test_settings_saved_before_there_were_groups_are_loaded(tmp_path):
         merge="average",
         network=Network(port=7100),
         fault_tolerance=FaultTolerance(max_restarts=5, stall_timeout=9, on_worker_loss="continue"),
-        stragglers=Stragglers(quorum=0.5, round_timeout=2.5, late_updates="merge"),
+        stragglers=Stragglers(quorum=0.5, straggler_timeout=2.5, late_updates="merge"),
     )
     here = dataclasses.replace(model.config, network=Network())  # the network is of the place of a run
     model.save(path)

@@ -83,7 +83,13 @@ def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
         ({"mode": "asynchronous", "frequency": 2, "stragglers": Stragglers(staleness=0)}, None),
         ({"mode": "hogwild", "frequency": "batch", "stragglers": Stragglers(staleness=3)}, None),
         ({"frequency": "batch", "stragglers": Stragglers(quorum=1)}, 26),
-        ({"frequency": 2, "stragglers": Stragglers(quorum=0.5, round_timeout=0.2, late_updates="merge")}, 8),
+        (
+            {
+                "frequency": 2,
+                "stragglers": Stragglers(quorum=0.5, straggler_timeout=0.2, late_updates="merge"),
+            },
+            8,
+        ),
     ],
 )
 def test_bounds_and_quorums_train_to_the_end(spark, problem, settings, rounds):
@@ -226,7 +232,7 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
         ({"stragglers": Stragglers(quorum=3), "num_workers": 2}, "from 1 to 2, or a share"),
         (
             {"stragglers": Stragglers(quorum=1), "mode": "asynchronous"},
-            "quorum and round_timeout need mode=",
+            "quorum and straggler_timeout need mode=",
         ),
         ({"stragglers": Stragglers(quorum=1), "frequency": "epoch"}, "need rounds within an epoch"),
         (

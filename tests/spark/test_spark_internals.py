@@ -67,7 +67,7 @@ def test_causes_of_failures_are_kept(spark):
 
 @pytest.mark.parametrize("kind", ["RDD", "DataFrame"])
 def test_functions_in_the_jvm_get_another_python(kind, spark, context):
-    """The Python of functions that PySpark has sent to the JVM changes, if it was the one that is named."""
+    """``set_python`` replaces one Python by another in functions that PySpark has sent to the JVM."""
 
     def data():
         rdd = context.parallelize(range(4), 2).map(lambda value: (value,))
