@@ -5,7 +5,6 @@ Rows are dealt to workers by a shuffle, each with a stable key, and travel as Ar
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -59,7 +58,6 @@ class FrameSource(Source):
 
     Attributes:
         decode: the same functions by the places of their columns.
-        decoded: the names that have both a function and a column.
     """
 
     of_a_plan = True
@@ -78,12 +76,9 @@ class FrameSource(Source):
         self._names = [(value,) if isinstance(value, str) else tuple(value) for value in sample.values]
         self._found = resolve(frame, [*chain(*self._names), *([indicator] if indicator is not None else [])])
         fold = folded(self.session)
-        known = {fold(name): (name, function) for name, function in (decode or {}).items()}
-        read = {
-            place: known.get(fold(names[0])) for place, names in enumerate(self._names) if len(names) == 1
-        }
-        self.decode = {place: found[1] for place, found in read.items() if found}
-        self.decoded = {found[0] for found in read.values() if found}
+        known = {fold(name): function for name, function in (decode or {}).items()}
+        single = {place: fold(names[0]) for place, names in enumerate(self._names) if len(names) == 1}
+        self.decode = {place: known[name] for place, name in single.items() if name in known}
         if indicator is not None:
             require_booleans(indicator, self._found[indicator].kind)
         self._texts = {
@@ -400,7 +395,8 @@ def frame_source(
         texts: whether columns of x may hold strings.
 
     Raises:
-        ConfigError: ``decode`` is not a dict of functions, or a column is missing or cannot be read.
+        ConfigError: ``decode`` is not a dict of functions or names a column that is not read, or a column is
+            missing or cannot be read.
     """
     if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
         raise ConfigError(f"decode should be a dict from column name to function; got {decode!r}.")
@@ -411,15 +407,20 @@ def frame_source(
         for value, count in zip(parts, known, strict=False)
     ]
     sample = Sample.of(parts, tuple(lengths))
-    made = functools.partial(FrameSource, frame, sample, indicator=indicator, decode=decode, texts=texts)
-    source: FrameSource = jobs.run(made, application_of(frame.sparkSession))
-    unread = set(decode or ()).difference(source.decoded)
-    if unread and len(counts) > 1:  # a source of features alone may get functions for label columns too
-        raise ConfigError(
-            f"decode has functions for {', '.join(map(repr, sorted(unread)))}, but the columns that are "
-            f"read are {', '.join(map(repr, sample.values))}."
-        )
-    return source
+
+    def make() -> FrameSource:
+        if decode and len(counts) > 1:  # a source of features alone may get functions for label columns too
+            fold = folded(frame.sparkSession)
+            read = {fold(value) for value in sample.values if isinstance(value, str)}
+            unread = [name for name in decode if fold(name) not in read]
+            if unread:
+                raise ConfigError(
+                    f"decode has functions for {', '.join(map(repr, sorted(unread)))}, but the columns that "
+                    f"are read are {', '.join(map(repr, sample.values))}."
+                )
+        return FrameSource(frame, sample, indicator=indicator, decode=decode, texts=texts)
+
+    return jobs.run(make, application_of(frame.sparkSession))
 
 
 def _alone(columns: Any) -> Any:
