@@ -77,8 +77,8 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
 
     assert history.training["restarts"] == 1
     assert len(history.history["val_loss"]) == 4
-    (warning,) = [message for message in caplog.messages if "not in the same order" in message]
-    assert "With validation_split other rows may be held out." in warning
+    (warning,) = [message for message in caplog.messages if "but in another order" in message]
+    assert "With validation_split, other rows may now be held out." in warning
 
 
 @pytest.mark.one_case

@@ -430,7 +430,7 @@ def test_the_remedy_that_is_named_for_a_column_works(spark):
     for name in ODD:
         with pytest.raises(ConfigError, match=f"Expected column '{name}' to hold numbers") as caught:
             frame_source(df, (name,), (1,))
-        (remedy,) = re.findall(r'df\["\w+"\]\.cast\S+\)(?=,| for)', str(caught.value))
+        (remedy,) = re.findall(r'df\["\w+"\]\.cast\S+\)(?=,| if)', str(caught.value))
         mended = df.withColumn(name, eval(remedy, {"df": df}))
         assert 1 == frame_source(mended, (name,), (1,)).peek().values[0].size
     words = StringIndexer(inputCol="written", outputCol="index").fit(df).transform(df)
