@@ -111,7 +111,7 @@ class PreflightError(ClusterError):
 
 
 class StaleWorkerError(ClusterError):
-    """A Spark Python process is bound to another backend or to other GPUs; a new process helps."""
+    """A Spark Python process is bound to another backend or to other GPUs; a new process is needed."""
 
 
 class WorkerError(SparkDLError):
@@ -120,7 +120,7 @@ class WorkerError(SparkDLError):
     Attributes:
         host: the executor's host name.
         worker: the index of the worker, and of its partition.
-        traceback: the worker's traceback as text. The message has only the user's own lines of it.
+        traceback: the worker's traceback as text. The message has only its lines from user code.
     """
 
     def __init__(self, message: str, *, host: str = "", worker: int = -1, traceback: str = "") -> None:

@@ -10,7 +10,7 @@ In a message, a gradient with slices replaces the dense one, as float32 or int32
 * the dense variables, one after the other;
 * for each variable with slices, in order: its slices, float32;
 * for each of them: its row numbers, int32;
-* for each of them: its index among the trainable variables and its number of slices, int32;
+* the directory: for each of them, its index among the trainable variables and its number of slices, int32;
 * the number of variables with slices, int32.
 """
 
@@ -27,7 +27,7 @@ from sparkdl.core.vectors import EMPTY, Layout, Vector
 from sparkdl.errors import WireError
 
 Rows = NDArray[np.int32]
-MOST_WORDS = 1 << 26  # of all updates in one round; a dense gradient may have more
+MOST_WORDS = 1 << 26  # limit for the updates of one round together; each may always be as long as a dense one
 
 
 class Table(NamedTuple):
@@ -183,7 +183,7 @@ class SliceMean(Reduction):
     """The weighted mean of gradients, some of which may have slices.
 
     Slices are not added up: the mean has the slices of all gradients, one after the other, each scaled by its
-    gradient's share of the weight. A variable is dense in the mean if any of the gradients has it dense.
+    gradient's share of the weight. A variable is dense in the mean if it is dense in any of the gradients.
 
     Args:
         tables: the trainable variables.

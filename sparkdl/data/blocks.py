@@ -5,7 +5,7 @@ per row. Blocks are large enough that a shuffle moves few records, and small eno
 objects are short-lived. ``spill`` stores them on the worker.
 
 A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So the order
-is the same when Spark recomputes a partition, and in whatever order a shuffle delivers the rows.
+does not depend on the order in which a shuffle delivers them, and is the same in a recomputed partition.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows."""
+        """The size of the rows, in bytes."""
         return self.keys.nbytes + sum(column.nbytes for column in self.columns)
 
 
@@ -60,7 +60,7 @@ def unscrambled(keys: Keys, seed: int) -> Keys:
 
 
 def unit(keys: Keys) -> NDArray[np.float64]:
-    """Return a pseudorandom number from 0 to 1 for each key, always the same."""
+    """Return a pseudorandom number in [0, 1) for each key, which depends on the key alone."""
     return (scramble(keys, 0x5EED) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -80,10 +80,10 @@ def blocks_of_rows(
         schema: the expected schema.
         partition: the index of the partition, for keys and messages.
         part: the part that the rows belong to.
-        place: the kind of the index: a "partition", or a "worker" with several partitions.
+        place: the word before the index in messages: "partition", or "worker" if it has several partitions.
 
     Raises:
-        DataError: a row does not fit; names partition and row.
+        DataError: a row does not match the schema; the message names the partition and the row.
     """
     place, size, first = f"{place} {partition}", rows_per_block(schema.columns), 0
     chunk: list[tuple[object, ...]] = []
@@ -169,7 +169,8 @@ def blocks_of_parts(
         part: the part that the rows belong to.
 
     Raises:
-        DataError: a row does not fit, or arrays have different lengths; names the task and the row.
+        DataError: a row does not match the schema, or arrays have different lengths; the message names the
+            task and the row.
     """
     place, size, first = f"worker {partition}", rows_per_block(schema.columns), 0
     for whole in parts:
@@ -207,7 +208,7 @@ def select(block: Block, which: Array | slice) -> Block:
 
 
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
-    """Yield each worker's rows of the blocks: with a seed in random order, else by index in turn.
+    """Yield each worker's rows of the blocks: in random order with a seed, else round-robin by index.
 
     With a seed, training rows are dealt one to each worker in turn, and leftover rows at the end at random;
     ``worker.rebalance`` makes the shares equal. An empty partition gives worker 0 an EMPTY block.

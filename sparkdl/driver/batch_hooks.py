@@ -68,7 +68,7 @@ class BatchHooks:
 
     Attributes:
         done: the number of batches of the epoch whose hooks were called.
-        savers: the callbacks that are called with weights of their batch.
+        savers: the callbacks that are called with the workers' current weights.
     """
 
     def __init__(self, callbacks: Sequence[Callback], model: Model) -> None:
@@ -127,17 +127,17 @@ class BatchHooks:
         if self.listening:
             logger.log(
                 logging.WARNING if self.strangers else logging.INFO,
-                "%s: batch hooks are called on the driver about twice a second, once for each new batch, "
-                "with the results of all workers so far. The model on the driver keeps the weights from the "
-                "start of the epoch until the epoch ends.",
+                "%s: batch hooks are called on the driver. About twice a second, they are called once for "
+                "each new batch, with the results of all workers so far. The model on the driver keeps the "
+                "weights from the start of the epoch until the epoch ends.",
                 ", ".join(type(one).__name__ for one in self.listening),
             )
 
     def reach(self, done: int, results: Results, *, ends: bool = False) -> None:
         """Call the hooks of each batch before ``done`` whose hooks were not called yet.
 
-        As in Keras, hooks are called once per ``steps_per_execution`` batches, and no more after a callback
-        stops training.
+        As in Keras, hooks are called once per ``steps_per_execution`` batches, until a callback stops
+        training.
 
         Args:
             done: the number of batches of the epoch that are done.
@@ -182,8 +182,8 @@ class BatchHooks:
         """
         if self.weights and self.weights != keras_variables.digests(self.model.weights):
             raise ConfigError(
-                f"A batch hook of {', '.join(self.strangers)} set weights of the model within an epoch, "
-                "when only the executors train. Set weights in on_epoch_begin or on_epoch_end, or use "
+                f"A batch hook of {', '.join(self.strangers)} set weights of the model during an epoch. "
+                "The executors would overwrite them. Set weights in on_epoch_begin or on_epoch_end, or use "
                 "constraints on the variables."
             )
 
@@ -202,7 +202,7 @@ class BatchHooks:
         return bool(self.savers) and self.unsaved + done - self.saved >= self.every
 
     def save(self, done: int, results: Results) -> None:
-        """Call the savers for the last of ``done`` batches of the epoch; the model has its weights."""
+        """Call the savers for batch ``done - 1``. The model must already hold that batch's weights."""
         if not self.savers or done <= self.saved:
             return
         self.unsaved += done - self.saved

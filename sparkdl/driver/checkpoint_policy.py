@@ -1,4 +1,4 @@
-"""The checkpoint policy of a run: when to keep a checkpoint, and how to resume from one.
+"""The checkpoint policy of a run: when to save a checkpoint, and how to resume from one.
 
 ``driver.checkpoints`` handles the files. Without a checkpoint folder, the policy's methods do nothing.
 """
@@ -50,10 +50,10 @@ class CheckpointPolicy:
         self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
 
     def restore_store(self, store: Coordinator) -> None:
-        """Restore a store to the checkpoint that the run resumes from, if there is one.
+        """Restore a store from the checkpoint that the run resumes from, if there is one.
 
         Raises:
-            ConfigError: the state of the rule cannot be kept in a checkpoint.
+            ConfigError: the state of the rule cannot be saved in a checkpoint.
         """
 
     def restore_model(self) -> int | None:
@@ -68,14 +68,14 @@ class CheckpointPolicy:
         """
 
     def keep(self, store: Store, logs: Results | None = None) -> None:
-        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
+        """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return []
 
     def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
-        """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
+        """Save a final checkpoint if callbacks stopped training, or changed the model as it ended.
 
         Args:
             store: the run's store.
@@ -124,10 +124,10 @@ class FolderPolicy(CheckpointPolicy):
         self.settings["seed"] = self.seed
 
     def restore_store(self, store: Coordinator) -> None:
-        """Restore a store to the checkpoint that the run resumes from, if there is one.
+        """Restore a store from the checkpoint that the run resumes from, if there is one.
 
         Raises:
-            ConfigError: the state of the rule cannot be kept in a checkpoint.
+            ConfigError: the state of the rule cannot be saved in a checkpoint.
         """
         state = store.merging.state
         try:
@@ -177,7 +177,7 @@ class FolderPolicy(CheckpointPolicy):
         self.checkpoints.require_owned()
 
     def keep(self, store: Store, logs: Results | None = None) -> None:
-        """Keep a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
+        """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
         if not isinstance(store, Coordinator) or not store.plans or store.broken:
             return
         if self.checkpoints.asks():
@@ -193,7 +193,7 @@ class FolderPolicy(CheckpointPolicy):
         return keras_variables.digests(self.request.model.weights)
 
     def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
-        """Keep a last checkpoint if callbacks changed the model at the end of training, or stopped it.
+        """Save a final checkpoint if callbacks stopped training, or changed the model as it ended.
 
         Args:
             store: the run's store.
@@ -249,7 +249,8 @@ def checkpoint_policy(
         training: counts and timings of the run.
 
     Raises:
-        ConfigError: checkpoints are not supported here, or none in the folder can be used.
+        ConfigError: placement="worker" does not support checkpoints, or the folder has checkpoints but
+            none of them can be used.
     """
     fit = request.fit
     if fit.checkpoint is None:

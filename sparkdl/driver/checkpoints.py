@@ -2,7 +2,8 @@
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
 and a record (``core.packing``). During training a thread writes it under a temporary name and renames it
-when it is complete. A truncated file, or one of another run, is logged, and the next older one is used.
+when it is complete. A truncated file, or a checkpoint of another run, is skipped with a
+warning, and the next older checkpoint is used.
 Only the run that has the folder's lease writes or removes files there, and it never replaces a file.
 """
 
@@ -75,7 +76,7 @@ class Description:
             )
         if not _close(self.outputs, now.outputs):
             changed = [text for text in self.changes(now) if "layer " in text]
-            return f"the model computes other outputs with the same weights ({_listed(changed)})"
+            return f"the model computes different outputs with the same weights ({_listed(changed)})"
         return None
 
     def changes(self, now: Description) -> list[str]:
@@ -122,7 +123,7 @@ class Saved:
     """The content of a checkpoint.
 
     Attributes:
-        settings: by name, the settings that a run that resumes must have in common.
+        settings: by name, the settings that must be the same in a run that resumes.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
         cut: the snapshot of the run.
         held: the row count and the fingerprint of the rows of each worker.
@@ -167,7 +168,7 @@ class Saved:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The training rows of each worker."""
+        """The number of training rows of each worker."""
         return tuple(each.rows for each in self.held)
 
     def why_not(self, settings: dict[str, object], description: Description) -> str | None:
@@ -216,7 +217,7 @@ class Checkpoints:
             self._look()
         except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
-        self._number = max(self._names, default=0)  # of the last attempt, which may have left a file
+        self._number = max(self._names, default=0)  # of the last write, which may have failed and left a file
         if fresh and self._names:
             raise ConfigError(
                 f"{config.uri} has checkpoints of an earlier run. Pass resume=True to continue that run, or "
@@ -246,7 +247,7 @@ class Checkpoints:
 
         Args:
             settings: the settings of the run that resumes.
-            description: the program of that run. Differences that keep the checkpoint's meaning are logged.
+            description: the program of that run. Differences that do not prevent resuming are logged.
 
         Raises:
             ConfigError: there are checkpoints, and none can be used.
@@ -285,7 +286,7 @@ class Checkpoints:
         return True
 
     def is_due(self, cut: Snapshot, *, ends: bool) -> bool:
-        """Return True if a snapshot is to be kept; ``ends``: it is of an epoch's end, after callbacks."""
+        """Return True if a snapshot is to be saved; ``ends``: True after an epoch and its callbacks."""
         if cut is self.saved:
             return False
         if self.config.updates is not None:
@@ -295,7 +296,7 @@ class Checkpoints:
         return ends
 
     def save(self, saved: Saved, value: object = None, *, wait: bool) -> None:
-        """Hand a checkpoint over to the thread that writes it, unless the folder is lost.
+        """Hand a checkpoint over to the thread that writes it, unless another run uses the folder.
 
         Args:
             saved: the content of the checkpoint.

@@ -78,7 +78,7 @@ def _name(merge: str | Rule | None) -> str | None:
 
 def words_of(one: Shortfall) -> str:
     """Return the text of a warning: the result in the study, and the settings that did better."""
-    frequency = "a number of batches" if one.frequency == "n" else f'"{one.frequency}"'
+    frequency = "N (batches)" if one.frequency == "n" else f'"{one.frequency}"'
     rule = f' and merge="{one.rule}"' if one.rule else ""
     optimizer = "an adaptive optimizer" if one.adaptive else "SGD"
     ended = (

@@ -41,7 +41,7 @@ class Start:
 
     @property
     def plan(self) -> Plan:
-        """The plan of worker 0, whose row counts are those of all workers."""
+        """The plan of worker 0. Like every plan, it has the row counts of all workers."""
         return self.plans[0]
 
     @property
@@ -203,23 +203,23 @@ def known_shortfall(start: Start) -> str | None:
 def idle_workers(start: Start) -> str | None:
     """Return a warning about workers without rows."""
     idle = sum(not count for count in start.plan.rows)
-    return f"{idle} of {start.request.num_workers} workers have no rows." if idle else None
+    return f"Workers without rows: {idle} of {start.request.num_workers}." if idle else None
 
 
 def empty_partitions(start: Start) -> str | None:
     """Return a warning about partitions without rows."""
     empty = sum(member.notes.get("empty", 0) for member in start.members.values())
-    return f"{empty} partitions of the data have no rows." if empty else None
+    return f"Partitions without rows: {empty}." if empty else None
 
 
 def single_classes(start: Start) -> str | None:
-    """Return a warning about workers whose rows are all of one class, where a setting would mix them."""
+    """Return a warning about workers whose rows are all of one class, if another setting would mix them."""
     fit = start.request.fit
     one = [worker for worker, member in sorted(start.members.items()) if member.notes.get("one_class")]
     if not one or not (fit.preserve_partitions or not fit.shuffle):
         return None
     mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
-    return f"Each of the workers {one} has rows of one class only. Use {mixes} to mix the rows."
+    return f"Workers with rows of only one class: {one}. Use {mixes} to mix the rows."
 
 
 LINES: tuple[tuple[int, Callable[[Start], str | None]], ...] = (

@@ -34,7 +34,8 @@ class TrainingJob:
         request: the request of the fit.
         driver: the driver's model.
         plan: the plan of the run, without row counts.
-        choice: the merge rule, and the power of the number of workers that scales the learning rate.
+        choice: the merge rule, and an exponent: the learning rate is multiplied by the number of workers to
+            this power.
     """
 
     request: Request
@@ -51,7 +52,7 @@ class TrainingJob:
         traffic: Traffic,
         stack: Cleanup,
     ) -> WorkerGroup:
-        """Return the worker group of the job, which has not started yet.
+        """Return the job's worker group, which has not been started yet.
 
         Args:
             store: the run's store.
@@ -64,8 +65,9 @@ class TrainingJob:
         with interrupts.held():
             shared = cluster.share(self._shared(store, spec))
             stack.callback(cluster.forget, shared)
-        trim(self.driver.layouts.trainable.nbytes)  # memory that the serialization of the model took
-        endpoint, restarts = None, 0  # a store in worker 0 is lost with that worker
+        trim(self.driver.layouts.trainable.nbytes)  # release the memory that serializing the model took
+        # A run whose store is in worker 0 cannot restart: the store is lost with that worker.
+        endpoint, restarts = None, 0
         if isinstance(store, Coordinator):
             endpoint = stack.enter_context(serving(store, cluster, config.network, traffic))
             restarts = config.fault_tolerance.max_restarts
@@ -89,7 +91,7 @@ class TrainingJob:
         return group
 
     def _shared(self, store: Store, spec: serialization.ModelSpec) -> TrainJob:
-        """Return the values that the tasks share; set the evaluation batches of the sources."""
+        """Return the values that the tasks share. Set each source's evaluation batch size and row limit."""
         request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
         held = fit.validation_batch_size or self.plan.batch_size
         for source in (request.source, request.validation):

@@ -18,7 +18,7 @@ from sparkdl.sources.dataframe import frame_source, require_free
 
 
 class Predicts(PredictionParams, Stored):
-    """A stage that predicts."""
+    """Base class of the stages that add a model's predictions to a DataFrame."""
 
     @short
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -39,7 +39,7 @@ class ByValue:
 
 
 def copied(live: Any) -> Any:
-    """Return a copy of an object that shares its classes and functions.
+    """Return a copy of an object; both use the same classes and functions.
 
     Unpickling a class that was pickled by value would replace the methods of the live class.
     """
@@ -73,9 +73,9 @@ def _shared_part(index: int) -> Any:
 
 
 def reduced(thing: Any, pickler: Any) -> Any:
-    """Return the reduction of a Keras object to its attributes; NotImplemented for other objects.
+    """Return the reduce value of a Keras object, with its attributes; NotImplemented for other objects.
 
-    Keras would pickle its configuration.
+    Keras's own reduce value holds only the configuration.
 
     Args:
         thing: the object.
@@ -117,19 +117,19 @@ def _set_attributes(thing: Any, state: dict[str, Any]) -> None:
 
 
 def _variable(value: Any, dtype: str, name: str, trainable: bool) -> Any:
-    # Integer variables cannot be trainable on torch, so the constructor has to know.
+    # Integer variables cannot be trainable on torch, so the constructor has to receive ``trainable``.
     return keras.Variable(value, dtype=dtype, name=name, trainable=trainable)
 
 
 def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:
-    """Return an unbuilt optimizer, without a call of the user's constructor."""
+    """Return an unbuilt optimizer, without calling the user's constructor."""
     made = object.__new__(kind)
     keras.optimizers.Optimizer.__init__(made, learning_rate=rate, name=name)
     return made
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return the attributes of an optimizer that are neither variables nor created with them."""
+    """Return the settings of an optimizer: attributes without variables that ``build`` does not make."""
     return {
         name: value
         for name, value in keras_internals.optimizer_settings(optimizer).items()

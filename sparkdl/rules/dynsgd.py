@@ -15,7 +15,8 @@ class DynSGD(Rule):
 
     name = "dynsgd"
     rounds: ClassVar[str | None] = (
-        'it divides an update by its staleness, and updates in rounds have no staleness; use merge="average"'
+        "it divides an update by its staleness plus one, and updates in rounds have no staleness; use "
+        'merge="average"'
     )
 
     def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:

@@ -1,4 +1,4 @@
-"""Epochs: reports of workers at the end of each, completion, evaluation, and replies with weights."""
+"""The ends of epochs: reports of workers, completion, evaluation, and replies with weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Epochs:
         shape: settings of the run.
         schedule: epochs that the workers may train.
         snapshots: snapshots of the run.
-        merging: the center.
+        merging: the aggregation, which holds the center.
 
     Attributes:
         reports: reports of the workers, by epoch.
         stopped: reports of workers that were stopped within an epoch.
-        attended: weights to evaluate, for each epoch that the driver has attended; None: the snapshot's
-            weights.
+        attended: by epoch, the weights to evaluate, once the driver's callbacks have decided on them; None:
+            the snapshot's weights.
     """
 
     def __init__(
@@ -81,7 +81,11 @@ class Epochs:
             self.state.changed.notify_all()
 
     def end_complete(self) -> list[tuple[int, EpochReports]]:
-        """Make the snapshot of each epoch that all present workers have reported; return these epochs."""
+        """Make the snapshot of each epoch that all workers except lost ones have reported.
+
+        Returns:
+            These epochs and the reports on them.
+        """
         ended = []
         for epoch, report in sorted(self.reports.items()):
             complete = self.merging.all_of(report.metrics) and not self.snapshots.lacks_weights(report)
@@ -142,7 +146,7 @@ class Epochs:
         return *(weights or (snapshot.parameters, snapshot.statistics)), snapshot.version, weights is None
 
     def is_complete(self, epoch: int) -> bool:
-        """Return True if all present workers have reported an epoch, and evaluated it if required."""
+        """Return True if all workers except lost ones have reported and, if required, evaluated an epoch."""
         report = self.reports.get(epoch)
         # A resumed run has reports before it has plans.
         if report is None or report.cut is None or not self.schedule.plans:
@@ -175,14 +179,17 @@ class Epochs:
         self.attended = {each: weights for each, weights in self.attended.items() if each >= epoch}
 
     def roll_back(self) -> None:
-        """Restore a run in rounds. An epoch that all have reported stays trained and is evaluated again."""
+        """Restore a run in rounds from its last snapshot.
+
+        An epoch that all workers have reported is not trained again, but it is evaluated again.
+        """
         self.reports = {
             epoch: replace(report, validation={})
             for epoch, report in self.reports.items()
             if report.cut is not None
         }
         snapshot = self.snapshots.committed
-        # There is at most one: no worker begins the next epoch before this one is evaluated.
+        # At most one report is left: no worker begins the next epoch before this one is evaluated.
         for report in self.reports.values():
             if report.cut is not None:
                 snapshot = replace(report.cut, losses=list(self.merging.losses))

@@ -1,7 +1,7 @@
-"""An HTTP server for the endpoint: cheroot in a thread, with its own files and connections.
+"""An HTTP server for the endpoint: cheroot in a thread, with custom file objects and connections.
 
-cheroot reads and writes sockets through Python's pure-Python ``_pyio``, which copies a large body many times,
-and lets a silent client keep a thread.
+cheroot reads and writes sockets through ``_pyio``, the pure-Python version of ``io``, which copies a large
+body many times. It also lets a silent client keep a thread.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Chunks:
 
 
 class _Request(cheroot.server.HTTPRequest):
-    """A request whose connection closes when the app says so, and whose answer is not copied."""
+    """A request whose connection closes if the app requests it, and whose response is not copied."""
 
     def read_request_line(self) -> bool:
         """Read the first line, and refuse a path that looks like an invalid host."""
@@ -140,7 +140,7 @@ class _Request(cheroot.server.HTTPRequest):
             return self._malformed("Request-URI")
 
     def read_request_headers(self) -> bool:
-        """Read the headers, and refuse those that break cheroot: a leading continuation, a bad length."""
+        """Read the headers. Refuse a continuation line at the start and a bad length, which break cheroot."""
         try:
             whole = bool(super().read_request_headers())  # type: ignore[no-untyped-call]
         except UnboundLocalError:
@@ -166,7 +166,7 @@ class _Request(cheroot.server.HTTPRequest):
         super().send_headers()
 
     def write(self, chunk: bytes | Buffers) -> None:
-        """Send a piece of the answer: bytes, or a list of buffers, which is emptied."""
+        """Send a piece of the response: bytes, or a list of buffers, which is emptied."""
         parts: Buffers = chunk if isinstance(chunk, list) else [chunk]
         if self.chunked_write and chunk:
             parts[:] = [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
@@ -174,10 +174,10 @@ class _Request(cheroot.server.HTTPRequest):
 
 
 class _Gateway(cheroot.wsgi.Gateway_10):
-    """A cheroot gateway for an app that may answer with buffers instead of bytes."""
+    """A cheroot gateway for an app whose response may consist of buffers instead of bytes."""
 
     def respond(self) -> None:
-        """Send the pieces of the answer, none of which is empty."""
+        """Send the pieces of the response, none of which is empty."""
         if self.req.chunked_read:
             self.env["wsgi.input"] = _Chunks(self.req.conn.rfile)
         with closing(self.req.server.wsgi_app(self.env, self.start_response)) as answer:
@@ -187,7 +187,7 @@ class _Gateway(cheroot.wsgi.Gateway_10):
 
 
 class _Connection(cheroot.server.HTTPConnection):
-    """A cheroot connection without the files in pure Python, which copy a large body many times."""
+    """A cheroot connection without the pure-Python file objects, which copy a large body many times."""
 
     RequestHandlerClass = _Request
 
@@ -216,7 +216,7 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
 
 
 class _Threads(cheroot.workers.threadpool.ThreadPool):
-    """A cheroot thread pool that ends all threads after a failed start and waits for no silent client."""
+    """A cheroot thread pool that ends all threads after a failed start and never waits for silent clients."""
 
     _queue: Any
 
@@ -224,8 +224,8 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
         """End the threads.
 
         Args:
-            timeout: seconds that requests under way may take together. Then their connections are closed in
-                both directions. cheroot 10 and 11 let a thread that is sending wait for its client.
+            timeout: seconds that requests in progress may take together. Then their connections are closed in
+                both directions. In cheroot 10 and 11 a thread that is sending would wait for its client.
         """
         # Not self._threads: cheroot 10 and 11 fill it only once all threads have started.
         threads = [
@@ -253,7 +253,7 @@ class _Server(cheroot.wsgi.Server):
     ConnectionClass = _Connection
     tls: ssl.SSLContext | None = None
     max_request_header_size = HEAD_BYTES
-    keep_alive_conn_limit: Any = None  # cheroot's limit is ten; every worker has a waiting connection
+    keep_alive_conn_limit: Any = None  # cheroot's limit is ten; every worker keeps a connection open
     unbound: OSError | None = None  # error of a failed bind
     _connections: PendingConnections
 
@@ -270,7 +270,7 @@ class _Server(cheroot.wsgi.Server):
             self._connections = PendingConnections(self)
         except BaseException:
             self.requests.stop()
-            with suppress(AttributeError):  # they do not exist yet
+            with suppress(AttributeError):  # the connections do not exist yet
                 self._connections.close()
             if self.socket:
                 self.socket.close()
@@ -281,7 +281,7 @@ class _Server(cheroot.wsgi.Server):
         while self.ready and not self.interrupt:
             try:
                 self._connections.run(self.expiration_interval)
-            except Exception:  # noqa: BLE001 - of one connection; the others go on
+            except Exception:  # noqa: BLE001 - an error of one connection must not stop the others
                 self.error_log("The endpoint's loop failed.", traceback=True)
 
     def process_conn(self, conn: _Connection) -> None:
@@ -294,7 +294,7 @@ class _Server(cheroot.wsgi.Server):
         logger.debug("%s", msg, exc_info=traceback)
 
     def bind_socket(self, sock: socket.socket, address: Any) -> socket.socket:  # type: ignore[override]
-        """Bind a socket, or close it."""
+        """Bind a socket; if that fails, close it."""
         try:
             sock.bind(address)
         except OSError as error:
@@ -317,7 +317,7 @@ def serve(
     Args:
         app: the app.
         bind_address: address to listen on.
-        port: a port, a range of which the first free port is used, or 0.
+        port: a port, a range of which the first free port is used, or 0 for any free port.
         num_workers: number of workers, each of which may have two requests under way.
         context: TLS context with key and certificate.
 
@@ -338,7 +338,7 @@ def serve(
         server.stop()
         if thread.is_alive():
             thread.join()
-        # cheroot's objects refer to each other, and through the app to the coordinator.
+        # cheroot's objects form reference cycles, which would keep the app and its coordinator in memory.
         server.wsgi_app = None
 
 

@@ -11,12 +11,12 @@ from sparkdl.server.screening import Screening
 
 
 class WorkerLoss:
-    """Loss of a worker without ending the run, and the return of another attempt of it.
+    """Handling of lost workers: the run continues without them, and a new attempt of one may rejoin it.
 
     Args:
         membership: the workers.
-        epochs: epochs, which end without a lost worker.
-        screening: judge of the epochs that end.
+        epochs: the epochs of the run; an epoch ends without waiting for lost workers.
+        screening: checks each completed epoch for divergence.
     """
 
     def __init__(self, membership: Membership, epochs: Epochs, screening: Screening) -> None:
@@ -25,7 +25,7 @@ class WorkerLoss:
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def lose(self, worker: int, reason: str) -> None:
-        """Continue without a worker, or fail the run if it may not or if no rows would be left."""
+        """Continue without a worker, or fail the run if it may not continue or would have no rows left."""
         absent = self.merging.absent
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in absent]
         may_go_on = self.shape.goes_on and self.membership.agreed
@@ -48,7 +48,7 @@ class WorkerLoss:
             self.screening.end_epoch(epoch, report)
 
     def readmit(self, worker: int) -> None:
-        """Readmit another attempt of a lost worker: at once, or in rounds by requesting a snapshot."""
+        """Readmit another attempt of a lost worker: with rounds at a requested snapshot, else at once."""
         if self.merging.has_rounds:
             self.snapshots.request(self.epochs.reports)
         else:

@@ -1,6 +1,6 @@
-"""The private parts of Spark that this package depends on, which no other module names.
+"""Access to the private parts of Spark that this package depends on; no other module uses them.
 
-The public API offers none of them. A comment gives the versions that each was checked with. If a version of
+The public API has no equivalent. A comment gives the versions that each was checked with. If a version of
 Spark changes one, ``tests/spark/test_spark_internals.py`` fails and names it.
 """
 
@@ -75,23 +75,23 @@ def _scala(context: Any) -> Any:
     return context._jsc.sc()  # PySpark 3.5 to 4.3
 
 
-# The Python of functions in the JVM.
+# The Python interpreter of functions that the JVM has run in Python workers.
 
 
 def set_python(data: Any, before: str, python: str) -> None:
-    """Make the Python functions below an RDD or a DataFrame run in another Python.
+    """Change the Python interpreter of the functions in the lineage of an RDD or a DataFrame.
 
     Args:
         data: an RDD, or a DataFrame of a classic session.
-        before: the Python of functions that change; others keep theirs.
-        python: the new one.
+        before: the interpreter to replace; functions with any other interpreter keep it.
+        python: the new interpreter.
     """
     for rdd in _rdds_of(data):
         _set_python(rdd, before, python, set())
 
 
 def _rdds_of(data: Any) -> Iterator[Any]:
-    """Yield the JVM's RDDs below an RDD or a DataFrame."""
+    """Yield the JVM's RDDs that an RDD or a DataFrame is computed from."""
     if hasattr(data, "_jdf"):  # PySpark 3.5 to 4.3
         found = data._jdf.queryExecution().analyzed().collectLeaves()
         for index in range(found.size()):
@@ -128,7 +128,7 @@ def _field(owner: Any, name: str) -> Any:
 
 
 def shuffle_of(rdd: Any) -> int:
-    """Return the id of the first shuffle below an RDD, which its ``partitionBy`` made."""
+    """Return the id of the nearest shuffle in the lineage of an RDD, which its ``partitionBy`` made."""
     inner = rdd._jrdd.rdd()  # PySpark 3.5 to 4.3
     while (below := inner.dependencies().head()).getClass().getSimpleName() != "ShuffleDependency":
         inner = below.rdd()
@@ -136,7 +136,7 @@ def shuffle_of(rdd: Any) -> int:
 
 
 def shuffles_of(frame: Any, *, run: bool) -> list[int]:
-    """Return the ids of the shuffles of a DataFrame that were run; ``run``: its whole plan was run."""
+    """Return the ids of the shuffles of a DataFrame that ran; ``run``: whether its whole plan ran."""
     return list(_shuffles_of(frame._jdf.queryExecution().executedPlan(), run=run))  # PySpark 3.5 to 4.3
 
 
@@ -165,7 +165,7 @@ def forget_shuffles(context: Any, ids: Iterable[int]) -> None:
 
 
 def no_parent() -> Any:
-    """Return the parent of a Param that is an attribute of a class."""
+    """Return the placeholder parent of a Param that is defined as a class attribute."""
     from pyspark.ml.param import Params  # loads all of pyspark.ml
 
     return Params._dummy()  # PySpark 3.5 to 4.3

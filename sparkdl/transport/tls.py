@@ -25,7 +25,7 @@ from sparkdl.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-RECORD = 17 << 10  # bytes; more than a TLS record has
+RECORD = 17 << 10  # bytes; more than the largest TLS record
 BLOCK = 1 << 18  # maximum bytes encrypted at once
 SOME = 1 << 16  # maximum bytes to read if it is unknown how many will come
 EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
@@ -48,8 +48,8 @@ def is_wanted(asked: bool | None, settings: Settings) -> bool:
     """Return True if an endpoint uses TLS.
 
     Args:
-        asked: the user's choice; None leaves it to ``spark.sparkdl.tls``, or without that to whether Spark
-            itself encrypts.
+        asked: the user's choice; if None, ``spark.sparkdl.tls`` decides; if that is not set
+            either, TLS is used if Spark encrypts its own traffic.
         settings: the application's settings.
 
     Raises:
@@ -98,7 +98,7 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # OpenSSL reads files only; mode 0700
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # ssl loads only files; mode 0700
         path = Path(folder, "key.pem")
         path.touch(mode=0o600)
         path.write_bytes(private + certificate.public_bytes(pem))
@@ -116,7 +116,7 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
 
 
 class TlsError(ConnectionResetError):
-    """The peer is not authentic, or its data is not valid TLS."""
+    """The peer cannot be authenticated, or its data is not valid TLS."""
 
 
 class Socket(socket.socket):
@@ -234,7 +234,7 @@ class Socket(socket.socket):
     def _receive(self, wanted: int, flags: int) -> bool:
         """Send TLS's own messages, then receive more data; return False at the end of the connection."""
         self._flush(flags)
-        certain = min(wanted, BLOCK) - RECORD  # at least as much is still to come; part of a record is here
+        certain = min(wanted, BLOCK) - RECORD  # at least this much is to come: part of a record may be here
         if flags & socket.MSG_WAITALL and certain > SOME:
             data = super().recv(certain, flags)
         else:
@@ -246,7 +246,7 @@ class Socket(socket.socket):
         return True
 
     def _flush(self, flags: int) -> None:
-        """Send encrypted data. With MSG_DONTWAIT this is only the handshake, which always fits."""
+        """Send encrypted data. With MSG_DONTWAIT it is only the handshake, which fits in the send buffer."""
         data = self._outgoing.read()
         if not data:
             return

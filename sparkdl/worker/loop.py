@@ -1,7 +1,7 @@
 """The training loop of a worker, for every mode and frequency.
 
-``frequency`` is in the plan, which sets the end of a window. ``mode`` is behind the Exchange. A Strategy
-trains the replica on a window. This module knows neither Spark nor HTTP.
+``frequency`` is part of the plan, which sets the end of a window. ``mode`` is handled by the endpoint, behind
+the Exchange. A Strategy trains the replica on a window. This module knows neither Spark nor HTTP.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Loop:
         return (GradientStrategy if self.settings.plan.joint else DeltaStrategy)(self.replica, self.settings)
 
     def _center(self, version: int) -> Reply:
-        """Return the current center; a reply without it if it still has this version."""
+        """Return a reply with the current center, or without it if the center still has this version."""
         return self.exchange(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
 
     def run(self, notes: Notes) -> None:
@@ -187,7 +187,8 @@ class Loop:
 
     def _judge_exchanges(self, seconds: float) -> None:
         """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0."""
-        first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1  # others may be starting
+        # Other workers may still be starting in the first epoch.
+        first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1
         if self.worker or self.judged or self.plan.windows == 1 or first:
             return
         if self.waited < max(LONG_SECONDS, seconds / 2):
@@ -204,7 +205,7 @@ class Loop:
         self.judged = True
 
     def _window(self, sequence: int) -> tuple[list[Span], list[Batch]]:
-        """Return this worker's shares of the batches before an exchange, and the first one's rows."""
+        """Return this worker's shares of a window's batches, and a list with the rows of the first share."""
         (known, window), self.ahead = self.ahead, (-1, ([], []))
         if known == sequence:
             return window
@@ -256,7 +257,7 @@ class Loop:
         report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
         reply = self.exchange(report)
-        if reply.flags & Flag.SPEAK:  # the worker that reports shared state was lost first
+        if reply.flags & Flag.SPEAK:  # the worker that should report the shared state was lost
             self._obey(reply)
             reply = self.exchange(self._standing(Kind.REPORT, flags=flags))
         self._settled(reply)
@@ -283,7 +284,7 @@ class Loop:
         return update
 
     def _settle(self, epoch: int) -> None:
-        """Request again the reply to the report of an epoch by an earlier attempt of this worker."""
+        """Wait again at the end of an epoch that this worker, or an earlier attempt of it, has reported."""
         self._settled(
             self.exchange(
                 Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version)
@@ -313,9 +314,10 @@ class Loop:
             self.followed.anchor.assign(int(optimizers.batches_seen(self.replica.model)))
 
     def _evaluate(self, epoch: int) -> Update:
-        """Evaluate the center of an epoch's end on this worker's validation rows."""
+        """Evaluate an epoch's final weights on this worker's validation rows."""
         self.stepper.settle()
-        replica = self.replica  # ask for its model after each operation: JAX keeps values elsewhere
+        # Read replica.model anew after each operation: only then does JAX write its values to the variables.
+        replica = self.replica
         kept = read(metric_variables(replica.model))
         center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
@@ -344,7 +346,7 @@ class Loop:
         return layout_of(variables).to_bytes(read(variables))
 
     def _state(self) -> bytes:
-        """Return the optimizer's variables if this worker reports them, the generators and own weights."""
+        """Return the worker's state: optimizer variables if it reports them, generators, and own weights."""
         model = self.replica.model
         parts = [generators(model)]
         if self.speaks or not self.plan.joint:
@@ -362,7 +364,7 @@ class Loop:
         model = self.replica.model
         if len(reply.state) >= cut:
             write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
-        if len(reply.state) >= end:  # a worker lost at the snapshot reported none
+        if len(reply.state) >= end:  # a worker that was lost at the snapshot reported no state
             write(generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
@@ -384,8 +386,8 @@ def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = 
     if end % batch_size and fixed_batch_size(replica.model) == batch_size:
         raise DataError(
             f"The model takes only batches of {batch_size} rows; {end} rows evaluated in one task leave a "
-            f"last batch of {end % batch_size}. Leave some rows out, or evaluate arrays or a single "
-            "partition."
+            f"last batch of {end % batch_size}. Evaluate a multiple of {batch_size} rows per task: leave "
+            "some rows out, or pass arrays or a single partition, which one task evaluates."
         )
     for start in range(0, end, batch_size):
         replica.test(rows.batch(np.arange(start, min(start + batch_size, end))))

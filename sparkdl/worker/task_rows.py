@@ -37,8 +37,8 @@ class RowKeys(NamedTuple):
 
     Attributes:
         seeds: the seeds with which keys of training and validation rows were scrambled; None: they were not.
-        place: the kind of the place that a row comes from.
-        bits: number of low bits of a key. They hold the row's position, and the others hold its place.
+        place: the unit whose index is in the high bits of a key: "partition" or "worker".
+        bits: number of low bits of a key. They hold the row's position within that partition or worker.
     """
 
     seeds: tuple[int | None, int | None] = (None, None)
@@ -74,9 +74,9 @@ class RddRows(TaskRows):
     Attributes:
         schema: the schema that every row has to match.
         part: the part that the rows belong to.
-        place: the kind of the task's index: a "partition", or a "worker" with several partitions.
+        place: the unit that the task's index counts: "partition", or "worker" if it has several partitions.
         split: the fraction of the rows that is moved to the validation part.
-        split_seed: the seed that draws them.
+        split_seed: the seed of the random choice of these rows.
     """
 
     schema: Schema
@@ -122,7 +122,7 @@ class ArrowRows(TaskRows):
     Attributes:
         schema: the schema that every row has to match.
         seed: the seed that scrambles the rows' keys; None leaves them unchanged.
-        decode: functions that convert values of some columns to arrays, by their places.
+        decode: by column index, the function that converts the column's values to arrays.
     """
 
     schema: Schema
@@ -136,7 +136,7 @@ class ArrowRows(TaskRows):
         return arrow.blocks_of_batches(given, self.schema.columns, self.seed, self.decode)
 
     def keys(self, plan: Plan) -> RowKeys:
-        """Return the meaning of the rows' keys, which Spark's monotonically increasing ids are."""
+        """Return the meaning of the rows' keys, which are Spark's monotonically increasing IDs."""
         return RowKeys((self.seed, self.seed), bits=33)
 
 
@@ -150,7 +150,7 @@ class FunctionRows(TaskRows):
         workers: the number of workers, which is an argument of the function.
         held: the function and the schema of validation rows, if there are any.
         split: the fraction of the rows that is moved to the validation part.
-        split_seed: the seed that draws them.
+        split_seed: the seed of the random choice of these rows.
     """
 
     schema: Schema

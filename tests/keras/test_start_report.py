@@ -76,7 +76,7 @@ SCALED = (
     "INFO Workers train separately between exchanges, at 1.41 times the learning rate, with "
     'merge="bmuf". If you pass merge= yourself, the learning rate is not scaled.'
 )
-ONE_CLASS = "WARNING Each of the workers [1] has rows of one class only."
+ONE_CLASS = "WARNING Workers with rows of only one class: [1]."
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ ONE_CLASS = "WARNING Each of the workers [1] has rows of one class only."
             start_of((80, 0), notes=({"empty": 3}, {"empty": 1}), merge="average"),
             [
                 "INFO 2 workers on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
-                "WARNING 1 of 2 workers have no rows.",
-                "WARNING 4 partitions of the data have no rows.",
+                "WARNING Workers without rows: 1 of 2.",
+                "WARNING Partitions without rows: 4.",
             ],
         ),
         (

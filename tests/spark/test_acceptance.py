@@ -104,9 +104,7 @@ def test_more_and_fewer_partitions_than_workers(spark, problem, caplog):
 
         assert 203 == history.training["rows"] == sum(history.training["worker_rows"])
         assert min(history.training["worker_rows"]) > 0
-    assert [line for line in caplog.messages if "no rows" in line] == [
-        "1 partitions of the data have no rows."
-    ]
+    assert [line for line in caplog.messages if "without rows" in line] == ["Partitions without rows: 1."]
     assert "2 workers on 203 rows, batch_size=32 over all workers: 7 updates per epoch." in caplog.messages
 
 
@@ -117,7 +115,7 @@ def test_an_empty_partition_is_said_with_counts(spark, problem, caplog):
     )
 
     assert history.training["worker_rows"] == [203, 0]
-    assert "1 of 2 workers have no rows." in caplog.messages
+    assert "Workers without rows: 1 of 2." in caplog.messages
 
 
 @pytest.mark.one_case

@@ -350,7 +350,7 @@ def with_tanh_for_softmax(model):
         (lambda p: p.model(keras.optimizers.SGD(0.3)), "the optimizer's variables differ"),
         (
             lambda p: with_tanh_for_softmax(p.model()),
-            "the model computes other outputs with the same weights",
+            "the model computes different outputs with the same weights",
         ),
         (
             lambda p: p.model(weighted_metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)]),

@@ -149,7 +149,6 @@ def test_workers_of_one_class_are_named(spark, problem, caplog):
 
     SparkModel(problem.model(), num_workers=2).fit(parts, verbose=0, preserve_partitions=True)
 
-    assert (
-        "Each of the workers [0] has rows of one class only. Use shuffle=True without preserve"
-        in "\n".join(caplog.messages)
+    assert "Workers with rows of only one class: [0]. Use shuffle=True without preserve" in "\n".join(
+        caplog.messages
     )

@@ -52,7 +52,10 @@ class StatefulReplica(ABC):
 
     @abstractmethod
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
+        """Return a version of a function that takes arrays, compiled if the backend compiles.
+
+        ``what`` is "train" or "test" if the function runs a training or test step, else empty.
+        """
 
     @abstractmethod
     def catch_up(self) -> None:
@@ -164,7 +167,7 @@ class StatefulReplica(ABC):
         return float(total), float(count)
 
     def read(self) -> Reading:
-        """Return the trainable variables."""
+        """Return the trainable variables, the statistics and the loss sums."""
         return self._reading(self._read())
 
     def write(self, center: Center) -> None:

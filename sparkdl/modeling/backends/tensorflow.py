@@ -29,7 +29,7 @@ class Compiled:
         function: the function to compile. It receives tensors in place of arrays, and other arguments
             unchanged. It returns float32 tensors or None.
         jit: whether XLA compiles it.
-        sized: whether to trace it for the exact number of rows, which a layer relies on.
+        sized: whether to trace it for the exact number of rows, because a layer relies on a fixed batch size.
     """
 
     def __init__(self, function: Callable[..., Any], jit: bool | None, *, sized: bool = False) -> None:
@@ -102,7 +102,10 @@ class TensorFlowReplica(StatefulReplica):
         )
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
+        """Return a version of a function that takes arrays, compiled unless the model runs eagerly.
+
+        ``what`` is "train" or "test" if the function runs a training or test step, else empty.
+        """
         if self.model.run_eagerly:
             return lambda *arguments: function(*_tensors(arguments))
         sized = signature.fixed_batch_size(self.model) is not None
@@ -112,14 +115,17 @@ class TensorFlowReplica(StatefulReplica):
         """Do nothing: a compiled function defers no work."""
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> Any:
-        """Return vectors as one tensor, statistics and scalars as another; a third one marks slices."""
+        """Return vectors as one tensor, and statistics and scalars as another.
+
+        A third tensor is present only if the vectors are a gradient with slices.
+        """
         sliced = any(isinstance(vector, tf.IndexedSlices) for vector in vectors)
         if not sliced or optimizers.refuses_slices(self._model):
             return super()._packed(vectors, denominator, since)
         return self._encoded(vectors), self._rest(denominator), tf.constant(1.0)
 
     def _encoded(self, vectors: Sequence[Any]) -> Any:
-        """Return gradients with slices as the words of a message."""
+        """Return gradients, some with slices, as one tensor, encoded as in ``core.sparse_gradients``."""
         pairs = list(zip(vectors, self._shapes, strict=True))
         dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
         sliced = [index for index, vector in enumerate(vectors) if isinstance(vector, tf.IndexedSlices)]
@@ -140,15 +146,15 @@ class TensorFlowReplica(StatefulReplica):
         if self.slices and not adds and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "The sparse gradients of embeddings have %d MiB in a batch, more than workers exchange as "
-                "slices. The slices of each row are summed first, so an adaptive optimizer takes other "
-                "steps than in model.fit. Use a smaller batch_size.",
+                "The sparse gradients of embeddings take %d MiB per batch, more than workers exchange as "
+                "slices. The slices of each row are summed first, so the steps of an adaptive optimizer "
+                "differ from those of model.fit. Use a smaller batch_size.",
                 reading.vector.nbytes >> 20,
             )
         return reading._replace(vector=densified(decode(reading.vector, self._tables), self._tables).rest)
 
     def given(self, mean: Mean) -> Any:
-        """Return a mean gradient in the form that the compiled functions take, with slices apart."""
+        """Return a mean gradient in the form that the compiled functions take, with its slices separated."""
         if not mean.sliced:
             return mean.gradient
         slices = decode(mean.gradient, self._tables)
@@ -165,7 +171,7 @@ class TensorFlowReplica(StatefulReplica):
 
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
         """Return tensors as one flat float32 tensor. None stands for zeros."""
-        # convert_to_tensor adds up IndexedSlices that are not kept.
+        # IndexedSlices that are not sent as slices become dense here: convert_to_tensor sums them by row.
         dense = (
             tf.zeros(shape) if part is None else tf.convert_to_tensor(part)
             for part, shape in zip(parts, shapes, strict=True)

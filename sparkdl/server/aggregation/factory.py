@@ -26,8 +26,9 @@ class AggregationSpec:
         joint: True to merge gradients, False to merge deltas.
         num_workers: number of workers that send updates.
         rule: merge rule for deltas.
-        staleness: number of exchanges that a worker may be ahead of the slowest one, without rounds.
-        hybrid: conditions on which a round closes without some of its workers; None: never.
+        staleness: in modes without rounds, maximum number of exchanges that a worker may be ahead of the
+            slowest one; None: no limit.
+        hybrid: conditions under which a round closes without some of its workers; None: never.
         tables: trainable variables, if gradients that may have slices are merged.
     """
 
@@ -47,9 +48,9 @@ def make_aggregation(
 
     Args:
         terms: the settings.
-        parameters: center variable.
+        parameters: initial weights of the center.
         statistics: moving statistics.
-        decays: share of each statistic that a training step keeps. nan, or None for all: unknown.
+        decays: share of each statistic that a training step keeps; nan if it is unknown, None if all are.
     """
     start = parameters, statistics, terms.num_workers
     if terms.joint:

@@ -171,8 +171,8 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
     ("changes", "mid_epoch", "words"),
     [
         ({"constants": "others"}, False, "weights that are not trained.* have changed"),
-        ({"outputs": [np.array([[0.3, 0.7]], np.float32)]}, False, "the model computes other outputs"),
-        ({"outputs": [np.zeros((1, 3), np.float32)]}, False, "the model computes other outputs"),
+        ({"outputs": [np.array([[0.3, 0.7]], np.float32)]}, False, "the model computes different outputs"),
+        ({"outputs": [np.zeros((1, 3), np.float32)]}, False, "the model computes different outputs"),
         (
             {"words": DESCRIPTION.words | {"metrics": {}}},
             True,
