@@ -1,4 +1,4 @@
-"""The preparation of a fit: its arguments are checked and become one request."""
+"""Preparation of a fit: check its arguments and build the fit request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FitArguments:
-    """The arguments of one call of ``SparkModel.fit``, under their names there."""
+    """The arguments of one call of ``SparkModel.fit``, under the same names."""
 
     x: Any
     y: Any
@@ -94,7 +94,7 @@ class FitArguments:
         """Return the source of the training rows.
 
         Raises:
-            ConfigError: the rows are of a kind that cannot be trained on; names the alternatives.
+            ConfigError: the rows are of a kind that cannot be trained on. The message names the alternatives.
             DataError: the arrays have different lengths.
         """
         return make_source(
@@ -110,7 +110,7 @@ class FitArguments:
         """Return the source of the rows of ``validation_data``; None without ``validation_data``.
 
         Raises:
-            ConfigError: the rows are of a kind that cannot be evaluated; names the alternatives.
+            ConfigError: the rows are of a kind that cannot be evaluated. The message names the alternatives.
             DataError: the arrays have different lengths.
         """
         data = self.validation_data
@@ -146,9 +146,9 @@ class UserModel:
         config: the settings.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
         original: the model that this one is a copy of, if it is a copy.
-        flags: the trainable layers and variables of the last fit, if there was one.
+        flags: the ``trainable`` flags of the last fit, if there was one.
         carried: the number of workers of the last fit, the fingerprint of the model at its end, and the
-            final state of its workers and rule.
+            final state of its workers and merge rule.
     """
 
     model: Model
@@ -161,11 +161,14 @@ class UserModel:
     carried: tuple[int, bytes, CarriedState | None] | None = None
 
     def trainability(self) -> trainability.Trainability:
-        """Return the model's trainability; on TensorFlow that of the last fit, until the next compile."""
+        """Return the model's ``trainable`` flags; on TensorFlow, the last fit's until recompiled."""
         return trainability.Trainability(self.model) if self.flags is None else self.flags.still()
 
     def carried_state(self, num_workers: int) -> CarriedState | None:
-        """Return the state of workers and rule after the last fit; None if the model has changed since."""
+        """Return the final state of the last fit's workers and merge rule.
+
+        None if there was no fit, or if the model or the number of workers has changed since.
+        """
         if self.carried is None:
             return None
         workers, fingerprint, carried = self.carried
@@ -265,14 +268,14 @@ def fixed_batch_size(model: Model, **given: int | None) -> int | None:
     for name, value in given.items():
         if size is not None and value not in (None, size):
             raise ConfigError(
-                f'The model "{model.name}" takes only batches of {size} rows, as set by its Input and a '
-                f"layer; got {name}={value}. Pass {name}={size}."
+                f'The model "{model.name}" takes only batches of {size} rows, because its Input fixes '
+                f"the batch size and a layer depends on it; got {name}={value}. Pass {name}={size}."
             )
     return size
 
 
 def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: Cleanup) -> Lease | None:
-    """Become the only run that writes to a checkpoint folder, until the fit ends.
+    """Acquire the lease of a checkpoint folder, so that no other run writes there until the fit ends.
 
     Args:
         checkpoint: the checkpoints of the fit, if there are any.
@@ -295,10 +298,10 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
 def _settle_steps(
     fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
 ) -> FitConfig:
-    """Return the settings of a fit on these rows; without a ``batch_size``, steps determine it.
+    """Return the settings of a fit on these rows. If ``batch_size`` is None, compute it from the steps.
 
     Raises:
-        ConfigError: the validation rows are named in two ways, or cannot be combined with the training rows.
+        ConfigError: validation rows are given in two ways, or cannot be combined with the training rows.
     """
     if source.indicator is not None and (validation is not None or fit.validation_split):
         raise ConfigError(
@@ -317,7 +320,7 @@ def _settle_steps(
 
 
 def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> int:
-    """Return the number of workers; a joint run takes at most ``most``.
+    """Return the number of workers: at most ``most`` if they divide each batch among themselves.
 
     Raises:
         ConfigError: several were requested, and every batch of the model must have ``fixed`` rows.
@@ -325,9 +328,9 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
     config = user.config
     if fixed is not None and (config.num_workers or 1) > 1:
         raise ConfigError(
-            f'The model "{user.model.name}" takes only batches of {fixed} rows, but several workers divide '
-            f"each batch among them; got num_workers={config.num_workers}. Set num_workers=1, or use an "
-            "Input without a batch size and no stateful layers."
+            f'The model "{user.model.name}" takes only batches of {fixed} rows, but several workers train '
+            f"on batches of varying sizes; got num_workers={config.num_workers}. Set num_workers=1, or use "
+            "an Input without a batch size and no stateful layers."
         )
     num_workers, why = cluster.num_workers(
         config.num_workers if fixed is None else 1,
@@ -347,8 +350,8 @@ class _Rows(NamedTuple):
         schema: the columns of every row.
         first: the first training row.
         settled: the first row of the validation rows if there are any, else of the training rows.
-        divides: whether the loss is divided by the sum of masks or weights, and not by rows.
-        classes: the classes of columns of labels, by their indices.
+        divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
+        classes: the classes of each label column, by column index.
     """
 
     schema: Schema

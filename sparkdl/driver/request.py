@@ -1,4 +1,4 @@
-"""The request of a fit: all settings and data of a run before it begins."""
+"""A fit request: the checked settings and the data of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkdl.spark.application import SparkApplication
 
 @dataclass(kw_only=True)
 class Request:
-    """The request of one fit, with all arguments checked.
+    """A fit request whose arguments have all been checked.
 
     Attributes:
         model: the user's model.
@@ -38,14 +38,14 @@ class Request:
         history: the History that gets the results.
         settled: the first validation row if there are validation rows, else the first training row.
         metrics: the model's metrics.
-        flags: the trainable layers and variables of the model, which a callback may change.
-        carried: the final state of workers and rule of the previous fit, if this one continues from it.
+        flags: the ``trainable`` flags that the model is trained with, to detect changes by callbacks.
+        carried: the final state of the previous fit's workers and merge rule, if this fit continues from it.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
-        spare_slot: whether a slot is free for requests to an endpoint in worker 0.
-        divides: whether the loss is divided by the sum of masks or weights, and not by rows.
-        classes: the classes of columns of labels, by their indices.
-        fixed_batch_size: the rows that every batch of the model must have; None: any number.
-        check: the check of a copy of the model that is restored on the driver as executors restore it.
+        spare_slot: whether a task slot is free for the driver's requests to an endpoint in worker 0.
+        divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
+        classes: the classes of each label column, by column index.
+        fixed_batch_size: the number of rows that every batch must have; None: any number.
+        check: a function that raises an error if a model, restored as executors do, gives other results.
         lease: the lease of the checkpoint folder, if there is one.
     """
 

@@ -59,7 +59,7 @@ class WorkerGroup:
         barrier: whether the job is a barrier stage.
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
         start_timeout: the maximum seconds between the starts of the first and the last worker.
-        of_rows: whether the job computes rows by a plan of the user's.
+        of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
     """
 
     cluster: SparkApplication

@@ -1,7 +1,7 @@
-"""Differences between a live model and the model that its configuration makes.
+"""Differences between a live model and the model that is rebuilt from its configuration.
 
-An attribute may be changed after construction, and a configuration may leave it out. The driver finds such
-attributes one by one (``differences``), and workers set them (``patch``).
+An attribute may be changed after construction, and the configuration may not record that change. The driver
+finds such attributes one by one (``differences``), and workers set them (``patch``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sparkdl.modeling.object_pickling import OF_VARIABLES, settings_of
 PATCH = "sparkdl_differences"
 DECAY = "optimizer.exclude_from_weight_decay"
 VOCABULARY = "vocabulary"
-COMPILED = ("loss", "metrics")  # arguments of compile, which makes objects of them
+COMPILED = ("loss", "metrics")  # arguments that ``compile`` turns into objects
 
 
 class Difference(NamedTuple):
     """An attribute that differs between a live model and the model made from its configuration.
 
     Attributes:
-        path: the name of a root (see ``roots``), then the attributes, keys and indices that lead to it; or
-            VOCABULARY and the index of a layer.
+        path: the name of a root (see ``roots``), then the attributes, keys and indices that lead from it to
+            the attribute; or VOCABULARY and the index of a layer; or DECAY.
         value: the value in the live model.
     """
 
@@ -117,7 +117,7 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
         yield from _attributes_apart(ours, theirs, path, seen)
     else:
         same = _equal(ours, theirs, seen)
-        del seen[pair]  # a value replaced as a whole is replaced wherever it occurs
+        del seen[pair]  # compare it again at its other paths, as each is replaced separately
         if not same:
             yield Difference(path, _plain(ours))
 
@@ -156,7 +156,7 @@ def _is_settled_elsewhere(value: Any) -> bool:
 
 
 def _same_kind(ours: type[Any], theirs: type[Any]) -> bool:
-    """Return True if two classes are the same, or made by the same lines of a function that ran twice."""
+    """Return True if two classes are the same, or were defined twice by the same code."""
     return ours is theirs or (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
 
 
@@ -180,7 +180,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object that affect its results."""
     if isinstance(thing, Variable):
         return {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
-    if (given := keras_internals.given_to_compile(thing)) is not None:  # building makes the rest
+    if (given := keras_internals.given_to_compile(thing)) is not None:  # ``build`` creates all others
         return given
     if isinstance(thing, keras.optimizers.Optimizer):
         found = settings_of(thing)
@@ -194,7 +194,7 @@ def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
         return type(ours) is type(theirs) and _equal_functions(ours, theirs, seen)
     if isinstance(ours, np.ndarray) or keras.ops.is_tensor(ours):
         return _equal_arrays(ours, theirs)
-    if isinstance(ours, keras.DTypePolicy):  # shared in the process: it is replaced, never changed
+    if isinstance(ours, keras.DTypePolicy):  # shared by layers, so it is replaced, never mutated
         return type(ours) is type(theirs) and bool(ours.get_config() == theirs.get_config())
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours:
         return theirs != theirs
@@ -229,7 +229,7 @@ def _content(cell: Any) -> Any:
 def _equal_arrays(ours: Any, theirs: Any) -> bool:
     try:
         one, other = map(keras.ops.convert_to_numpy, (ours, theirs))
-    except Exception:  # noqa: BLE001 - a tensor of a graph, which the next call makes again
+    except Exception:  # noqa: BLE001 - a symbolic tensor, which the next call recreates
         return True
     return one.shape == other.shape and bool(
         (one == other).all() or np.array_equal(one, other, equal_nan=True)

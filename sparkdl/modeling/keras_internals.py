@@ -1,7 +1,7 @@
-"""The private parts of Keras that this package depends on, which no other module names.
+"""Wrappers for the private Keras APIs that this package depends on. No other module uses a private API.
 
-The public API offers none of them. A comment gives the versions that each was checked with. If a version of
-Keras changes one, ``tests/keras/test_keras_internals.py`` fails and names it.
+Keras has no public equivalents. The comment beside each private name gives the versions that it was checked
+with. If a Keras release changes one, ``tests/keras/test_keras_internals.py`` fails and names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.saving import serialization_lib as _serialization
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-# Keras 3.5 to 3.15: attributes of layers and models that building, calling, compiling or training them sets.
+# Keras 3.5 to 3.15: attributes that Keras sets when it builds, calls, compiles or trains a layer or model.
 _STATE_OF_LAYERS = {
     "_compile_metrics",
     "_eval_epoch_iterator",
@@ -47,7 +47,7 @@ _SETTINGS_OF_LAYERS = {
     "activity_regularizer",
     "steps_per_execution",
 }
-# Keras 3.5 to 3.15: attributes of other objects, such as metrics, that building them sets.
+# Keras 3.5 to 3.15: attributes that Keras sets when it builds another object, such as a metric.
 _STATE_OF_OTHERS = {"built", "_built", "_tracker", "_lock"}
 # Keras 3.5 to 3.15: attributes of optimizers that ``build`` or Keras's own constructor creates again.
 _STATE_OF_OPTIMIZERS = {
@@ -68,12 +68,12 @@ _STATE_OF_OPTIMIZERS = {
 
 
 def flat_layers(layer: keras.Layer, *, include_self: bool = True) -> list[keras.Layer]:
-    """Return the layers inside a layer or model at any depth, after itself if ``include_self``."""
+    """Return all layers nested in a layer or model, preceded by the layer itself if ``include_self``."""
     return list(layer._flatten_layers(include_self=include_self))  # Keras 3.5 to 3.15
 
 
 def calls(layer: keras.Layer) -> Iterator[Any]:
-    """Yield the operation of each call in a functional or sequential model's graph; nothing for others."""
+    """Yield the operation of each call in a functional or sequential model; nothing for other models."""
     graph = getattr(layer, "_functional", None) or layer  # Keras 3.5 to 3.15
     for nodes in getattr(graph, "_nodes_by_depth", {}).values():  # Keras 3.5 to 3.15
         for node in nodes:
@@ -81,14 +81,14 @@ def calls(layer: keras.Layer) -> Iterator[Any]:
 
 
 def input_structure(model: keras.Model) -> Any:
-    """Return the inputs of a functional model in the structure that it was made with; None for others."""
-    # Keras 3.5 to 3.15. The public ``input`` raises an error for others.
+    """Return a functional model's inputs in their original structure; None for other models."""
+    # Keras 3.5 to 3.15. The public ``input`` raises an error for other models.
     return getattr(model, "_inputs_struct", None)
 
 
 def output_structure(model: keras.Model) -> Any:
-    """Return the outputs of a functional model in the structure that it was made with; None for others."""
-    # Keras 3.5 to 3.15. The public ``output`` raises an error for others.
+    """Return a functional model's outputs in their original structure; None for other models."""
+    # Keras 3.5 to 3.15. The public ``output`` raises an error for other models.
     return getattr(model, "_outputs_struct", None)
 
 
@@ -98,7 +98,7 @@ def own_trainable(layer: keras.Layer) -> Any:
 
 
 def set_own_trainable(layer: keras.Layer, value: bool) -> None:
-    """Set the ``trainable`` flag of a layer itself, without its variables and the layers in it."""
+    """Set a layer's own ``trainable`` flag, but not those of its variables and sublayers."""
     layer._trainable = value  # Keras 3.5 to 3.15
 
 
@@ -137,17 +137,17 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def compiled_part(model: keras.Model, part: str) -> Any:
-    """Return the object that ``compile`` made of its argument "loss" or "metrics"; None without one."""
+    """Return the object that ``compile`` made from its "loss" or "metrics" argument; None without one."""
     return vars(model).get(f"_compile_{part}")  # Keras 3.5 to 3.15
 
 
 def set_compiled_part(model: keras.Model, part: str, value: Any) -> None:
-    """Replace the object that ``compile`` made of its argument "loss" or "metrics"."""
+    """Replace the object that ``compile`` made from its argument "loss" or "metrics"."""
     setattr(model, f"_compile_{part}", value)  # Keras 3.5 to 3.15
 
 
 def given_to_compile(thing: Any) -> dict[str, Any] | None:
-    """Return the attributes of a ``compiled_part`` that ``compile`` was given; None for another object."""
+    """Return the arguments of ``compile`` that a ``compiled_part`` keeps; None for any other object."""
     if not isinstance(thing, CompileLoss | CompileMetrics):
         return None
     # Keras 3.5 to 3.15
@@ -155,17 +155,17 @@ def given_to_compile(thing: Any) -> dict[str, Any] | None:
 
 
 def public_name(name: str) -> str:
-    """Return the name of an attribute from ``given_to_compile`` as users know it; others unchanged."""
+    """Return the user-visible name of an attribute from ``given_to_compile``; any other name unchanged."""
     return name.removeprefix("_user_")  # Keras 3.5 to 3.15
 
 
 def loss_tracker(model: keras.Model) -> Any:
-    """Return the metric in which a compiled model adds up its loss."""
+    """Return the metric that tracks the mean loss of a compiled model."""
     return model._loss_tracker  # Keras 3.5 to 3.15
 
 
 def metrics_in_order(model: keras.Model, logs: dict[str, Any]) -> Any:
-    """Return results as ``evaluate`` does: a list in the order of the metrics, or the only one itself."""
+    """Return results in the form of ``evaluate``: a list in the order of the metrics, or a single value."""
     return model._flatten_metrics_in_order(logs)  # Keras 3.5 to 3.15
 
 
@@ -178,7 +178,7 @@ def learning_rate(optimizer: Any) -> Any:
 
 
 def set_schedule(optimizer: Any, schedule: Any) -> None:
-    """Replace an optimizer's schedule, which Keras refuses through ``learning_rate``."""
+    """Replace an optimizer's learning-rate schedule. The public ``learning_rate`` setter refuses this."""
     optimizer._learning_rate = schedule  # Keras 3.5 to 3.15
 
 
@@ -188,7 +188,7 @@ def built_for(optimizer: Any) -> list[Any]:
 
 
 def steps_taken(optimizer: Any) -> Any:
-    """Return the variable in which an optimizer counts batches, those that it accumulates included."""
+    """Return the variable that counts an optimizer's batches, including those it only accumulates."""
     return optimizer._iterations  # Keras 3.5 to 3.15
 
 
@@ -205,7 +205,7 @@ def set_excluded_from_weight_decay(optimizer: Any, variables: Iterable[Any]) -> 
 
 
 def is_of_weight_decay(name: str) -> bool:
-    """Return True if an attribute of an optimizer says to which variables weight decay does not apply."""
+    """Return True if an attribute of an optimizer records the variables excluded from weight decay."""
     return name.startswith("_exclude_from")  # Keras 3.5 to 3.15
 
 
@@ -233,7 +233,7 @@ def metric_attributes(metric: keras.metrics.Metric) -> dict[str, Any]:
 
 
 def set_metric_attributes(metric: keras.metrics.Metric, attributes: dict[str, Any]) -> None:
-    """Give a new metric the attributes of another one, also the lists that its tracker fills."""
+    """Give a new metric the attributes of another one, including the lists that its tracker maintains."""
     for store in ("variables", "metrics"):
         for part in attributes.pop(f"_{store}", ()):  # Keras 3.5 to 3.15
             metric._tracker.add_to_store(store, part)
@@ -249,7 +249,7 @@ reduce_weighted_values, apply_mask = _losses.reduce_weighted_values, _losses.app
 
 
 def set_reduction(function: Callable[..., Any]) -> None:
-    """Make every loss reduce its values with a function; ``reduce_weighted_values`` is Keras's own."""
+    """Make every loss reduce its values with this function. ``reduce_weighted_values`` is the original."""
     _losses.reduce_weighted_values = function  # Keras 3.5 to 3.15
 
 
@@ -260,7 +260,7 @@ class_or_function_config = _serialization._get_class_or_fn_config
 
 
 def set_class_or_function_config(function: Callable[[Any], Any]) -> None:
-    """Make Keras serialize objects with a function; ``class_or_function_config`` is Keras's own."""
+    """Make Keras serialize objects with this function. ``class_or_function_config`` is the original."""
     _serialization._get_class_or_fn_config = function  # Keras 3.5 to 3.15
 
 
@@ -274,12 +274,12 @@ def profiles_batches(callback: keras.callbacks.TensorBoard) -> bool:
 
 def forget_model(callback: Any) -> None:
     """Remove the model from a callback."""
-    # Keras 3.5 to 3.15. The public ``set_model`` may be the user's own.
+    # Keras 3.5 to 3.15. The user may have overridden the public ``set_model``.
     callback._model = None
 
 
 def restored_epoch(model: keras.Model) -> int | None:
-    """Return the epoch at which BackupAndRestore lets training begin; None if it restored none."""
+    """Return the epoch from which BackupAndRestore resumes training; None if it restored no backup."""
     epoch: int | None = model._initial_epoch  # Keras 3.5 to 3.15
     return epoch
 
@@ -293,15 +293,15 @@ def forget_restored_epoch(model: keras.Model) -> None:
 
 
 def held_value(variable: Any) -> Any:
-    """Return the array that a variable on JAX holds, also within a scope that gives it another value."""
+    """Return the array that a JAX variable holds, even inside a ``StatelessScope`` that overrides it."""
     return variable._value  # Keras 3.5 to 3.15
 
 
 def set_held_value(variable: Any, value: Any) -> None:
-    """Set the array that a variable on JAX holds, which may be a traced one."""
+    """Set the array that a JAX variable holds. It may be a tracer."""
     variable._value = value  # Keras 3.5 to 3.15
 
 
 def call_flat(trace: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> Any:
-    """Return the results of a concrete function of TensorFlow. Strings among its arguments stay off a GPU."""
+    """Call a concrete TensorFlow function and return its results. String arguments stay on the CPU."""
     return trace._call_flat(tensors, captured)  # TensorFlow 2.16 to 2.21

@@ -101,7 +101,7 @@ def adds_slices(model: keras.Model) -> bool:
     return bool(linear or optimizer.gradient_accumulation_steps)
 
 
-def reset_spoilt(model: keras.Model) -> None:
+def reset_not_finite(model: keras.Model) -> None:
     """Set to zero each variable of the optimizer that contains NaN or Inf."""
     for variable in variables(model):
         value = keras.ops.convert_to_numpy(variable)

@@ -77,7 +77,7 @@ class AllReduceCoordinator(GroupCoordinator):
         notes: Notes,
         fingerprint: Fingerprint = NOTHING,
     ) -> Begin | None:
-        """Record a ready worker; return an empty dict once all are ready, or None to ask again."""
+        """Record a ready worker; return an empty dict once all are ready, or None if the wait timed out."""
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
             held = RowsHeld(rows, fingerprint)

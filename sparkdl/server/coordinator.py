@@ -2,17 +2,18 @@
 
 ``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``, ``fail``)
 from many threads, and those of the driver (``release``, ``wait_epoch``, ``replace``, ``restart``, ``close``)
-from one thread. It knows no HTTP and no Keras: metric states and optimizer variables are bytes to it.
+from one thread. It is independent of HTTP and Keras: metric states and optimizer variables are bytes to it.
 
 Fencing: an update carries (run, generation, worker, attempt, sequence). An update of another run or of an old
-generation is refused. A newer attempt of a worker replaces the older one. A sequence counts once. A run that
-lost a worker is restored under the next generation from the last *snapshot*: the center and every worker's
-state at the end of an epoch, or after some rounds of one. If updates are merged one at a time, no merged
-update is rolled back, and a restarted worker continues after its last counted sequence.
+generation is refused. A newer attempt of a worker replaces the older one. An update that is sent again, with
+the same sequence number, is not counted again. After the loss of a worker, the run is restored under the next
+generation from the last *snapshot*: the center and every worker's state, at the end of an epoch or between
+two rounds within an epoch. If updates are merged one at a time, no merged update is rolled back, and a
+restarted worker continues after its last counted sequence number.
 
 If the run may continue without a lost worker, that worker becomes *absent*: the run does not wait for it, and
-its attempt is refused. Another attempt returns with the state it needs: at once if updates are merged one at
-a time, and at the next snapshot in rounds.
+its attempt is refused. A new attempt of the worker may rejoin and gets the state that it needs: at once if
+updates are merged one at a time, at the next snapshot if they are merged in rounds.
 
 The parts share one lock and never call the coordinator:
 
@@ -21,7 +22,7 @@ The parts share one lock and never call the coordinator:
 * ``schedule``: the epochs that may begin, the progress, the learning rate;
 * ``screening``: NaN, Inf and divergence;
 * ``snapshots`` and ``epochs``: reports, and the points from which the run is restored;
-* ``losses``: loss and return of workers;
+* ``losses``: lost workers and their return (not losses of the model);
 * ``weights``: replies with weights.
 """
 
@@ -64,11 +65,11 @@ from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.exchange import Begin, Notes
 from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 
-TIDY = 10.0  # seconds between returns of memory that many small requests have freed
+TIDY = 10.0  # minimum seconds between calls that return freed memory to the system
 
 
 class Coordinator(GroupCoordinator):
-    """Coordinator of a training run. It knows no HTTP and no Keras.
+    """Coordinator of a training run. It is independent of HTTP and Keras.
 
     Args:
         shape: settings of the run.
@@ -95,7 +96,7 @@ class Coordinator(GroupCoordinator):
 
         Args:
             cut: the snapshot.
-            held: rows of each worker of that run.
+            held: row count and fingerprint of each worker in that run.
         """
         with self.changed:
             self.rows.held = held
@@ -109,7 +110,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def held(self) -> tuple[RowsHeld, ...]:
-        """The rows of each worker, once all have reported them."""
+        """The row count and fingerprint of each worker, once all have reported them."""
         return self.rows.held
 
     @property
@@ -149,7 +150,10 @@ class Coordinator(GroupCoordinator):
         notes: Notes,
         fingerprint: Fingerprint = NOTHING,
     ) -> Begin | None:
-        """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
+        """Record a worker's rows, and wait until all are ready; return its starting point.
+
+        None: the wait timed out, and the worker should repeat the request.
+        """
         with self.changed:
             member, held = self.membership.hear(worker, generation, attempt), RowsHeld(rows, fingerprint)
             begins = member.held is None
@@ -232,7 +236,11 @@ class Coordinator(GroupCoordinator):
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
     def _count(self, update: Update, counts: bool) -> Reply:
-        """Count an update, or its round, if it counts; return the control words."""
+        """Count an update, or the round that it closes, unless ``counts`` is False.
+
+        Returns:
+            A reply with the current stop flag, learning rate and progress.
+        """
         schedule = self.schedule
         with self.changed:
             if not counts:
@@ -242,7 +250,7 @@ class Coordinator(GroupCoordinator):
                 schedule.count_update(update)
                 self.snapshots.end_update(self.epochs.reports)
                 return schedule.reply()
-            schedule.ending = schedule.short >= 0  # all workers are in this round and learn of it together
+            schedule.ending = schedule.short >= 0  # this round's replies tell all workers to end
             self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
             schedule.count_round(update)
             return schedule.reply(self.snapshots.end_round())
@@ -291,7 +299,7 @@ class Coordinator(GroupCoordinator):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
         reply = replace(reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.merging.version)
         goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
-        if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else a repetition
+        if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else a repeated request
             self.losses.enter_training(update.worker)
         if goes_on and self.merging.has_rounds:
             return self.weights.with_center(reply, update)
@@ -347,20 +355,20 @@ class Coordinator(GroupCoordinator):
             return self.epochs.unattended(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
-        """Let workers evaluate an epoch with these parameters and statistics, or its snapshot's if None."""
+        """Let workers evaluate an epoch with these weights, or with those of its snapshot if None."""
         with self.changed:
             self.epochs.attended[epoch] = weights
             self.changed.notify_all()
 
     def _note_silence(self) -> None:
-        """Lose the workers that were silent for too long, and warn of workers that make no progress."""
+        """Treat workers that were silent for too long as lost, and warn of workers that make no progress."""
         for worker, reason in self.membership.silent_workers():
             if self.failure is None:
                 self.lose(worker, reason)
         self.membership.warn_of_long_steps()
 
     def lose(self, worker: int, reason: str) -> None:
-        """Continue without a worker, or fail the run if it may not or if no rows would be left."""
+        """Continue without a worker, or fail the run if it may not continue or no rows would be left."""
         self.losses.lose(worker, reason)
 
     def commit(self, cut: Snapshot) -> None:
@@ -372,7 +380,7 @@ class Coordinator(GroupCoordinator):
         self._tidy()
 
     def _tidy(self) -> None:
-        """Return freed memory to the system. The C library keeps the memory of many threads."""
+        """Return freed memory to the system. The C library keeps memory that many threads have freed."""
         if self.state.clock() - self.tidied > TIDY:
             self.tidied = self.state.clock()
             trim(inf)
@@ -383,22 +391,25 @@ class Coordinator(GroupCoordinator):
             self.snapshots.replace(parameters, statistics)
 
     def note(self, *, ends: bool = False) -> None:
-        """Make a snapshot, ``noted``, now or as soon as rounds allow.
+        """Make a snapshot, which ``noted`` returns: at once without rounds, else between two rounds.
 
         Without rounds, the snapshot holds each worker's last reported state. Each worker then reports its
-        state again for the next snapshot, unless an epoch ``ends``, when all have just reported it.
+        state again for the next snapshot.
+
+        Args:
+            ends: True if an epoch ends, so that all workers have just reported their state.
         """
         with self.changed:
             self.snapshots.request(self.epochs.reports, ends=ends)
 
     def stop(self) -> None:
-        """Tell every worker with its next reply to end training."""
+        """Tell every worker, in the reply to its next request, to end training."""
         with self.changed:
             self.schedule.stopping = True
             self.changed.notify_all()
 
     def cut_short(self, epoch: int) -> None:
-        """End an epoch, and training, after each worker's exchange under way.
+        """End an epoch early, and training with it, after each worker's current exchange.
 
         The epoch is reported and evaluated like an epoch with all of its batches.
         """
@@ -406,11 +417,11 @@ class Coordinator(GroupCoordinator):
             if self.schedule.short == epoch:
                 return
             self.schedule.short = epoch
-            self.schedule.ending = not self.merging.has_rounds  # in rounds, with the open round
+            self.schedule.ending = not self.merging.has_rounds  # in rounds, set when the open round closes
             self.changed.notify_all()
 
     def _restart(self) -> None:
-        """Restore the newest snapshot in rounds. An epoch that all workers have reported stays trained."""
+        """In rounds, restore the newest snapshot. An epoch that all workers have reported is not repeated."""
         self.rebalance.clear()
         self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
         self.screening.restart()
@@ -420,7 +431,7 @@ class Coordinator(GroupCoordinator):
     def stopped_cut(self) -> Snapshot:
         """Return the snapshot of a run that ends early, with its last complete merge.
 
-        If later updates have made the center useless, that is the end of the last epoch.
+        If the center is unusable after later updates, return the committed snapshot instead.
         """
         with self.changed:
             if self.screening.useless or self.broken:

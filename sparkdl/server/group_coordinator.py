@@ -22,7 +22,7 @@ BOARDING = Kind.DELTA, Kind.CENTER
 
 
 class GroupCoordinator(ABC):
-    """Coordinator of the requests that workers of every run make, from many threads. It knows no HTTP.
+    """Coordinator of the requests that workers of every run make, from many threads, without HTTP.
 
     Args:
         shape: settings of the worker group.
@@ -134,7 +134,10 @@ class GroupCoordinator(ABC):
         notes: Notes,
         fingerprint: Fingerprint = NOTHING,
     ) -> Begin | None:
-        """Record a worker's rows; return its starting point once all are ready, or None to ask again."""
+        """Record a worker's rows, and wait until all are ready; return its starting point.
+
+        None: the wait timed out, and the worker should repeat the request.
+        """
 
     def heartbeat(
         self,

@@ -24,7 +24,7 @@ class Rebalance:
     Args:
         state: state of the run.
         membership: the workers.
-        schedule: source of the control words of a reply.
+        schedule: source of the stop flag, learning rate and progress of a reply.
 
     Attributes:
         shares: number of rows that each worker was dealt, before some are given away.

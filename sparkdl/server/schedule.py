@@ -76,7 +76,7 @@ class Schedule:
         return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
 
     def reply(self, flag: Flag = Flag.NONE) -> Reply:
-        """Return the current control words."""
+        """Return a reply with the current stop flag, learning rate and progress."""
         return Reply(
             flags=flag | Flag.STOP if self.stopping or self.ending else flag,
             learning_rate=self.rate(),

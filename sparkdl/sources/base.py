@@ -1,8 +1,8 @@
 """Sources of rows (arrays and RDDs), and their division into partitions for workers.
 
 The driver reads one row of a source, which determines the columns; executors read the rest. Rows are dealt
-to workers so that an epoch has the batches of one process (``data.batch_plan``): arrays by rank on the
-driver, RDDs by a shuffle of blocks with a stable key.
+to workers so that an epoch has the same batches as in a single process (see ``data.batch_plan``). The driver
+deals arrays by the rank of each row; RDDs are dealt by a shuffle of blocks with a stable key.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Source(ABC):
         schema: the columns of every row, known once the first row was read.
         indicator: the column of booleans that marks validation rows, if there is one.
         workers: the number of tasks, once it is known.
-        partitions: the number of partitions that workers get whole; None: rows move between partitions.
+        partitions: the number of partitions, if each stays whole on one worker; None: rows are redistributed.
         session: the session of a DataFrame.
-        of_a_plan: whether Spark computes the rows by a plan of the user's.
-        ahead: the number of tasks without rows before those of the workers. With such tasks, results arrive
-            as each task ends.
-        held_batch: rows of an evaluation batch; dealt arrays keep each batch on one worker.
+        of_a_plan: whether the job computes the rows from the user's own RDD or DataFrame.
+        ahead: the number of tasks without rows that precede the workers' tasks. If there are any, the result
+            of each task arrives as soon as the task ends.
+        held_batch: the number of rows in an evaluation batch. Arrays are dealt in whole batches of this size.
         held_most: the number of leading validation rows that are evaluated; None: all.
         whole: whether arrays stay in one partition, because all batches need the same number of rows.
     """
@@ -91,14 +91,14 @@ class Source(ABC):
 
     @abstractmethod
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each partition, by a job."""
+        """Run an evaluation job; return the metric states and the number of rows of each partition."""
 
     def count(self) -> int | None:
         """Return the number of rows if it is known without a job."""
         return None
 
     def num_partitions(self) -> int | None:
-        """Return the number of partitions of the rows; None if they have none."""
+        """Return the number of partitions; None if the rows are not partitioned."""
         return None
 
 
@@ -175,7 +175,7 @@ class ArraySource(Source):
     def dealt(
         self, cluster: SparkApplication, num_workers: int, seed: int | None, part: int
     ) -> Iterator[tuple[int, Block]]:
-        """Yield each worker's rows as blocks: the rows at its ranks in the order of the run.
+        """Yield each worker's rows as blocks. ``ranks`` selects them from the order of all rows.
 
         Validation rows are dealt in whole batches, so that losses and metrics match those of one process.
         """
@@ -246,13 +246,13 @@ class ArraySource(Source):
             yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each partition, by a job."""
+        """Run an evaluation job; return the metric states and the number of rows of each partition."""
         stage = stages.make(EvaluateTask(stages.code, DealtRows()))
         action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan)
 
     def predictions(self, cluster: SparkApplication, stages: StageFactory) -> list[Any]:
-        """Return the predictions of the rows, in order and in a few parts, by a job."""
+        """Run a prediction job; return the predictions in row order, as a list of parts."""
         stage = stages.make(PredictBlocksTask(stages.code))
         action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan)
@@ -306,7 +306,7 @@ _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 
 
 def first_row(rdd: RDD[Any]) -> Any:
-    """Return the first row of an RDD, by one small job per RDD that leaves the other rows unread."""
+    """Return the first row of an RDD. One small job per RDD reads it, without the other rows."""
     if rdd not in _first_rows:
         with jobs.other_processes():
             rows = jobs.run(lambda: rdd.take(1), application_of())
@@ -375,7 +375,7 @@ class RddSource(Source):
         application_of().rebind(rdd)
 
     def peek(self) -> Sample:
-        """Return the first row, by a small job."""
+        """Return the first row, which a small job reads."""
         return sample_of(first_row(self.rdd), self.counts, labels=self.labels)
 
     def num_partitions(self) -> int:
@@ -430,14 +430,14 @@ class RddSource(Source):
             num_workers: the number of workers.
             seed: the seed of the rows' order; None deals by index.
             stages: the stage factory.
-            part: the part that the rows belong to.
+            part: the part that the rows belong to, TRAINING or VALIDATION.
             split: the fraction of the rows that is moved to the validation part.
         """
         rows = RddRows(schema=self.schema, part=part, split=split, split_seed=seed or 0)
         return self.rdd.mapPartitions(stages.make(DealTask(rows, num_workers, seed)).function)
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each partition, by a job."""
+        """Run an evaluation job; return the metric states and the number of rows of each partition."""
         stage = stages.make(EvaluateTask(stages.code, RddRows(schema=self.schema)))
         action = jobs.run_rdd(self.rdd, stage, barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan)

@@ -41,7 +41,7 @@ class FunctionSource(Source):
             ) from None
 
     def peek(self) -> Sample:
-        """Return the first row of worker 0, by a job of one task that leaves the other rows unread."""
+        """Return the first row of worker 0. A job of one task reads it, without the other rows."""
         cluster = application_of()
         expected = preflight.expectations(keras_settings.backend(), local=cluster.local)
         task = FirstRowTask(self.function, self.workers, self.counts, self.labels)
@@ -83,7 +83,7 @@ class FunctionSource(Source):
         return make
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Return the metric states and the rows of each task, by a job."""
+        """Run an evaluation job; return the metric states and the number of rows of each task."""
         rows = FunctionRows(schema=self.schema, function=self.function, workers=self.workers)
         stage = stages.make(EvaluateTask(stages.code, rows))
         action = jobs.run_rdd(self._tasks(cluster, self.workers), stage, barrier=False)

@@ -71,7 +71,7 @@ def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True
     Args:
         error: the exception that Spark raised.
         cluster: the Spark application.
-        of_rows: whether the job computes rows by a plan of the user's, a DataFrame or an RDD.
+        of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
     """
     if cluster.stopped:
         cluster.await_stop()

@@ -237,7 +237,7 @@ def run(action: Callable[[], R], cluster: SparkApplication, *, of_rows: bool = T
     Args:
         action: the function that runs the job.
         cluster: the Spark application.
-        of_rows: whether the job computes rows by a plan of the user's.
+        of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
 
     Raises:
         SparkDLError: the job failed.
@@ -328,7 +328,7 @@ def run_frame(
 
 
 def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes) -> bytes:
-    """Send a request to an endpoint that only executors reach, by a job of one task; return the answer."""
+    """Run a job of one task that sends a request to an endpoint near it; return the response."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
     return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))

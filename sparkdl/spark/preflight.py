@@ -1,8 +1,8 @@
 """The preflight of a task: check, before anything else, that its machine can take part.
 
 ``check`` and ``task_main`` are pickled *by value* (see ``by_value``), because an executor may have no
-sparkdl, or another version. So they are self-contained and import inside. ``reach`` runs after ``check``,
-when sparkdl is known to match the driver's.
+sparkdl, or another version. So they are self-contained and import modules in their bodies. ``reach`` runs
+after ``check``, when sparkdl is known to match the driver's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REMEDY = (
     "Give executors the environment of the driver (spark.pyspark.python, or --archives with a packed venv)."
 )
 HERE = "Activate this program's environment, or set PYSPARK_PYTHON={python} before Spark starts."
-OTHER_PYTHON = "Executor {host} runs Python {found} ({path}), the driver {wanted}. {remedy}"
+OTHER_PYTHON = "Executor {host} runs Python {found} ({path}); the driver runs {wanted}. {remedy}"
 STALE = "This Python process has already imported Keras with another backend"
 EndpointFields = tuple[str, int, str, bytes, bytes]  # the fields of an Endpoint
 
@@ -59,7 +59,7 @@ class Expected(TypedDict):
 
 
 class Call(TypedDict):
-    """A task and its surroundings, as values that an executor without sparkdl can unpickle.
+    """A task and its context, as values that an executor without sparkdl can unpickle.
 
     Attributes:
         task: the pickled Task.
@@ -102,7 +102,7 @@ def expectations(backend: str | None, *, local: bool) -> Expected:
 
 
 def remedy(*, local: bool) -> str:
-    """Return the advice for executors with another environment; ``local``: they are in the driver's JVM."""
+    """Return the advice if executors' environment differs; ``local``: they are in the driver's JVM."""
     return HERE.format(python=sys.executable) if local else REMEDY
 
 
@@ -138,7 +138,7 @@ def check(expected: Expected) -> None:
             fail(f"Executor {host} has no {name}; the driver has {name} {wanted}. {remedy}")
         same = found == wanted if name == "keras" else found.split(".")[0] == wanted.split(".")[0]
         if not same:
-            fail(f"Executor {host} has {name} {found}, the driver {name} {wanted}. {remedy}")
+            fail(f"Executor {host} has {name} {found}; the driver has {name} {wanted}. {remedy}")
     if expected["backend"] and importlib.util.find_spec(expected["backend"]) is None:
         fail(f"Executor {host} has no {expected['backend']}, the Keras backend of the driver. {remedy}")
     loaded = sys.modules.get("keras")
@@ -148,12 +148,12 @@ def check(expected: Expected) -> None:
         fail(f"{expected['missing']} ({host}).")
     import sparkdl
 
-    found = getattr(sparkdl, "__version__", "without a version")
+    found = getattr(sparkdl, "__version__", "an unknown version")
     if found != expected["sparkdl"]:
         fail(
-            f"Executor {host} has another sparkdl, {found} from {sparkdl.__file__}; the driver has "
-            f"{expected['sparkdl']} from {expected['sparkdl_file']}. Remove it there, or put sparkdl-keras "
-            "first on the executors' path with --py-files."
+            f"Executor {host} has a different sparkdl, {found} from {sparkdl.__file__}; the driver has "
+            f"{expected['sparkdl']} from {expected['sparkdl_file']}. Remove the executor's sparkdl, or put "
+            "sparkdl-keras first on the executors' path with --py-files."
         )
 
 
@@ -165,12 +165,12 @@ def reach(
     Args:
         expected: the result of ``expectations``.
         endpoint: the fields of the endpoint.
-        timeouts: seconds to wait for an answer, one number per attempt. Later attempts wait longer, for a
-            paused driver, whose machine still accepts connections.
+        timeouts: seconds to wait for an answer, one number per attempt. Later attempts wait longer, in
+            case the driver is paused: its machine then still accepts connections, but nothing answers.
 
     Raises:
-        RuntimeError: the endpoint does not answer, or is another program; the message begins with the mark
-            of ``expectations``.
+        RuntimeError: the endpoint does not answer, or another program answers; the message begins with the
+            mark of ``expectations``.
     """
     from sparkdl.transport.tls import TlsError, connection_to
 
@@ -226,7 +226,7 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], sys.executable]))
 if sys.argv[1]:
     exec(sys.argv[2])
     check(json.loads(sys.argv[1]))
-"""  # any Python version can read this; the code that it executes only has to suit the driver's version
+"""  # any Python version can run this; argv[2] is passed only to a Python of the driver's version
 _passed: set[tuple[str | None, str | None]] = set()
 
 
@@ -259,7 +259,7 @@ def require_python(python: str, environment: dict[str, str], expected: Expected)
         source = f"from __future__ import annotations\n{inspect.getsource(check)}"
         *_, said = _ask(python, environment, json.dumps(expected), source)
         marked = re.search(rf"{re.escape(MARK)} (.+)", said)
-        if marked and MISSING not in marked[1]:  # a missing sparkdl can be sent along
+        if marked and MISSING not in marked[1]:  # if sparkdl is missing, the driver sends it later
             raise PreflightError(marked[1])
     _passed.add(key)
 
@@ -307,9 +307,9 @@ class Shared:
         path = Path(SparkFiles.get(self.place))
         if not path.exists():
             raise ClusterError(
-                "The model is a file of the Spark Connect session, and tasks of a streaming query cannot "
-                "read such files. Use SparkModel.predict or KerasTransformer instead of predict_udf for a "
-                "stream; they send the model with each task."
+                "The model was sent as a file of the Spark Connect session, and tasks of a streaming query "
+                "cannot read such files. Use SparkModel.predict or KerasTransformer instead of predict_udf "
+                "for a stream; they send the model with each task."
             )
         return serializer().loads(path.read_bytes())
 

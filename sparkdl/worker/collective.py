@@ -34,8 +34,8 @@ class WorkerContext:
     Attributes:
         rank: the worker's number, from 0.
         size: number of workers.
-        device: the device in the form of ``keras.device`` and ``tf.device``. It is "gpu:0" if the task was
-            given a GPU, which is then the first one that this process sees; else "cpu:0".
+        device: the device name, as ``keras.device`` and ``tf.device`` accept it. It is "gpu:0" if the task
+            was given a GPU, which is then the first GPU visible to this process; else "cpu:0".
     """
 
     def __init__(self, rank: int, size: int, device: str, exchange: Exchange) -> None:
@@ -45,8 +45,8 @@ class WorkerContext:
     def all_reduce(self, arrays: Any, op: str = "mean") -> Any:
         """Return the mean or the sum of the arrays of all workers. Every worker has to call it.
 
-        Workers are added in the order of their ranks. So every worker gets the same bits, and gets them again
-        if the run is repeated.
+        Arrays are reduced in rank order. So the results are bitwise identical on all workers, and in a
+        repeated run.
 
         Args:
             arrays: a NumPy array or a value that converts to one, a number, or dicts, lists and tuples of
@@ -106,7 +106,7 @@ def _numbers(path: str, value: object) -> Array:
 
 
 def run_task(function: Callable[[WorkerContext], R], attempt: Attempt, size: int) -> R:
-    """Return the function's result on this worker. It runs once the whole worker group has joined."""
+    """Run the function on this worker after the whole worker group has joined; return its result."""
     with membership(attempt, NO_ID) as (exchange, _):
         exchange.ready(1, 0, {})
         device = "gpu:0" if devices.held() else "cpu:0"

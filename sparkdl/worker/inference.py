@@ -117,7 +117,7 @@ def _arrays_of(
 ) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, a limited number of rows at a time, as rows may grow when decoded."""
     count, wanted = len(columns[0]), job.schema.columns
-    # A SQL function learns only from its arguments how many columns its single input joins.
+    # For a SQL function, only the arguments show how many columns are joined into its single input.
     if len(wanted) == 1 and len(columns) > 1:
         wanted = (replace(wanted[0], parts=len(columns)),)
     size = blocks.rows_per_block(job.schema.columns) if decode else _rows_at_once(job)

@@ -96,7 +96,7 @@ class Strategy(ABC):
     def recover(self, reply: Reply) -> None:
         """Continue after an update that contained NaN or Inf, and is discarded."""
         self.load(reply)
-        optimizers.reset_spoilt(self.replica.model)
+        optimizers.reset_not_finite(self.replica.model)
 
     def own(self) -> bytes:
         """Return this worker's own weights for a snapshot; empty for most strategies."""

@@ -105,7 +105,7 @@ def test_executors_with_another_keras_are_refused(spark, problem, environment):
     """The error for executors with another Keras names both versions."""
     environment("keras-").add("keras-9.9.0.dist-info/METADATA", "Name: keras\nVersion: 9.9.0\n")
 
-    assert f" has keras 9.9.0, the driver keras {keras.__version__}. " in refused(spark, problem)
+    assert f" has keras 9.9.0; the driver has keras {keras.__version__}. " in refused(spark, problem)
 
 
 @pytest.mark.whole
@@ -121,7 +121,7 @@ def test_executors_with_another_numpy_are_refused(spark, problem, environment):
     """Executors with another major version of NumPy are refused: it may not read the driver's arrays."""
     environment("numpy-").add("numpy-1.0.dist-info/METADATA", "Name: numpy\nVersion: 1.0\n")
 
-    assert f" has numpy 1.0, the driver numpy {np.__version__}. " in refused(spark, problem)
+    assert f" has numpy 1.0; the driver has numpy {np.__version__}. " in refused(spark, problem)
 
 
 def test_executors_with_another_python_are_refused(spark, problem, monkeypatch):
@@ -130,7 +130,7 @@ def test_executors_with_another_python_are_refused(spark, problem, monkeypatch):
 
     message = refused(spark, problem)
 
-    assert f" runs Python {sys.version_info[0]}.{sys.version_info[1]}, the driver 3.8. " in message
+    assert f" runs Python {sys.version_info[0]}.{sys.version_info[1]}; the driver runs 3.8. " in message
     assert "127.0.0.11, 127.0.0.12" in message  # Spark does not say which of them
     assert "spark.pyspark.python, or --archives with a packed venv" in message
 
@@ -142,7 +142,7 @@ def test_executors_with_a_foreign_sparkdl_are_refused(spark, problem, environmen
 
     message = refused(spark, problem)
 
-    assert f" has another sparkdl, 2.0.0-db1 from {made.packages}/sparkdl/__init__.py; " in message
+    assert f" has a different sparkdl, 2.0.0-db1 from {made.packages}/sparkdl/__init__.py; " in message
     assert "--py-files" in message
 
 

@@ -69,7 +69,7 @@ def test_what_does_not_fit_the_size_is_refused_in_its_words(spark, body):
         several = SparkModel(network(body), num_workers=2, frequency=frequency)
         words = refused(ConfigError, lambda several=several: several.fit(X, Y, batch_size=16))
         assert only in words
-        assert "several workers divide each batch among them; got num_workers=2" in words
+        assert "several workers train on batches of varying sizes; got num_workers=2" in words
     for call in (lambda: model.fit(X, Y, batch_size=32), lambda: model.predict(X, batch_size=8)):
         assert only in refused(ConfigError, call)
     words = refused(DataError, lambda: model.fit(X[:60], Y[:60], **OPTIONS))

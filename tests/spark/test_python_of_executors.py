@@ -13,7 +13,10 @@ from sparkdl.ml import KerasEstimator, KerasTransformer
 
 PYTHONS = {  # shell commands, and the error that they cause
     "without packages": (f'exec {sys.executable} -S -P "$@"', "has no keras; the driver has keras"),
-    "of another version": ('echo \'["3.8", "/old/python"]\'', "runs Python 3.8 (/old/python), the driver 3."),
+    "of another version": (
+        'echo \'["3.8", "/old/python"]\'',
+        "runs Python 3.8 (/old/python); the driver runs 3.",
+    ),
     "that does not run": ("echo no such library >&2; exit 3", " as its Python: no such library. "),
     "without a word": ("exit 3", " as its Python: it exits with status 3. "),
     "that is missing": (None, "No such file or directory"),

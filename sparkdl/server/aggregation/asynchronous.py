@@ -139,7 +139,7 @@ class Asynchronous(Aggregation):
             super().replace(self.parameters, statistics)
 
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
-        """Return the control words once the worker is within the staleness bound."""
+        """Return a reply without weights once the worker is within the staleness bound."""
         reply = control(counts)
         bound = self.bound
         if bound is None:
@@ -160,7 +160,7 @@ class Asynchronous(Aggregation):
             return control(False) if near else Reply(flags=Flag.AGAIN)
 
     def _reply(self, update: Update, control: Control, flags: Flag, *, counts: bool) -> Reply:
-        """Return the reply to an update: the center, unless the worker has to ask again."""
+        """Return the reply to an update: the center, unless the worker has to repeat the request."""
         reply = self._words(update, control, counts=counts)
         if reply.flags & Flag.AGAIN:
             return reply

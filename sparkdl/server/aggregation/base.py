@@ -15,7 +15,8 @@ from sparkdl.errors import RefusedError
 from sparkdl.transport.messages import Reply, Update
 
 Read = Callable[[], Update]
-Control = Callable[[bool], Reply]  # returns the current control words; True: the update or round counts
+# Returns the current stop flag, learning rate and progress. True: the update or round counts.
+Control = Callable[[bool], Reply]
 
 
 class Aggregation(ABC):

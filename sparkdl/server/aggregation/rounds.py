@@ -17,11 +17,11 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Hybrid(NamedTuple):
-    """Conditions on which a round closes without all of its workers (Chen et al., 2016).
+    """Conditions under which a round closes without all of its workers (Chen et al., 2016).
 
     Attributes:
         quorum: number of workers with rows that is enough to close a round.
-        timeout: seconds after its first update at which a round closes anyway; None: no limit.
+        timeout: seconds from the round's first update until it closes without a quorum; None: no limit.
         merge_late: True to merge a late update into the round that is open when it arrives, False to drop it.
     """
 
@@ -33,16 +33,16 @@ class Hybrid(NamedTuple):
 class SynchronousRounds(Aggregation):
     """Synchronous rounds: a round closes once every present worker has sent its update.
 
-    Sums run in worker order, so that a run is reproducible bit for bit. An update that arrives before its
-    turn is kept if it fits in a small budget. Otherwise its body stays unread in the socket.
+    Updates are added in worker order, so that a run is reproducible bit for bit. An update that arrives
+    before its turn is kept if it fits in a small budget. Otherwise its body stays unread in the socket.
 
-    *Hybrid* rounds close with the updates they have at some moment, and add in order of arrival. The reply
-    tells a late worker which round is open, and the worker continues with that one.
+    *Hybrid* rounds close once the quorum or the timeout is reached, and add updates in order of arrival. The
+    reply tells a late worker which round is open, and the worker continues with that one.
 
     Attributes:
         round: number of the open round.
         whole: True if the open round waits for all workers, hybrid or not.
-        depth: number of rounds that a worker may be late.
+        depth: number of rounds that a worker may be late in hybrid rounds; 0: no limit.
         awaited: workers whose update is not in the open round yet.
     """
 
@@ -96,7 +96,7 @@ class SynchronousRounds(Aggregation):
         return sequence <= self.taken[worker]
 
     def lose(self, worker: int) -> None:
-        """Stop waiting for a worker. Its update in the open round counts."""
+        """Stop waiting for a worker. Its update in the open round, if any, still counts."""
         with self.changed, self._booking():
             self.awaited.discard(worker)
             self.reading.discard(worker)
@@ -165,7 +165,11 @@ class SynchronousRounds(Aggregation):
         return (self.deadline if now < self.deadline < patience else patience) - now
 
     def _is_next(self, update: Update) -> bool:
-        """Return True if a body may be read regardless of the budget: in its turn, or beside a few others."""
+        """Return True if an update's body may be read regardless of the budget.
+
+        In worker order, this holds for the update whose turn it is. In hybrid rounds, it holds if few other
+        bodies are being read, if the update has no rows, or once the deadline has passed.
+        """
         if self.hybrid is None:
             return update.worker == min(self.awaited, default=update.worker)
         spare = min(limits.STRAGGLERS, self.num_workers - self.hybrid.quorum)
@@ -183,7 +187,7 @@ class SynchronousRounds(Aggregation):
                     self._accept_late(update)
                     return True
                 self.early[update.worker] = update
-                del update  # and with it its body, once it is added
+                del update  # so that its body is freed once it is added
                 self._add_early()
                 if self._may_close():
                     self._close(control)
@@ -191,7 +195,7 @@ class SynchronousRounds(Aggregation):
             return True
 
     def _add_early(self) -> None:
-        """Add the updates whose turn it is. In worker order, an update waits for those of lower workers."""
+        """Add the updates whose turn it is. In worker order, an update waits for lower-numbered workers."""
         while self.early:
             worker = min(self.early)
             if self.hybrid is None and worker > min(self.awaited, default=worker):
@@ -207,7 +211,7 @@ class SynchronousRounds(Aggregation):
             self.dropped[update.worker] += 1
 
     def _add(self, update: Update) -> None:
-        """Add an update to the open round. Statistics are averaged by rows, whatever the reduction."""
+        """Add an update to the open round. Its statistics are averaged, weighted by its rows."""
         if not update.rows:
             return
         self._reduce(update)
@@ -275,7 +279,7 @@ class SynchronousRounds(Aggregation):
         """Return the reply of a round. It tells a late worker which round is open."""
         reply = self.replies.get(update.sequence if self.depth or self.hybrid is None else self.round - 1)
         if reply is None:
-            raise RefusedError(409, f"Round {update.sequence} closed long ago.")
+            raise RefusedError(409, f"Round {update.sequence} closed too long ago; its reply was dropped.")
         self.answered[update.worker] = max(self.answered[update.worker], update.sequence)
         if self.depth:
             self.changed.notify_all()

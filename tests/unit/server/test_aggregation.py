@@ -198,7 +198,7 @@ def test_a_round_that_is_not_open_is_refused():
     push(store, 0, [1.0], sequence=1)
     for sequence, message in [
         (3, "Round 3 is not open; the open round is 2."),
-        (0, "Round 0 closed long ago."),
+        (0, "Round 0 closed too long ago; its reply was dropped."),
     ]:
         with pytest.raises(RefusedError, match=message) as error:
             push(store, 0, [1.0], sequence=sequence)

@@ -88,11 +88,11 @@ def test_what_is_missing_is_named_with_what_to_do(local, words):
 @pytest.mark.parametrize(
     ("differs", "words"),
     [
-        ({"python": "3.8"}, f"runs Python 3.{sys.version_info[1]} .*, the driver 3.8"),
-        ({"packages": {"keras": "1.0"}}, r"has keras 3\..*, the driver keras 1.0"),
-        ({"packages": {"numpy": "0.1"}}, r"has numpy \d.*, the driver numpy 0.1"),
+        ({"python": "3.8"}, f"runs Python 3.{sys.version_info[1]} .*; the driver runs 3.8"),
+        ({"packages": {"keras": "1.0"}}, r"has keras 3\..*; the driver has keras 1.0"),
+        ({"packages": {"numpy": "0.1"}}, r"has numpy \d.*; the driver has numpy 0.1"),
         ({"backend": "no_such_backend"}, "has no no_such_backend, the Keras backend of the driver"),
-        ({"sparkdl": "0.0"}, "has another sparkdl, .*; the driver has 0.0 from .*--py-files"),
+        ({"sparkdl": "0.0"}, "has a different sparkdl, .*; the driver has 0.0 from .*--py-files"),
     ],
 )
 def test_what_differs_is_named(differs, words):
