@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 TAG = "sparkdl-"  # the beginning of the tags of jobs
 STOP_SECONDS = 10.0  # the time that PySpark may take to stop an application
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
+_settings: WeakKeyDictionary[SparkContext, dict[str, str]] = WeakKeyDictionary()  # they never change
 # By SparkContext: the path of each broadcast's file, with a weak reference to the broadcast in the JVM.
 _files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
 
@@ -79,7 +80,9 @@ class SparkApplication:
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting of the application."""
-        return str(self.context.getConf().get(name, default))
+        if self.context not in _settings:  # PySpark asks the JVM for each setting
+            _settings[self.context] = dict(self.context.getConf().getAll())
+        return _settings[self.context].get(name, default)
 
     @property
     def dynamic(self) -> bool:

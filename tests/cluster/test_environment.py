@@ -12,10 +12,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from pyspark import SparkConf
 
 from sparkdl import Network, SparkModel
 from sparkdl.errors import PreflightError
+from sparkdl.spark import application
 
 MASTERS = ("standalone",)
 
@@ -174,13 +174,12 @@ def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
 
     A request without the token is refused and counted.
     """
-    conf = spark.sparkContext._conf
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    settings = {"bindAddress": "127.0.0.3", "advertisedHost": "127.0.0.3", "port": str(port)}
-    monkeypatch.setattr(spark.sparkContext, "_conf", SparkConf(loadDefaults=False).setAll(conf.getAll()))
-    for name, value in settings.items():
-        spark.sparkContext._conf.set(f"spark.sparkdl.{name}", value)
+    ours = {"bindAddress": "127.0.0.3", "advertisedHost": "127.0.0.3", "port": str(port)}
+    settings = dict(spark.sparkContext.getConf().getAll())
+    settings |= {f"spark.sparkdl.{name}": value for name, value in ours.items()}
+    monkeypatch.setitem(application._settings, spark.sparkContext, settings)
     seen = []
 
     def ask(epoch, logs):
