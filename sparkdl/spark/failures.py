@@ -118,7 +118,8 @@ def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
     remedy, hosts = preflight.remedy(local=cluster.local), ", ".join(cluster.hosts())
     if other := re.search(OTHER_PYTHON, text):
         return PreflightError(
-            f"An executor (hosts: {hosts}) runs Python {other[1]}.{other[2]}, the driver {other[3]}. {remedy}"
+            f"An executor (hosts: {hosts}) runs Python {other[1]}.{other[2]}; the driver runs {other[3]}. "
+            f"{remedy}"
         )
     if start := re.search(NO_START, text):
         said = start[0].splitlines()[-1].strip()
