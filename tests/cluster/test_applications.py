@@ -43,7 +43,7 @@ def report_of(script, master, mode, *, variables=(), own=(), **settings):
 first_statement = partial(report_of, "first_statement.py")
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     """A fit as first statement waits for executors to register and gives the result of plain Keras.
 
@@ -66,7 +66,7 @@ def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
     assert report["away"] < 1e-5
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 def test_executors_may_come_and_go(standalone, mode):
     """A worker group forms under dynamic allocation, which allows no barrier stages."""
@@ -96,7 +96,7 @@ def test_where_spark_encrypts_so_do_workers():
     assert report["away"] < 1e-5
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", ORDINARY, ids="-".join)
 def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, setting):
     """Speculative copies of slow workers wait, or replace a stopped worker, and each update counts once.
@@ -142,6 +142,7 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
     assert "superseded attempt" in first["Task End Reason"]["Description"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
 def test_a_fit_whose_application_is_stopped_says_so(mode):
     """Stopping the application ends a fit with a ClusterError; no thread is left and the next fit trains."""
@@ -151,6 +152,7 @@ def test_a_fit_whose_application_is_stopped_says_so(mode):
     assert ([], 2) == (report["threads"], report["next"])
 
 
+@pytest.mark.whole
 def test_the_token_is_seen_nowhere(standalone, tmp_path):
     """The token appears in no event log, UI page, command line, environment, log or error."""
     settings = {

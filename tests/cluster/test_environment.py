@@ -156,6 +156,7 @@ def test_executors_that_do_not_reach_the_driver_say_so(spark, problem):
     assert "spark.driver.host or advertised_host=" in str(caught.value)
 
 
+@pytest.mark.whole
 def test_an_address_of_ipv6_may_have_brackets(spark, problem):
     """An IPv6 address may have brackets, as Spark writes it (spark.driver.host)."""
     try:
@@ -195,6 +196,7 @@ def test_spark_settings_say_where_the_endpoint_is(spark, problem, monkeypatch):
     assert 1 == history.training["refused_requests"]
 
 
+@pytest.mark.whole
 def test_proxies_of_the_executors_are_not_used(spark, problem, monkeypatch):
     """Workers connect to the driver directly, whatever proxy their environment names."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):

@@ -18,6 +18,7 @@ PARAMS = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_limit_and_its_setting_are_named(name):
     """The error names the limit of spark.executor.pyspark.memory, wherever TensorFlow exceeds it."""

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.cluster, pytest.mark.network]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["asynchronous", pytest.param("synchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.whole)])
 def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):

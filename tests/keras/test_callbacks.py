@@ -47,6 +47,7 @@ def check_close(expected, actual):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("epochs", [2, 0.5])
 def test_a_warm_up_trains_as_plain_keras_does(epochs):
     """Every update has the warm-up's rate at that moment, whatever the number of workers."""

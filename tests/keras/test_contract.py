@@ -144,6 +144,7 @@ def fit_and_train(case, rows=ROWS, problem=problem, **options):
     return distance(model, reference, start)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_two_workers_train_as_one_process_does(case):
     """Two workers' mean gradient is that of all rows, for masks, weights and several inputs or outputs."""
@@ -158,6 +159,7 @@ def some(*combinations, of):
 TURNS = [(list(CASES)[index % len(CASES)], *window) for index, window in enumerate(WINDOWS)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("case", "mode", "window"), some(*TURNS, of=[(case, *window) for case in CASES for window in WINDOWS])
 )
@@ -166,6 +168,7 @@ def test_one_worker_trains_as_keras_does(case, mode, window):
     assert fit_and_train(CASES[case], rows=(TOTAL,), mode=mode, window=window) < 1e-3
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("window", [2, pytest.param(None, marks=pytest.mark.whole)])
 def test_a_schedule_is_scaled_as_a_number_is(window):
     """A learning-rate schedule is scaled like a number if workers train separately."""
@@ -203,6 +206,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_comparison_sees_mistakes(mutant):
     """Workers with a wrong weight or a dropped gradient fail the comparison."""
@@ -222,6 +226,7 @@ TOLD = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: next(iter(told)))
 def test_an_optimizer_does_with_gradients_what_it_was_told(told):
     """An optimizer clips, decays or accumulates the mean gradient of all workers."""
@@ -245,6 +250,7 @@ ADAMS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("adam", ADAMS, ids=["its own numbers", "amsgrad", "decay"])
 def test_adam_is_keras_s(adam, mode):
@@ -270,6 +276,7 @@ def sparing():
     return keras.Sequential([keras.Input((6,)), Spare(), *model.layers]), loss, x, y
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("rows", [ROWS, (TOTAL, 0)])
 def test_what_no_gradient_moves_is_left_alone_where_keras_does(rows):
@@ -286,6 +293,7 @@ ON_TORCH = keras.backend.backend() == "torch"
 HOW = [{"run_eagerly": True}, *[{"jit_compile": True}, {"steps_per_execution": 3}] * (not ON_TORCH)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("how", HOW)
 def test_how_steps_are_run_changes_nothing(how):
     """Steps compiled by XLA, several per call or run eagerly give the same result."""
@@ -353,6 +361,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("reduction", "masked", "weighted"),
     some(*MASKED, of=[(r, m, w) for r in REDUCTIONS for m in (False, True) for w in (False, True)]),
@@ -408,6 +417,7 @@ def apart(case, rows):
     return model
 
 
+@pytest.mark.whole
 def test_batch_normalization_sees_its_own_worker():
     """Each worker normalizes batches by its own rows; moving statistics are averaged by rows."""
     model, (x, y, _) = problem(convolutional)
@@ -420,6 +430,7 @@ def test_batch_normalization_sees_its_own_worker():
 FREE = [("asynchronous", 1), ("hogwild", 1), ("asynchronous", None)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "window"), FREE)
 @pytest.mark.parametrize("rows", [(96,), (64, 32)])
 def test_moving_statistics_take_in_every_batch_of_every_worker(rows, mode, window):
@@ -437,6 +448,7 @@ def test_moving_statistics_take_in_every_batch_of_every_worker(rows, mode, windo
     np.testing.assert_allclose(variance, kept + (1 - kept) * x.var(axis=0), rtol=0.15)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("mode", "window"), FREE)
 def test_a_moving_variance_is_never_negative(mode, window):
     """Moving variances stay positive, because statistics are averaged and not added."""
@@ -549,6 +561,7 @@ keras.saving.register_keras_serializable("contract")(Sure)
 keras.saving.register_keras_serializable("contract")(Stepping)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", [Sure, Stepping])
 @pytest.mark.parametrize(("mode", "rows"), [("synchronous", ROWS), ("asynchronous", (TOTAL,))])
 def test_steps_and_losses_of_ones_own_are_honoured(kind, mode, rows):
@@ -562,6 +575,7 @@ def test_steps_and_losses_of_ones_own_are_honoured(kind, mode, rows):
     assert fit_and_train(owned, rows=rows, mode=mode) < 1e-3
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_scaled_loss_may_have_a_schedule(mode):
     """A scaled loss with a learning-rate schedule inside ends with the rate of plain Keras."""
@@ -579,6 +593,7 @@ def test_a_scaled_loss_may_have_a_schedule(mode):
     assert rates[0] == pytest.approx(rates[1], abs=float(schedule(29) - schedule(30)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_low_precision_stays_close(policy):
     """In low precision a step's gradient is within 2 % of one process's, the final loss within 1 %."""
@@ -601,6 +616,7 @@ def test_low_precision_stays_close(policy):
     assert abs(ours - theirs) < 0.01 * theirs
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("window", [1, None])
 def test_variables_of_low_precision_train(window):
     """With bfloat16 weights, two workers lower the loss about as far as one process."""
@@ -687,6 +703,7 @@ def dropping(optimizer):
     return model, x, (x[:, 0] > 0).astype("int64")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("window", "merge"),
     [(1, None), (2, None), (2, "eamsgd"), pytest.param(2, "diloco", marks=pytest.mark.whole)],
@@ -715,6 +732,7 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
     assert reports[1:] == resumed
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_epoch(mode):
     """Without rounds, a resumed worker's optimizer is that of its last counted update or the one before."""

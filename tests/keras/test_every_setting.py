@@ -306,6 +306,7 @@ def by_name():
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("family", TOGETHER)
 def test_members_of_a_family_train_in_one_model_as_in_one_process(family):
     """Two workers get the weights and the history of one process, and each argument changes them."""
@@ -353,6 +354,7 @@ def test_unusable_arguments_fail_in_keras(name):
         run(plain, "metrics", [setting])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in TOGETHER else pytest.mark.whole) for name in FAMILIES]
 )

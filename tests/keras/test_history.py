@@ -243,6 +243,7 @@ def same(expected, found):
         assert values == pytest.approx(found[name], rel=1e-5, abs=1e-7), name
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("workers", [3, *(pytest.param(k, marks=pytest.mark.whole) for k in (1, 2))])
 @pytest.mark.parametrize("name", CASES)
 def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers):
@@ -252,6 +253,7 @@ def test_the_metrics_of_workers_together_are_those_of_one_process(name, workers)
     same(expected, found)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "window"),
     [

@@ -336,6 +336,7 @@ def test_a_worker_computes_what_the_live_model_computes(case):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_configuration_leaves_out_makes_another_model(case):
     """A cached model is not reused for one whose objects compute different results."""
@@ -413,6 +414,7 @@ def subclassed():
     return model, X, (Y > 0).astype(np.float32)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("make", [functional, images, subclassed])
 def test_a_plain_model_needs_nothing_beside_its_configuration(make):
     """A plain model is serialized by its configuration alone and has the same key every time."""

@@ -49,6 +49,7 @@ def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_large_model_is_freed_before_the_next_is_made(monkeypatch, joint):
     """A large model is freed before the next is made, without waiting for garbage collection."""

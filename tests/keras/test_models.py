@@ -335,6 +335,7 @@ def test_a_function_that_builds_another_model_each_time_is_refused():
         serialization.freeze(build(), build)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("missing", "extra"), [("pyspark", "spark"), (keras.backend.backend(),) * 2])
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, extra):
     """`import sparkdl` works without an optional package; what needs it raises an install hint."""

@@ -87,6 +87,7 @@ def test_workers_together_train_as_one_process_does(optimizer, workers):
     check_equal(optimizer, even_split(ROWS, workers))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("rows", [(250, 60), (200, 0, 110), (309, 1)], ids=str)
 def test_uneven_and_empty_partitions_change_nothing(rows):
     """Each update consists of the same rows, however uneven or empty the partitions are."""
@@ -138,6 +139,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_comparison_sees_each_of_five_mistakes(mutant):
     """A trainer with a known mistake fails the comparison."""
@@ -145,6 +147,7 @@ def test_the_comparison_sees_each_of_five_mistakes(mutant):
         check_equal("momentum", (200, 110), **MUTANTS[mutant])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 @pytest.mark.parametrize("window", [1, 4, None], ids=["batch", "4", "epoch"])
 def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
@@ -160,6 +163,7 @@ def test_one_worker_trains_as_keras_does_in_every_mode(mode, window):
         assert norm(ours - theirs) <= tolerance * norm(theirs - start) + 1e-7 * np.sqrt(ours.size)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("rows", [(200, 110), (100, 0, 210)], ids=str)
 def test_units_that_may_flip_are_compared_a_step_at_a_time(rows):
     """ReLU units may flip by rounding, which moves weights by 1e-3, so each step starts at common weights."""
@@ -184,6 +188,7 @@ def test_units_that_may_flip_are_compared_a_step_at_a_time(rows):
             assert norm(ours - theirs) <= 1e-5 * norm(theirs - before) + 1e-7 * np.sqrt(ours.size)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     ("mode", "window"), [("synchronous", 1), ("synchronous", 4), ("asynchronous", 1), ("hogwild", None)]
@@ -219,6 +224,7 @@ def test_a_schedule_ends_where_plain_keras_ends(mode, window, workers):
     assert rates[2] <= min(own) <= max(own) <= rates[0]
 
 
+@pytest.mark.whole
 def test_exchanges_that_take_most_of_an_epoch_are_said_once(monkeypatch, caplog):
     """Slow exchanges are logged once, by worker 0, with a frequency that exchanges less often."""
     finish = LocalExchange.finish

@@ -43,6 +43,7 @@ def close(actual, expected):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_batch_split_over_workers_is_one_large_batch(problem, workers):
     """Synchronous/batch equals `model.fit` for any number of workers."""
@@ -51,6 +52,7 @@ def test_a_batch_split_over_workers_is_one_large_batch(problem, workers):
     close(actual, plain(problem))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("frequency", ["batch", 3, "epoch"])
 def test_one_synchronous_worker_is_plain_keras(problem, frequency):
     """One worker that averages with itself equals `model.fit`."""

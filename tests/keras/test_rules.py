@@ -80,6 +80,7 @@ COMBINE = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", COMBINE)
 def test_rounds_combine_deltas_by_the_rule(name):
     """Rounds combine the deltas of local steps by the rule, which keeps its state between rounds."""
@@ -88,6 +89,7 @@ def test_rounds_combine_deltas_by_the_rule(name):
     check_close(simulated(reference.synchronous, combine=combine), trained(rule))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("frequency", [3, "epoch"])
 def test_springs_tie_workers_to_the_center_in_rounds(frequency):
     """In rounds, elastic workers keep their own weights across epochs; the default alpha is 0.9 / K."""
@@ -98,6 +100,7 @@ def test_springs_tie_workers_to_the_center_in_rounds(frequency):
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_spring_is_tied_to_the_center_of_the_moment(mode, workers):
@@ -108,6 +111,7 @@ def test_a_spring_is_tied_to_the_center_of_the_moment(mode, workers):
     check_close(expected, trained(AEASGD(0.25), workers=workers, mode=mode, **settings))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "window", "rule"), [("asynchronous", 3, "dynsgd"), ("hogwild", 1, "sum")])
 def test_workers_in_turn_merge_as_the_answer_key_does(mode, window, rule):
     """With two workers of nearly one speed, every update but the first has a staleness of one."""
@@ -122,6 +126,7 @@ RATES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 3), ("asynchronous", 3), ("hogwild", 1)])
 def test_defaults_are_what_the_docs_say(mode, window, rate):
@@ -138,6 +143,7 @@ def test_defaults_are_what_the_docs_say(mode, window, rate):
     check_close(expected, trained(None, mode=mode, window=window, optimizer=optimizer, **settings))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 3), ("asynchronous", None), ("hogwild", 3)])
 def test_workers_without_rows_change_no_default(mode, window):
     """If one worker has all rows, it trains as a single worker does, at the unscaled rate."""
@@ -150,6 +156,7 @@ def test_workers_without_rows_change_no_default(mode, window):
     check_close(alone.get_weights(), model.get_weights())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", [lambda: SGD(0.7, 0.9), lambda: keras.optimizers.SGD(0.7, 0.9)])
 def test_an_outer_optimizer_may_be_one_of_keras(make):
     """A Keras optimizer as outer optimizer takes the same steps, in both forms of momentum."""
@@ -214,6 +221,7 @@ def test_one_long_epoch_is_the_averaging_trainer_of_dist_keras():
 # -- workers of given speeds ----------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 1), ("synchronous", 3), ("asynchronous", 3)])
 def test_a_run_in_virtual_time_repeats_bit_by_bit(mode, window):
     """A run in virtual time repeats bit for bit, also asynchronously: the speeds determine the order."""
@@ -224,6 +232,7 @@ def test_a_run_in_virtual_time_repeats_bit_by_bit(mode, window):
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("window", [1, 3])
 def test_speeds_change_nothing_where_everybody_is_waited_for(window):
     """In synchronous modes, threads and virtual time train the same weights at any speeds."""
@@ -240,6 +249,7 @@ class Counting(Loop):
         self.loops[self.worker] = self
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("optimizer", [None, keras.optimizers.Adam(0.01)])
 def test_a_late_replica_is_brought_up_to_the_others(optimizer):
     """With a quorum, all replicas end with the same weights and optimizer state."""
@@ -267,6 +277,7 @@ def test_a_late_replica_is_brought_up_to_the_others(optimizer):
     assert not np.array_equal(make_model().get_weights()[0], model.get_weights()[0])
 
 
+@pytest.mark.whole
 def test_a_quorum_trains_without_the_slowest():
     """With a quorum, the deltas of the slowest worker come too late and the others are averaged."""
     expected = simulated(
@@ -278,6 +289,7 @@ def test_a_quorum_trains_without_the_slowest():
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "window", "why"),
     [
@@ -297,6 +309,7 @@ def test_a_run_that_diverges_ends_by_name(mode, window, why):
         train(model, x, y.astype("float32"), mode=mode, window=window, rows=rows, batch_size=8, epochs=20)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("seed", "epochs", "ends"), [(0, 6, True), (None, 4, False), (None, 6, True)], ids=str
 )

@@ -83,6 +83,7 @@ OFTEN = {"Adam", "Adagrad", "SGD {'clipnorm': 0.01}"}
 TIMES = [(ROWS,), (50, 40), (30, 0, 60)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
@@ -116,6 +117,7 @@ HOW = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_slices_survive_however_steps_are_run(how):
     """Slices are exchanged with steps compiled by XLA, several per call, or run eagerly."""
@@ -140,6 +142,7 @@ class Lookup(layers.Layer):
         return keras.ops.sum(keras.ops.reshape(found, (-1, 4 * int(np.prod(self.shape[1:])))), 1)[:, None]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("shape", [(50,), (50, 2, 3)], ids=str)
 def test_a_table_may_have_any_rank(shape):
     """A table may have any rank, also in a model without dense variables."""
@@ -159,6 +162,7 @@ def test_a_table_may_have_any_rank(shape):
 WHOLE = [pytest.param(policy, marks=pytest.mark.whole) for policy in ("mixed_bfloat16", "float64")]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16", *WHOLE])
 def test_slices_have_the_precision_of_their_variable(policy):
     """Slices of one worker keep Keras's dtype; the optimizer unscales a scaled loss."""
@@ -185,6 +189,7 @@ def test_an_optimizer_that_cannot_unscale_slices_gets_dense_gradients():
     assert stores[0].summary()["slices"] == 0
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
 def test_a_step_by_slices_is_keras_s_bit_for_bit():
     """A step with a batch's own gradient as the mean equals train_on_batch bit for bit."""
@@ -263,6 +268,7 @@ def check_alike(loops):
                 np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
 
 
+@pytest.mark.whole
 def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
     """With a quorum, late replicas take up missed slices, and all end with the same weights and optimizer."""
     stores, loop = [], kept()

@@ -48,6 +48,7 @@ def mortal(**fields):
     return type("Mortal", (Mortal,), {"ended": {}, **fields})
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
     """In synchronous/batch the model is that of plain Keras on the rows of the remaining workers."""
@@ -116,6 +117,7 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
     np.testing.assert_array_equal(loop.ended[0], loop.ended[1])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 2), ("asynchronous", 1), ("hogwild", None)])
 def test_a_worker_that_comes_back_trains_on(problem, mode, window):
     """A worker that returns trains on, also in modes where workers train separately."""

@@ -55,6 +55,7 @@ def test_every_mode_and_frequency_learns(spark, problem, mode, frequency):
     assert counts == {"workers": 2, "rows": 203, "worker_rows": [102, 101], "restarts": 0}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["vector", "array"])
 def test_a_frame_trains_is_evaluated_and_gets_its_predictions(spark, problem, frames, kind):
     """Fit, evaluate and predict take DataFrames with vector or array columns."""
@@ -77,6 +78,7 @@ def test_a_frame_trains_is_evaluated_and_gets_its_predictions(spark, problem, fr
     )
 
 
+@pytest.mark.whole
 def test_an_rdd_is_evaluated_and_predicted_in_its_order(spark, problem, jobs):
     """Predictions are a lazy RDD with the order and the partitions of its input."""
     model, rdd = problem.model(), problem.rdd(spark, 100, 0, 103)
@@ -94,6 +96,7 @@ def test_an_rdd_is_evaluated_and_predicted_in_its_order(spark, problem, jobs):
     )
 
 
+@pytest.mark.whole
 def test_more_and_fewer_partitions_than_workers(spark, problem, caplog):
     """Two workers share five partitions, one of them empty, or a single partition, without losing a row."""
     caplog.set_level(logging.INFO, "sparkdl")
@@ -118,7 +121,7 @@ def test_an_empty_partition_is_said_with_counts(spark, problem, caplog):
     assert "Workers without rows: 1 of 2." in caplog.messages
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "array"])
 def test_held_out_rows_are_evaluated_on_the_workers(spark, problem, frames, kind):
     """`validation_data` of each kind gives the loss that plain Keras has on those rows."""
@@ -143,6 +146,7 @@ def test_held_out_rows_are_evaluated_on_the_workers(spark, problem, frames, kind
     )
 
 
+@pytest.mark.whole
 def test_training_goes_on_where_the_last_fit_ended(spark, problem):
     """Two fits equal one of as many epochs, momentum included, even with another model's fit between."""
     model, other, reference = problem.model(), problem.model(seed=2), problem.model()
@@ -161,6 +165,7 @@ def test_training_goes_on_where_the_last_fit_ended(spark, problem):
     assert int(reference.optimizer.iterations) == int(model.optimizer.iterations)
 
 
+@pytest.mark.whole
 def test_two_fits_at_once_take_turns_for_the_slots(spark, problem):
     """Two concurrent fits that each need every slot both finish, each with its own answer."""
     models = [problem.model(seed=1), problem.model(seed=2)]
@@ -183,6 +188,7 @@ def test_two_fits_at_once_take_turns_for_the_slots(spark, problem):
         assert problem.distance(model, reference, start) <= 1
 
 
+@pytest.mark.whole
 def test_what_fails_on_a_worker_is_raised_on_the_driver(spark, problem):
     """An exception in the user's code is raised on the driver with the worker's traceback and host."""
 

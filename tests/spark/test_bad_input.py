@@ -180,6 +180,7 @@ def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
             fit(frame, **arguments)
 
 
+@pytest.mark.whole
 def test_one_row_is_looked_at_before_anything_else(spark, problem, frames, jobs):
     """A first row with a wrong shape or type, or no first row, stops a fit of an RDD or DataFrame at once."""
     context, fit = spark.sparkContext, SparkModel(problem.model(), num_workers=2).fit
@@ -231,6 +232,7 @@ ROWS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("row", "shuffle"), [("shape", False), *((row, True) for row in ROWS)])
 def test_a_bad_row_stops_the_first_pass(spark, problem, row, shuffle):
     """A bad row is reported with its partition, and nothing is trained."""
@@ -242,6 +244,7 @@ def test_a_bad_row_stops_the_first_pass(spark, problem, row, shuffle):
     assert message in error
 
 
+@pytest.mark.whole
 def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
     """A null inside an array is reported with the row and the partition of the DataFrame."""
     rows = [(x.tolist(), int(y)) for x, y in zip(problem.x, problem.y, strict=True)]
@@ -254,6 +257,7 @@ def test_a_bad_row_of_a_frame_stops_the_first_pass(spark, problem):
     assert "Expected no nulls in features; row 36 of partition 1 is null or contains one." in error
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_exception_in_the_users_own_rdd_is_raised_once(spark, problem, shuffle):
     """An exception in the user's RDD reaches the driver with its traceback and is not retried."""
@@ -283,6 +287,7 @@ def test_an_expression_of_the_users_own_that_fails_is_raised_once(spark, problem
     assert "no such label" in error
 
 
+@pytest.mark.whole
 def test_a_split_that_holds_out_no_row_is_refused(spark, problem):
     """A validation_split that holds out no row is refused: there would be no rows to validate on."""
     rdd = problem.rdd(spark, 100, 103)

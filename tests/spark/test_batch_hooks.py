@@ -54,6 +54,7 @@ class Noting(keras.callbacks.Callback):
         self._note("over", epoch, logs)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mode", "steps"), [*((mode, 1) for mode in Mode), (Mode.SYNCHRONOUS, 3)])
 def test_batch_hooks_are_called_for_each_batch_of_each_epoch(problem, mode, steps):
     """Batch hooks get the calls that Keras makes, except for the logs; the last has the epoch's results."""
@@ -111,6 +112,7 @@ def stop(callback):
         callback.model.stop_training = True
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("settings", "watched"),
     [
@@ -145,6 +147,7 @@ def test_a_batch_hook_that_stops_training_ends_the_epoch(problem, caplog, settin
     assert "AtBatch" in heard[0].message
 
 
+@pytest.mark.whole
 def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, caplog):
     """A learning rate of 0 set by a batch hook stops the weights from moving, and a warning is logged."""
     weights = []
@@ -167,6 +170,7 @@ def test_a_learning_rate_that_a_batch_hook_sets_reaches_the_workers(problem, cap
     assert all(map(np.array_equal, weights[-1], weights[-2]))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [{}, {"frequency": 2}, {"mode": "asynchronous"}])
 def test_a_checkpoint_after_batches_has_the_weights_of_the_workers(problem, tmp_path, settings):
     """Each checkpoint written within an epoch holds the workers' current weights, not those of its start."""
@@ -206,6 +210,7 @@ def test_a_batch_hook_that_sets_weights_is_refused_by_name(problem):
         SparkModel(slow_model(problem), num_workers=2).fit(problem.x, problem.y, callbacks=[clip], **ENDLESS)
 
 
+@pytest.mark.whole
 def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_from(problem):
     """Weights set at the last batch of an epoch are those that training continues from."""
 
@@ -221,6 +226,7 @@ def test_weights_that_the_last_batch_hook_sets_are_those_that_training_goes_on_f
     assert problem.distance(ours, theirs, begun) <= 1
 
 
+@pytest.mark.whole
 def test_the_results_so_far_are_beside_the_bar(problem, capsys, monkeypatch):
     """The terminal shows loss and metrics while an epoch runs, and the final ones at its end."""
     monkeypatch.setenv("FORCE_COLOR", "1")

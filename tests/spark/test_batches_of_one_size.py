@@ -26,6 +26,7 @@ def network(body, size=16):
     return model
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("body", "size"), [("stateful", 16), ("stateful", 1), ("reshaped", 16), ("named", 16)]
 )
@@ -108,6 +109,7 @@ LATE = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", LATE)
 @pytest.mark.parametrize("called", [False, True])
 def test_a_model_that_was_not_built_or_was_called_on_one_row_takes_any_number_of_rows(spark, kind, called):

@@ -23,7 +23,7 @@ def bound(context):
     return context.parallelize(range(20), 2).mapPartitions(bind).collect() == [ELSEWHERE] * 2
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_process_bound_to_another_backend_is_replaced(spark, problem):
     """Training and evaluation run their tasks again in fresh processes if the backend does not match."""
     model, reference = problem.model(), problem.model()
@@ -53,7 +53,7 @@ def bound_to_a_gpu(context):
     return set(context.parallelize(range(20), 2).mapPartitions(bind).collect())
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_process_bound_to_another_gpu_is_replaced(spark, problem, monkeypatch):
     """Tasks take turns on the visible GPUs, each in a process that has seen no other GPU.
 
@@ -80,6 +80,7 @@ def processes(context):
     return set(context.parallelize(range(2), 2).barrier().mapPartitions(lambda _: [os.getpid()]).collect())
 
 
+@pytest.mark.whole
 def test_data_that_is_new_leaves_them_alone(spark, problem):
     """Reading the first row of a new RDD does not replace the warm Python workers."""
     spark_model = SparkModel(problem.model(), num_workers=2)

@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory):
 for_long = [pytest.mark.whole, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("frequency", "epochs", "kills"),
@@ -157,7 +157,7 @@ def test_a_driver_that_was_killed_goes_on_to_the_same_weights(
             np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("mode", "frequency", "epochs", "kills"),
@@ -192,7 +192,7 @@ def test_a_driver_that_was_killed_loses_no_more_than_what_came_after_its_last_ch
     assert kills == 1 or twice <= kills * interval
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("mode", "frequency", "merge"),
     [("synchronous", "batch", None), ("synchronous", 3, "diloco"), ("asynchronous", "batch", None)],
@@ -242,6 +242,7 @@ def shared(spark, request, tmp_path):
     return folder, f"viewfs://{tmp_path.name}/shared"
 
 
+@pytest.mark.one_case
 def test_what_hadoop_cannot_read_is_named_and_the_one_before_it_used(problem, shared, caplog):
     """A truncated checkpoint at a Hadoop URI is logged and the one before it is used.
 
@@ -369,6 +370,7 @@ def test_a_model_that_gives_saved_state_another_meaning_is_refused(
     assert before == jobs()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("every", ["epoch", 8])
 def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, every):
     """A resumed run uses the new learning rate: at almost 0 it keeps the saved weights."""
@@ -388,6 +390,7 @@ def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, ev
     np.testing.assert_array_equal(cut.parameters, weights)
 
 
+@pytest.mark.whole
 def test_a_learning_rate_that_callbacks_made_is_restored(spark, problem, tmp_path):
     """A resumed run with an unchanged initial learning rate restores the rate that a callback had set."""
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch < 2 else rate)
@@ -400,6 +403,7 @@ def test_a_learning_rate_that_callbacks_made_is_restored(spark, problem, tmp_pat
     assert float(model.optimizer.learning_rate) == pytest.approx(0.3 / 4)
 
 
+@pytest.mark.whole
 def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, caplog):
     """A resumed run with another loss and a smaller momentum logs both, and trains."""
     model = problem.model(
@@ -414,6 +418,7 @@ def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, 
     assert history.epoch == list(range(5))
 
 
+@pytest.mark.whole
 def test_other_rows_are_refused(spark, problem, tmp_path):
     """Resuming with other rows raises a DataError with both row counts."""
     options = {"checkpoint": f"file://{tmp_path}/checkpoints", **SETTINGS}  # through Hadoop
@@ -447,6 +452,7 @@ def test_a_rule_whose_state_cannot_be_kept_is_refused(spark, problem, tmp_path, 
     assert before == jobs()
 
 
+@pytest.mark.whole
 def test_checkpoints_are_kept_after_a_time_too(spark, problem, tmp_path):
     """A checkpoint that is due by time is made in the middle of an epoch."""
     seen = []

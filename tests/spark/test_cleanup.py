@@ -82,6 +82,7 @@ def nothing_is_left(warm, spark, problem, eventually):
     assert len(model.fit(problem.x, problem.y, verbose=0).history["loss"]) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "frame"])
 def test_after_a_fit(spark, problem, frames, kind, mode):
@@ -113,7 +114,7 @@ def test_after_a_fit_that_fails(problem):
     assert len(spark_model.history.history["loss"]) in (1, 2)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("mode", "frequency", "every"),
     [("synchronous", "batch", 2), ("synchronous", 2, None), ("asynchronous", "batch", None)],
@@ -154,7 +155,7 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("frequency", ["batch", 2])
 def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, frequency):
     """A worker killed during validation does not repeat the epoch; weights and History are the same."""
@@ -179,7 +180,7 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
     assert all(np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True))
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
     """A hung worker is named after stall_timeout; the run resumes from the last snapshot without it."""
@@ -203,7 +204,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
         assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_after_workers_were_killed_too_often(problem, tmp_path):
     """A worker that dies at every start ends the run; the model keeps what was merged until then."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
@@ -220,6 +221,7 @@ def test_after_workers_were_killed_too_often(problem, tmp_path):
     assert moved == bool(spark_model.history.history)
 
 
+@pytest.mark.whole
 @pytest.mark.apart
 @pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.whole)])
 def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothing_is_left):
@@ -242,7 +244,7 @@ def test_after_an_executor_was_killed(spark, problem, tmp_path, restarts, nothin
     nothing_is_left.update(blocks(spark))
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_after_a_worker_raised(problem, tmp_path):
     """An exception in the middle of an epoch ends the run; the model is that of the last epoch."""
 
@@ -263,7 +265,7 @@ def test_after_a_worker_raised(problem, tmp_path):
     assert problem.distance(model, reference, start) <= 1
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_after_the_job_was_cancelled(spark, problem):
     """A job that is cancelled, for example in Spark's UI, is not restarted."""
     callback = keras.callbacks.LambdaCallback(
@@ -294,6 +296,7 @@ class Interrupt(keras.callbacks.Callback):
 FINALIZER = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+@pytest.mark.whole
 @FINALIZER
 @pytest.mark.parametrize("frequency", ["batch", "epoch"])
 def test_after_an_interrupt(problem, frequency):
@@ -336,6 +339,7 @@ def test_an_interrupt_in_the_middle_of_a_finalizer(problem):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.whole
 def test_the_rows_of_earlier_calls_are_freed(problem):
     """The JVM keeps the rows of the last call only, even with garbage collection disabled."""
 

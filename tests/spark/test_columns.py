@@ -110,6 +110,7 @@ def seldom(cases, *often):
     ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("columns", "shape", "joined"), seldom(LISTS, 12, 18))
 def test_a_list_of_columns_is_one_array(spark, frame, columns, shape, joined):
     """A list of one column is that column; numbers, arrays and vectors are joined, equal arrays stacked."""
@@ -151,6 +152,7 @@ def trained(shape, fit):
     return (fitted if fitted is not None else model).get_weights()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("columns", "shape", "joined"),
     seldom(
@@ -188,6 +190,7 @@ def test_lists_train_as_the_array_does(spark, frame, columns, shape, joined):
             np.testing.assert_allclose(theirs, mine, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_names_are_resolved_as_spark_does(spark, frame):
     """Struct fields, other case, backticks and names with dots resolve wherever a name is given."""
     for name, start in (("AGE", 0), ("S.U", 20), ("`s`.`u`", 20), ("s.u.x", 20), ("`s.u.x`", 20)):
@@ -253,6 +256,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("columns", "shape", "message"), REFUSED)
 def test_what_cannot_be_a_column_is_refused_by_name(spark, frame, jobs, columns, shape, message):
     """An invalid column is refused by name in fit, evaluate, predict and transform, before any job."""
@@ -298,6 +302,7 @@ def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
             call()
 
 
+@pytest.mark.whole
 def test_labels_of_a_data_frame_get_the_shape_of_the_output(spark, frame):
     """A flat array or a list of columns with as many values can be the label of an image output."""
     y = part("board")
@@ -326,6 +331,7 @@ def test_labels_of_a_data_frame_get_the_shape_of_the_output(spark, frame):
             np.testing.assert_allclose(theirs, mine, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_a_sequential_model_without_an_input_takes_one_array(spark, frame):
     """A list of columns trains a Sequential model that has no Input as one array."""
     model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
@@ -336,6 +342,7 @@ def test_a_sequential_model_without_an_input_takes_one_array(spark, frame):
     assert (4, 1) == model.get_weights()[0].shape
 
 
+@pytest.mark.whole
 def test_nested_arrays_of_other_lengths_are_refused(spark):
     """A nested array with the right number of values but another shape is refused."""
     table = spark.createDataFrame(

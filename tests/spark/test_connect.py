@@ -54,6 +54,7 @@ def test_predictions_are_those_of_keras(spark, problem, table):
         np.testing.assert_allclose(expected, [list(row.p) for row in rows], atol=1e-5, err_msg=way)
 
 
+@pytest.mark.whole
 def test_an_evaluation_is_that_of_keras(problem, table):
     """Loss and metrics over all rows are those of Keras."""
     model = problem.model()
@@ -85,7 +86,7 @@ def test_rows_that_go_as_an_rdd_are_refused_by_name(spark, problem, table):
         KerasTransformer(model=problem.model()).save("file:///stage")
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placement):
     """Callbacks on the client change the learning rate and stop the workers, wherever the endpoint runs.
@@ -110,6 +111,7 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
     assert expected.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
 
 
+@pytest.mark.whole
 def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table):
     """Batch reports reach the client by small jobs, and stop_training reaches the workers."""
     batches = []
@@ -131,6 +133,7 @@ def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table)
     assert list(range(len(batches))) == [batch for batch, _ in batches]
 
 
+@pytest.mark.whole
 def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     """Worker 0 makes a TLS certificate; the other workers and the client's jobs get it from Spark."""
     endpoints, certificates, find = [], [], remote_server.endpoint_at
@@ -157,7 +160,7 @@ def test_worker_0_makes_a_certificate(problem, table, monkeypatch):
     assert [endpoints[0].certificate] * 2 == certificates
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table):
     """Validation waits for the driver's callbacks, which may swap in other weights."""
     ours, reference = (
@@ -176,6 +179,7 @@ def test_an_endpoint_in_a_worker_evaluates_what_callbacks_swap_in(problem, table
         assert values == pytest.approx(histories[0].history[name], rel=1e-5), name
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("placement", ["driver", "worker"])
 def test_after_a_callback_that_raises_all_slots_are_free(spark, problem, table, placement):
     """A callback that raises cancels the job by its tag, so the next fit finds all three slots free."""
@@ -207,6 +211,7 @@ def test_a_job_that_somebody_interrupts_ends_the_fit_by_name(spark, problem, tab
         SparkModel(problem.model(), num_workers=2).fit(table, epochs=9999, verbose=0, callbacks=[Interrupt()])
 
 
+@pytest.mark.whole
 def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_path):
     """Checkpoints go to the client's disk; a Hadoop URI is refused with the alternative."""
     spark_model = SparkModel(problem.model(), num_workers=1)
@@ -219,7 +224,7 @@ def test_checkpoints_are_kept_on_the_machine_of_the_client(problem, table, tmp_p
     assert (1, [0, 1]) == (history.training["resumed"], history.epoch)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
     """A worker's traceback reaches the client through the endpoint, a preflight failure through Spark."""
 
@@ -237,7 +242,7 @@ def test_a_worker_that_fails_or_cannot_reach_the_client_says_so(problem, table):
         )
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
     """The endpoint in worker 0 reports divergence to the client."""
     model = problem.model(keras.optimizers.SGD(1e30))
@@ -248,7 +253,7 @@ def test_a_run_that_diverges_says_so_from_worker_0(problem, table):
         )
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, table, mode):
     """Without a spare slot, the results come at the end and equal those of any fit; callbacks are refused."""

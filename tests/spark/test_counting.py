@@ -163,8 +163,8 @@ def test_every_update_counts_once_where_workers_are_killed(tmp_path, seed):
     assert history.training["restarts"] + history.training["superseded"] >= 1
 
 
+@pytest.mark.whole
 @pytest.mark.apart
-@pytest.mark.one_case
 @pytest.mark.parametrize("seed", SEEDS, ids=name_of_seed)
 def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
     """Each update counts once when an executor's JVM is killed, in each mode and frequency."""
@@ -175,8 +175,8 @@ def test_every_update_counts_once_where_executors_are_killed(tmp_path, seed):
     assert history.training["restarts"] + history.training["superseded"] >= 1
 
 
+@pytest.mark.whole
 @pytest.mark.apart
-@pytest.mark.one_case
 @pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
 def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path, setting):
     """Each update counts once if a worker that Spark believes dead trains on beside its replacement."""
@@ -187,8 +187,8 @@ def test_every_update_counts_once_where_a_worker_outlives_its_executor(tmp_path,
     assert Path(tmp_path, "outlived").exists()
 
 
+@pytest.mark.whole
 @pytest.mark.apart
-@pytest.mark.one_case
 @pytest.mark.parametrize("setting", ORDINARY, ids=name_of)
 def test_every_update_counts_once_where_a_stage_is_run_again(spark, jobs, tmp_path, setting):
     """Each update counts once when a killed executor takes shuffle files with it and Spark reruns the stage.

@@ -245,11 +245,13 @@ def kinds_of(place, site):
     return [kind for kind in failures_at(site) if kind != "SIGINT" or place == "driver"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("place", ["driver", "worker"])
-def test_some_calls_fail(sites, try_one, place):
+def test_some_calls_fail(sites, try_one, place, request):
     """A fit survives a random failure at a random site after a random number of successful calls."""
+    examples = 8 if request.config.getoption("--all") else 2
 
-    @settings(max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(st.data())
     def check(data):
         setting = data.draw(st.sampled_from(sorted(SETTINGS)))

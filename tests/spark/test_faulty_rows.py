@@ -45,6 +45,7 @@ def refused(problem, *data, **options):
     return str(caught.value)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", MAKE)
 def test_faulty_rows_are_counted_over_all_workers(spark, problem, kind):
     """The error has the column, the totals and the first row; no update was made."""
@@ -80,6 +81,7 @@ def leaving_out():
     return model
 
 
+@pytest.mark.whole
 def test_a_fit_may_go_on_with_a_warning(spark, problem, caplog):
     """A custom loss may ignore NaN labels with a warning; labels of ignore_class are not reported."""
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=3)

@@ -43,6 +43,7 @@ def expected(problem, before=2):
     return reference
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("every", [4, pytest.param(None, marks=pytest.mark.whole)])
 def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, tmp_path, caplog, every):
     """An epoch whose rows come back in another order restarts and continues with that order."""
@@ -63,7 +64,7 @@ def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, 
     assert problem.distance(model, expected(problem), start) <= 1
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_path, caplog):
     """Shuffled rows that come back in another order move to other workers; training continues."""
     marker = tmp_path / "done"
@@ -81,7 +82,7 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
     assert "With validation_split, other rows may now be held out." in warning
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("later", "words"),
     [
@@ -106,7 +107,7 @@ def test_other_rows_end_the_fit(spark, problem, tmp_path, later, words):
     assert len(spark_model.history.history["loss"]) == 1
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("mode", "columns", "preserve"),
     [
@@ -136,7 +137,7 @@ def test_a_shuffle_that_is_made_again_ends_no_fit(spark, problem, frames, tmp_pa
     assert len(history.history["loss"]) == 4
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("before", [2, pytest.param(0, marks=pytest.mark.whole)])
 def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     spark, problem, tmp_path, caplog, before

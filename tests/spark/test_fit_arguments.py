@@ -69,6 +69,7 @@ VALIDATIONS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("arguments", VALIDATIONS)
 @pytest.mark.parametrize("split", [False, True])
 def test_validation_steps_evaluate_the_first_batches(problem, arguments, split):
@@ -83,6 +84,7 @@ def test_validation_steps_evaluate_the_first_batches(problem, arguments, split):
     same(expected, history)
 
 
+@pytest.mark.whole
 def test_validation_steps_of_a_dataframe_evaluate_the_same_rows_in_each_epoch(problem, frames):
     """With learning rate 0 every epoch has the same val_loss, different from that of all rows."""
 

@@ -71,6 +71,7 @@ def test_workers_train_on_what_a_function_returns_there(spark, problem, files, k
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, files, mode):
     """A function's rows are validated by another function or a held-out part; `evaluate` takes one too."""
@@ -91,6 +92,7 @@ def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, file
     assert 150 < split.training["rows"] < 180
 
 
+@pytest.mark.whole
 def test_parquet_is_read_on_executors_as_in_the_docs(spark, problem, frames, tmp_path):
     """The function of docs/data.md reads Parquet row groups with pyarrow, without Spark."""
     folder = str(tmp_path / "visits")
@@ -130,7 +132,7 @@ def test_several_inputs_and_weights_come_from_a_function(spark, problem):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_what_a_function_does_wrong_is_named(spark, problem):
     """Wrong arguments, unequal lengths, another row shape and exceptions of a function raise named errors."""
     x, y = problem.x, problem.y

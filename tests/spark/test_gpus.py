@@ -43,7 +43,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.cluster
 def test_workers_have_a_gpu_each_where_other_tasks_have_a_quarter(tmp_path):
     """On four cores and two GPUs two workers run, with two threads each, or four that share GPUs."""

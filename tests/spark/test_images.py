@@ -64,6 +64,7 @@ def read(spark, folder):
     return files.selectExpr("path", "content", "cast(path LIKE '%/bright/%' AS int) AS label")
 
 
+@pytest.mark.whole
 def test_images_of_files_are_trained_on_as_their_arrays_are(spark, images, folder):
     """Decoded files give the weights that their arrays give in the same order; evaluate and predict agree."""
     model, alike = model_of(), model_of()
@@ -86,6 +87,7 @@ def test_images_of_files_are_trained_on_as_their_arrays_are(spark, images, folde
     )
 
 
+@pytest.mark.whole
 def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
     """A pipeline stage with a decode Param takes the structs of Spark's image source as dicts."""
     rows = [((SHAPE[0], SHAPE[1], image.tobytes()), k % 2, k % 5 == 0) for k, image in enumerate(images)]
@@ -113,7 +115,7 @@ def test_structs_of_images_are_decoded_by_stages_of_a_pipeline(spark, images):
     assert [k % 2 for k in range(40)] == [row.prediction for row in found]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_what_cannot_be_decoded_is_named(spark, images):
     """A value that cannot be decoded is named: on the driver for the first row, else with its row."""
     spark_model = SparkModel(model_of(), num_workers=2)

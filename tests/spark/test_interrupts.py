@@ -158,6 +158,7 @@ def require_clean(folder, cases, *, terminal):
     return seconds
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
 def test_a_call_ends_once_and_leaves_nothing(tmp_path, terminal):
     """KeyboardInterrupt comes soon, with one line on the terminal; the model holds the last merge."""
@@ -225,6 +226,7 @@ class Notebook:
 ALL = [pytest.param([(moment, n) for n in (1, 2, 20) for moment in MOMENTS], marks=pytest.mark.whole)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("cases", [[("in an epoch", 20), ("in evaluate", 1)], *ALL], ids=["some", "all"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_cell_of_a_notebook(tmp_path, cases):

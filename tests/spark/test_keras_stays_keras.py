@@ -55,6 +55,7 @@ def test_a_history_is_a_table_of_epochs(problem):
     assert len(history.training["epoch_seconds"]) == 4
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["rdd", "frame"])
 def test_the_same_rows_are_held_out_in_every_epoch(spark, problem, frames, kind):
     """With learning rate 0 every epoch scores the same, so the same rows are held out in each."""
@@ -73,6 +74,7 @@ def test_the_same_rows_are_held_out_in_every_epoch(spark, problem, frames, kind)
     assert 203 * 0.55 < fits[0].training["rows"] < 203 * 0.85
 
 
+@pytest.mark.whole
 def test_callbacks_of_keras_do_what_they_say(problem, tmp_path):
     """A schedule, checkpoints and a CSV log give the results of plain Keras."""
     files = []
@@ -137,6 +139,7 @@ SWAPPING = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -216,6 +219,7 @@ def heads():
     return make, x, [x[:, :1], x[:, 1:2]], None
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", [sequences, heads])
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=whole)])
 def test_losses_and_metrics_of_batches_are_keras_s(spark, kind, workers):
@@ -236,6 +240,7 @@ def test_losses_and_metrics_of_batches_are_keras_s(spark, kind, workers):
     assert results[1] == pytest.approx(results[0], rel=1e-5)
 
 
+@pytest.mark.whole
 def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
     """BackupAndRestore resumes with the remaining epochs, as in Keras, or with none."""
 
@@ -262,6 +267,7 @@ def test_a_run_that_was_backed_up_goes_on_where_it_was(problem, tmp_path):
     assert [] == again.history.epoch
 
 
+@pytest.mark.whole
 def test_early_stopping_ends_training_and_restores_the_best_weights(problem):
     """EarlyStopping ends training at the epoch of plain Keras and restores the best weights."""
 
@@ -282,6 +288,7 @@ def test_early_stopping_ends_training_and_restores_the_best_weights(problem):
     assert float(model.optimizer.learning_rate) == float(reference.optimizer.learning_rate)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", list(Mode))
 def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
     """TerminateOnNaN ends training after the first epoch with a non-finite loss, which is logged."""
@@ -297,6 +304,7 @@ def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
     assert any("had a loss that is not finite" in line for line in caplog.messages)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("verbose", "expected"),
     [(0, ""), (2, r"(Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.]+){2}\n){2}")],
@@ -322,6 +330,7 @@ def test_progress_is_a_bar_in_a_terminal(problem, capsys, monkeypatch):
     assert re.search(r"Epoch 2/2 - [\d.]+ s - [\d,]+ rows/s - ", out)
 
 
+@pytest.mark.whole
 def test_what_workers_log_is_heard_on_the_driver(problem, caplog):
     """A line that user code logs on an executor comes out of the driver's logger."""
 
@@ -340,6 +349,7 @@ def test_what_workers_log_is_heard_on_the_driver(problem, caplog):
     assert {("sparkdl.workers.my.loss", f"traced by worker {worker}") for worker in (0, 1)} <= heard
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["path", "uri"])
 def test_a_model_is_saved_with_its_settings(problem, tmp_path, kind):
     """A model saved to a path or a Hadoop URI is a plain Keras file with a settings file next to it."""
@@ -427,6 +437,7 @@ def test_code_in_a_saved_model_is_refused_unless_it_is_trusted(problem, tmp_path
     np.testing.assert_array_equal(model.predict(problem.x, verbose=0), loaded.predict(problem.x, verbose=0))
 
 
+@pytest.mark.whole
 def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
     """Pandas with y trains as arrays do; a scalar column of a DataFrame is a feature of one number."""
     model = problem.model()
@@ -452,6 +463,7 @@ def test_pandas_and_columns_of_numbers_train(spark, problem, frames):
     )
 
 
+@pytest.mark.whole
 def test_a_partition_smaller_than_a_batch_trains(spark, problem):
     """With three rows on one worker and a batch size of 64, every row is used once an epoch."""
     counts = 200, 3

@@ -73,6 +73,7 @@ def plain():
     return model, history, model.evaluate(X, Y, sample_weight=W, verbose=0), model.predict(X, verbose=0)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", MAKE)
 def test_every_form_of_array_is_the_same_rows(spark, plain, kind):
     """Every form of array gives the weights, history, scores and predictions of plain Keras."""
@@ -89,6 +90,7 @@ def test_every_form_of_array_is_the_same_rows(spark, plain, kind):
     np.testing.assert_allclose(spark_model.predict(x), predicted, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_forms_may_differ_between_inputs_and_between_training_and_validation(spark):
     """Dense and sparse inputs mix, in a list, in a function's rows, and between training and validation."""
     history = network(2).fit([X, X], Y, validation_data=([X, X], Y), **OPTIONS).history
@@ -105,6 +107,7 @@ def test_forms_may_differ_between_inputs_and_between_training_and_validation(spa
     np.testing.assert_allclose(function.history["loss"], history["loss"], rtol=1e-5)
 
 
+@pytest.mark.whole
 def test_no_rows_have_no_predictions(spark):
     """Predictions of no rows have the model's structure and shape, and length 0."""
     spark_model = SparkModel(network())

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.classic
 TIMES = 10
 
 
+@pytest.mark.whole
 def test_the_files_of_models_go_with_the_plans_that_need_them(spark, problem, frames, eventually):
     """Model files are removed with the plans that use them, though PySpark keeps them to the end."""
     context, transformer = spark.sparkContext, KerasTransformer(model=problem.model())

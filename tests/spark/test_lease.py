@@ -148,6 +148,7 @@ def leases(folder):
     ]
 
 
+@pytest.mark.whole
 def test_a_second_fit_in_the_folder_is_refused(spark, problem, tmp_path, jobs):
     """A second fit in the folder is refused before any job; a fit that fails releases the folder."""
     folder, refused = tmp_path / "folder", []
@@ -281,6 +282,7 @@ def outcome_of(folder):
         return [found[name] for name in found.files[:-1]]  # without the number of resumes
 
 
+@pytest.mark.whole
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_wandb_has_each_epoch_and_batch(problem, wandb_run, monkeypatch, log_fre
     assert history.history["loss"][1] == pytest.approx(wandb_run.run.summary["epoch/loss"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("flavor", ["keras", whole("tensorflow")])
 def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
     """MlflowCallback logs metrics per epoch or every few batches, and the optimizer's settings."""
@@ -73,6 +74,7 @@ def test_mlflow_has_each_epoch(problem, tmp_path, monkeypatch, flavor):
     assert "0.3" in str(client.get_run(run.info.run_id).data.params)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("verbose", [whole(0), 1, 2])
 def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
     """TqdmCallback's bars reach their ends and know the number of batches in an epoch."""
@@ -89,6 +91,7 @@ def test_tqdm_counts_each_batch_and_epoch(problem, verbose):
     assert [(STEPS, STEPS)] * (2 * (verbose > 0)) == seen
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("update_freq", ["epoch", whole("batch"), 4])
 def test_tensorboard_has_what_it_has_in_keras(problem, tmp_path, update_freq):
     """TensorBoard's own reader finds the same epochs and batches; results of epochs are History's."""

@@ -48,6 +48,7 @@ def test_labeled_points_train_as_pairs_do(spark, problem, mode):
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_vectors_and_matrices_are_predicted_from(spark, problem):
     """A Vector is one row and gives a Vector, a Matrix gives a Matrix; RDDs of either kind are lazy."""
     model = problem.model()
@@ -66,7 +67,7 @@ def test_vectors_and_matrices_are_predicted_from(spark, problem):
         np.testing.assert_allclose(expected, spark_model.predict(rdd).collect(), atol=1e-5)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_class_indices_become_one_hot_vectors(spark, problem):
     """categorical=True one-hot encodes class indices; a label that is not a class index ends the fit."""
     points = to_labeled_point(spark.sparkContext, problem.x, np.eye(3)[problem.y], categorical=True)

@@ -68,6 +68,7 @@ def whole_batches(problem):
     return (problem.x[:192], problem.y[:192]), {"batch_size": 32, "shuffle": False, "verbose": 0}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [Taped, Chosen, Confident])
 def test_steps_and_losses_of_ones_own(spark, problem, kind):
     """Two workers end with the weights and the history of one process."""
@@ -84,6 +85,7 @@ def test_steps_and_losses_of_ones_own(spark, problem, kind):
         assert values == pytest.approx(history[name], rel=1e-4)
 
 
+@pytest.mark.whole
 def test_a_step_that_applies_gradients_twice(spark, problem):
     """A step that applies gradients twice is refused if gradients are exchanged, not if weights are."""
     ours, reference = make(problem, Twice), make(problem, Twice)
@@ -121,6 +123,7 @@ class NoLoss(Taped):
         return {"loss": loss}
 
 
+@pytest.mark.whole
 def test_a_loss_may_follow_the_optimizers_steps(spark, problem):
     """A loss can read the optimizer's step count while workers exchange gradients."""
     ours, reference = make(problem, WarmedUp), make(problem, WarmedUp)

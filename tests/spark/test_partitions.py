@@ -34,7 +34,7 @@ def plain(problem, rows, *, epochs, shuffle, batch_size=16):
     return model
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "sizes", "shuffle"),
     [
@@ -59,7 +59,7 @@ def test_workers_have_whole_partitions_in_an_order_of_their_own(spark, problem, 
     assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=shuffle), start) < 5
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["rdd", "frame"])
 def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
     """Unshuffled rows in as many partitions as workers stay where they are, whatever their sizes."""
@@ -74,6 +74,7 @@ def test_rows_that_are_not_shuffled_stay_where_they_are(spark, problem, kind):
     assert problem.distance(model, plain(problem, rows, epochs=2, shuffle=False), start) < 5
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("kind", "most"), [("rdd", 1), ("frame", len(SIZES))])
 def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
     """Shares of an RDD differ by one row at most, those of a DataFrame by one per partition."""
@@ -92,7 +93,7 @@ def test_rows_that_are_shuffled_are_dealt_evenly(spark, problem, kind, most):
     assert abs(counts[0][0] - counts[0][1]) <= most
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_rows_of_a_group_stay_together(spark, problem):
     """A DataFrame that is repartitioned by a column keeps each group on one worker."""
     frame = data_of("frame", spark, problem).repartition(3, "label")
@@ -119,6 +120,7 @@ def test_there_are_no_more_workers_than_partitions(spark, problem):
             SparkModel(problem.model(), num_workers=2).fit(data, preserve_partitions=True)
 
 
+@pytest.mark.whole
 def test_what_has_no_partitions_is_refused(spark, problem, jobs):
     """Data without partitions is refused by name; the error for a bad row names its worker."""
     fit = SparkModel(problem.model(), num_workers=2).fit

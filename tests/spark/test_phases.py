@@ -68,7 +68,7 @@ def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_pa
     assert Path(tmp_path, "done").exists()
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("case", CASES)
 def test_a_driver_is_killed_or_stopped(undisturbed, tmp_path, case):
     """A stopped driver continues; after a killed one, the next driver resumes from the last checkpoint."""

@@ -65,6 +65,7 @@ def weights_of(fitted):
     return np.concatenate([w.ravel() for w in fitted.getModel().get_weights()])
 
 
+@pytest.mark.whole
 def test_a_fit_is_that_of_a_spark_model_and_leaves_the_given_model(spark, estimator, table):
     """The estimator fits the weights of SparkModel; its own model is untouched."""
     given = estimator.getModel()
@@ -110,6 +111,7 @@ def test_classification_predicts_classes_probabilities_and_raw_predictions(
     assert loss == pytest.approx(fitted.getModel().evaluate(problem.x, problem.y, verbose=0)[0], rel=1e-3)
 
 
+@pytest.mark.whole
 def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
     """One sigmoid unit gives two probabilities, and raw predictions for BinaryClassificationEvaluator."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
@@ -124,6 +126,7 @@ def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
     assert first.rawPrediction[1] == pytest.approx(-first.rawPrediction[0])
 
 
+@pytest.mark.whole
 def test_regression_predicts_a_number(spark, problem, table):
     """A regression predicts a double, for RegressionEvaluator, and has no column of probabilities."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -137,7 +140,7 @@ def test_regression_predicts_a_number(spark, problem, table):
     assert RegressionEvaluator(metricName="r2").evaluate(out) > 0.5
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, table):
     """Sparse vectors, arrays and scalar columns train and predict as dense vectors do."""
     reference = estimator.fit(table)
@@ -153,6 +156,7 @@ def test_all_kinds_of_feature_columns_give_the_same(spark, problem, estimator, t
         )
 
 
+@pytest.mark.whole
 def test_nested_arrays_are_features(spark, problem, table):
     """Nested arrays train and predict as in Keras, whatever the inference batch size."""
     nested = functions.array(functions.array(*NAMES[:3]), functions.array(*NAMES[3:]))
@@ -196,6 +200,7 @@ def made_of_named(path, units):
     return model, custom
 
 
+@pytest.mark.whole
 def test_custom_objects_go_with_the_stages(spark, problem, table, tmp_path):
     """Objects known only through customObjects are found in training and in prediction."""
     model, custom = made_of_named(tmp_path / "made", 4)
@@ -220,6 +225,7 @@ def test_each_python_process_makes_one_model(spark, problem, table, tmp_path):
     assert {1} == set(made.values()), made
 
 
+@pytest.mark.whole
 def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
     """A mapping assigns columns to inputs either way; the prediction is a struct with a field per output."""
     left, right = keras.Input((6,), name="left"), keras.Input((2,), name="right")
@@ -247,6 +253,7 @@ def test_several_inputs_and_outputs_are_mapped_by_name(spark, problem, table):
     assert row.prediction.size == pytest.approx(expected["size"][0, 0], abs=1e-5)
 
 
+@pytest.mark.whole
 def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
     """Rows of the indicator column are validated on, in the same pass, and never trained on."""
     fitted = estimator.copy({estimator.validationIndicatorCol: "held"}).fit(table)
@@ -259,7 +266,7 @@ def test_rows_are_held_out_by_a_column(spark, problem, estimator, table):
     assert accuracy == pytest.approx(fitted.summary.history["val_accuracy"][-1])
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.classic  # preservePartitions needs the number of partitions
 @pytest.mark.parametrize("stay", [True, False])
 def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, estimator, table, stay):
@@ -285,7 +292,7 @@ def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
         estimator.fit(none, {estimator.validationIndicatorCol: "held"})
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(("workers", "size"), [(1, 16), (2, 203)])  # in the order of the rows, or all at once
 def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, table, workers, size):
     """The summary's training and validation history, and the weights, are those of plain Keras."""
@@ -321,6 +328,7 @@ def test_a_summary_has_the_history_of_plain_keras(spark, problem, estimator, tab
     assert problem.distance(fitted.getModel(), reference, start) <= 1
 
 
+@pytest.mark.whole
 def test_a_trained_model_is_gone_on_with(spark, problem, table):
     """Training continues from a trained or fitted model's weights and optimizer momentum."""
     reference = problem.model(keras.optimizers.SGD(0.3, momentum=0.9))
@@ -340,6 +348,7 @@ def test_a_trained_model_is_gone_on_with(spark, problem, table):
     assert problem.distance(second.getModel(), reference, start) <= 1
 
 
+@pytest.mark.whole
 def test_weights_of_rows_are_a_column(spark, problem, estimator, table):
     """Rows of weight zero teach nothing, whatever their labels."""
     weighed = table.withColumn("weight", (~functions.col("held")).cast("double"))
@@ -360,6 +369,7 @@ def test_params_are_given_by_name(problem, stage):
         stage(problem.model())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
@@ -424,6 +434,7 @@ ODD = {  # not numbers yet, one value each
 }
 
 
+@pytest.mark.whole
 def test_the_remedy_that_is_named_for_a_column_works(spark):
     """The remedy in the error works: the test evaluates the expression from the message."""
     df = spark.range(1).selectExpr(*(f"{value} as {name}" for name, value in ODD.items()))
@@ -474,7 +485,7 @@ def test_two_columns_of_one_name_are_refused(spark, problem, table):
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem, table):
     """A vector of another size raises an error that names its row, in the job that predicts it."""
     short = functions.when(functions.col("row") == 7, functions.array(functions.lit(1.0))).otherwise(
@@ -489,6 +500,7 @@ def test_a_row_that_no_model_takes_is_named_where_it_is_predicted(spark, problem
         ).collect()
 
 
+@pytest.mark.whole
 def test_a_model_that_was_never_compiled_predicts(spark, problem, table):
     """An uncompiled model predicts; only training needs an optimizer, and the task may be set."""
     model = keras.Sequential(problem.model().layers)
@@ -502,6 +514,7 @@ def test_a_model_that_was_never_compiled_predicts(spark, problem, table):
     assert float(expected.argmax()) == classes.orderBy("row").first().prediction
 
 
+@pytest.mark.whole
 def test_a_pipeline_is_saved_and_gives_the_same_bits_in_another_process(spark, problem, table, tmp_path):
     """A fitted pipeline with Spark's stages gives the same bits after it is loaded in another process."""
     named = table.drop("features", "label").withColumn(
@@ -567,7 +580,7 @@ def place(request, spark, mounted):
     configuration.set("fs.defaultFS", before)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.classic  # over Spark Connect, the server's file system is the default one
 def test_a_pipeline_is_saved_on_any_file_system_of_hadoop(spark, problem, table, tmp_path, place):
     """A pipeline with its model file is saved to any Hadoop file system and loads with the same bits."""
@@ -611,6 +624,7 @@ class Halved(Rule):
     name = "halved"
 
 
+@pytest.mark.whole
 def test_a_fitted_model_has_the_params_that_it_was_trained_with(spark, problem, estimator, table, tmp_path):
     """A fitted model keeps its Params, thresholds too, when it is copied, saved and loaded."""
     estimator.setMerge(None).setFrequency("epoch").setThresholds([0.2, 0.5, 0.0]).setClassWeight({0: 2.0})
@@ -671,6 +685,7 @@ def twice(x):
     return 2 * x
 
 
+@pytest.mark.whole
 def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tmp_path, caplog):
     """A loaded stage trains and predicts once its functions and callbacks are set again."""
     custom, decode = {"twice": twice}, {"text": lambda text: np.array(text.split(), "float32")}
@@ -706,6 +721,7 @@ def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tm
     assert len({row.probability for row in predicted}) == 1
 
 
+@pytest.mark.whole
 def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, estimator, table, tmp_path):
     """A saved model.keras loads without Spark; the summary's history is restored; a URI works as a path."""
     fitted = estimator.fit(table)
@@ -734,6 +750,7 @@ def test_a_pipeline_that_is_not_fitted_is_saved(spark, estimator, tmp_path):
     np.testing.assert_array_equal(weights_of(estimator), weights_of(loaded))
 
 
+@pytest.mark.whole
 def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_path):
     """A model that a function builds cannot be saved; each fit builds it anew."""
 
@@ -754,6 +771,7 @@ def test_a_model_that_a_function_builds_is_not_saved(spark, problem, table, tmp_
         built.save(str(tmp_path / "built"))
 
 
+@pytest.mark.whole
 def test_several_param_maps_are_fitted(spark, estimator, table):
     """`fit` with a list of Param maps gives a model for each, with its own history."""
     maps = [{estimator.epochs: 1}, {estimator.epochs: 2, estimator.mode: "asynchronous"}]
@@ -763,7 +781,7 @@ def test_several_param_maps_are_fitted(spark, estimator, table):
     assert [1, 2] == [each.summary.totalIterations for each in fitted]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @leaves_its_pool
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path, mode):
@@ -789,7 +807,7 @@ def test_cross_validation_fits_several_at_once(spark, estimator, table, tmp_path
     np.testing.assert_array_equal(weights_of(found.bestModel), weights_of(loaded.bestModel))
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @leaves_its_pool
 def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     """Two fits of a cross-validation run at once: each waits for the other in its first epoch."""
@@ -817,7 +835,7 @@ def test_fits_of_model_selection_are_under_way_at_once(spark, estimator, table):
     assert 2 == len(search.fit(table).avgMetrics)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @leaves_its_pool
 def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
     """Four parallel fits of one worker each share the slots and find the models of sequential fits."""
@@ -858,7 +876,7 @@ def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, esti
     assert found.validationMetrics[1] > found.validationMetrics[0]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, estimator, table):
     """Empty partitions, and fewer partitions than workers, change neither training nor predictions."""
     one = table.coalesce(1)
@@ -871,6 +889,7 @@ def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, es
     assert 0 == fitted[0].transform(table.filter("row < 0")).count()
 
 
+@pytest.mark.one_case
 @pytest.mark.each_master
 def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     """Predictions stay with their rows when those are shuffled, repartitioned and read from many files."""
@@ -889,6 +908,7 @@ def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     )
 
 
+@pytest.mark.whole
 def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table):
     """Predictions for any batch size agree up to the rounding of matrix products."""
     transformer = KerasTransformer(model=problem.model())
@@ -929,7 +949,7 @@ def test_sql_predicts(spark, problem, table):
         predict_udf(keras.Sequential([keras.layers.Dense(1)]))
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.each_master
 def test_a_stream_is_predicted(spark, problem, table, tmp_path):
     """Rows of a streaming source are predicted as they arrive, without a look at the first row."""
@@ -978,6 +998,7 @@ def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
     assert 6 * 5 <= int(model.optimizer.iterations) <= 6 * 6  # 203 rows in three files, 16 to a batch, twice
 
 
+@pytest.mark.whole
 def test_a_null_indicator_ends_the_first_pass(spark, estimator, table):
     """A null in the indicator column raises: such a row is neither for training nor for validation."""
     frame = table.withColumn("held", functions.when(functions.col("row") != 9, functions.col("held")))
@@ -994,6 +1015,7 @@ def test_rows_that_are_all_held_out_end_the_first_pass(spark, estimator, table):
         estimator.copy({estimator.validationIndicatorCol: "held"}).fit(frame)
 
 
+@pytest.mark.whole
 def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
     """A column made by array_to_vector predicts as the array does."""
     made = table.withColumn("made", array_to_vector("array"))
@@ -1007,6 +1029,7 @@ def test_vectors_of_an_array_are_what_they_were(spark, problem, table):
     assert [row.probability for row in first] == [row.probability for row in second]
 
 
+@pytest.mark.whole
 def test_a_model_that_only_a_function_can_build_predicts_too(spark, problem, table):
     """If its layers have no get_config, executors build the model by the function, also to predict."""
 
@@ -1034,6 +1057,7 @@ def test_a_model_that_only_a_function_can_build_predicts_too(spark, problem, tab
     )
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 def test_a_model_that_is_not_built_yet_is_saved_trained_and_predicts_as_it_is(
     spark, problem, table, tmp_path
@@ -1051,6 +1075,7 @@ def test_a_model_that_is_not_built_yet_is_saved_trained_and_predicts_as_it_is(
     model.fit(problem.x, problem.y, verbose=0)
 
 
+@pytest.mark.whole
 def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
     """Each fit sets its own model on the callbacks; a list that a callback keeps is the user's."""
 
@@ -1071,6 +1096,7 @@ def test_each_fit_has_callbacks_of_its_own(spark, estimator, table):
     assert noting.model is None
 
 
+@pytest.mark.whole
 def test_callbacks_that_watch_what_is_not_there_warn_here(estimator, table, tmp_path):
     """Without validation rows a callback on val_loss warns, as in Keras, and training continues."""
     watching = [
@@ -1092,6 +1118,7 @@ def test_callbacks_that_watch_what_is_not_there_warn_here(estimator, table, tmp_
     assert 2 == fitted.summary.totalIterations
 
 
+@pytest.mark.whole
 @pytest.mark.classic
 def test_a_row_with_a_weight_keeps_it(spark, problem):
     """A Row of features, label and weight is a tuple of three, whatever its fields are called."""

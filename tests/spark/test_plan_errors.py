@@ -123,6 +123,7 @@ OFTEN = ("a UDF", "a cast", "files that are gone")
 KINDS = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.whole) for kind in FRAMES]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_that_fails_is_told_in_sparks_words(spark, tmp_path, kind):
     """A failing plan reports Spark's error, not a dead worker, in fit and evaluate; weights are unchanged."""
@@ -199,6 +200,7 @@ RDDS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.classic
 @pytest.mark.parametrize("kind", RDDS)
 def test_a_function_of_an_rdd_that_raises_is_an_error_of_the_rows(spark, kind):
@@ -221,6 +223,7 @@ def test_a_file_of_an_rdd_that_is_missing_is_named(spark, tmp_path):
         SparkModel(model(), num_workers=1).fit(rdd, verbose=0)
 
 
+@pytest.mark.whole
 @pytest.mark.classic
 def test_a_function_of_rows_that_raises_is_an_error_of_the_rows(spark):
     """An exception in a rows function is a DataError, raised at once or later on a worker."""

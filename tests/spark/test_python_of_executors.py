@@ -89,6 +89,7 @@ def test_what_is_wrong_with_a_python_is_named(spark, problem, tmp_path, monkeypa
     assert f"set PYSPARK_PYTHON={sys.executable} before Spark starts" in str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_python_with_the_same_packages_is_taken(spark, problem, tmp_path, monkeypatch):
     """A wrapper of the driver's own Python is accepted."""
     path = make(tmp_path, f'exec {sys.executable} "$@"')
@@ -126,6 +127,7 @@ print(model().predict(frame).count())
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("session", [OWN_SESSION, USERS_SESSION], ids=["own session", "user's session"])
 def test_a_script_needs_no_choice_of_a_python(tmp_path, session):
     """The first python3 on PATH is never started, not even for functions pickled before a fit."""

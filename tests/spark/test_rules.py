@@ -29,6 +29,7 @@ class Clipped(Rule):
         return delta.clip(-self.limit, self.limit), state
 
 
+@pytest.mark.whole
 def test_a_rule_may_be_the_users_own(spark, problem):
     """A custom rule may be a small class in a module that executors cannot import."""
     model = problem.model()
@@ -42,6 +43,7 @@ def test_a_rule_may_be_the_users_own(spark, problem):
     assert 0.9e-4 < moved(problem, model) <= 1.01e-4 * rounds
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "frequency", "merge"),
     [
@@ -77,6 +79,7 @@ def test_a_rules_state_goes_on_in_the_next_fit(spark, problem):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("settings", "rounds"),
     [
@@ -110,6 +113,7 @@ SCALED = {
 }
 
 
+@pytest.mark.whole
 def test_the_default_steps_at_the_root_of_k_times_the_rate(spark, problem, caplog):
     """The default rule scales the learning rate by the square root of K and logs it.
 
@@ -194,6 +198,7 @@ def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, 
     assert "a warm-up is constant within each epoch" in "\n".join(caplog.messages)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "frequency", "epochs"),
     [("synchronous", 2, 20), ("asynchronous", 2, 20), ("synchronous", "epoch", 1)],

@@ -62,6 +62,7 @@ def test_a_worker_knows_itself_and_brings_what_is_the_users_own(spark, caplog):
     assert {"worker 0 is here", "worker 1 is here"} <= set(caplog.messages)
 
 
+@pytest.mark.whole
 def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
     """An exception, an early return of a worker and unequal arrays raise WorkerError on the driver."""
 
@@ -100,6 +101,7 @@ def test_what_cannot_be_run_is_refused_before_a_job(spark, jobs):
     assert jobs() == before
 
 
+@pytest.mark.whole
 def test_a_worker_that_dies_or_a_job_that_is_cancelled_ends_the_run(spark, tmp_path, eventually):
     """A dead worker or a cancelled job ends the run for all workers, and the next run works."""
     started = str(tmp_path / "started")

@@ -48,6 +48,7 @@ def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot
     assert any(line.startswith(waiting) for line in caplog.messages)
 
 
+@pytest.mark.whole
 def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_slot):
     """A worker group that does not form in time raises an error with the missing worker and the remedy."""
     spark_model = SparkModel(

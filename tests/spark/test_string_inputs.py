@@ -132,6 +132,7 @@ EVERY_DAY = [("adapted text", "strings"), ("adapted lookup", "rdd")]
 PAIRS = [("adapted text", form) for form in FITS] + [(kind, "strings") for kind in LAYERS]
 
 
+@pytest.mark.one_case
 @tensorflow
 @pytest.mark.classic
 @pytest.mark.parametrize(
@@ -178,6 +179,7 @@ def reversed_words(frame):
     return frame.sparkSession.createDataFrame(table)
 
 
+@pytest.mark.whole
 @tensorflow
 @pytest.mark.parametrize(
     "form",
@@ -226,6 +228,7 @@ def test_strings_are_predicted_and_evaluated_from_columns(frame, plain):
     np.testing.assert_allclose(result, plain.evaluate(x, LABELS, verbose=0), rtol=1e-5)
 
 
+@pytest.mark.whole
 @tensorflow
 @pytest.mark.classic
 def test_strings_are_predicted_and_evaluated_from_arrays_and_rdds(spark, plain):
@@ -263,6 +266,7 @@ def test_rows_of_several_strings_are_predicted(spark):
         np.testing.assert_allclose([row[0] for row in found.collect()], expected[:, 0], atol=1e-6)
 
 
+@pytest.mark.whole
 @tensorflow
 def test_a_stage_is_saved_with_its_vocabulary(frame, tmp_path):
     """A fitted stage with an adapted vocabulary predicts the same after it is saved and loaded."""
@@ -344,6 +348,7 @@ def test_strings_as_predictions_are_for_arrays(frame, jobs):
     assert jobs() == before
 
 
+@pytest.mark.whole
 @tensorflow
 def test_nulls_among_strings_are_named(frame):
     """A null raises a DataError that names the column and the row."""

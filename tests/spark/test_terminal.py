@@ -71,6 +71,7 @@ KINDS = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.whole) fo
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_line_is_the_reason(tmp_path, kind):
     """A failing script prints few lines, nothing of Spark's Java, and the reason at the end."""

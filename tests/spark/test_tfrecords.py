@@ -146,7 +146,7 @@ def test_a_model_trains_on_records(spark, problem, tmp_path):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @writes
 def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     """An existing folder is kept without overwrite, replaced with it, and unchanged if the job fails."""
@@ -165,6 +165,7 @@ def test_a_folder_that_is_there_is_kept_until_another_is_whole(spark, tmp_path):
     assert ["t"] == [each.name for each in tmp_path.iterdir()]
 
 
+@pytest.mark.one_case
 @writes
 @pytest.mark.parametrize("error", [OSError("no rename"), KeyboardInterrupt()], ids=["error", "interrupt"])
 @pytest.mark.parametrize("number", [1, 2])
@@ -220,7 +221,7 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
         read_tfrecords(str(tmp_path / "t"), "odd string").collect()
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @writes
 def test_a_null_within_an_array_is_named(spark, tmp_path):
     """A null within an array or a list of a sequence is refused with its column, row and partition."""
@@ -237,7 +238,7 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
             write_tfrecords(frame, str(tmp_path / "t"), sequences=True)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     """Decimals, timestamps and maps are refused before any job; truncated files fail in the job."""
     before = jobs()

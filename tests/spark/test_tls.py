@@ -31,6 +31,7 @@ def port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("frequency", ["batch", pytest.param("epoch", marks=pytest.mark.whole)])
 def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
     """Weights and history with TLS are identical bit for bit; one certificate serves the whole fit."""

@@ -76,6 +76,7 @@ def same(ours, theirs):
         )
 
 
+@pytest.mark.one_case
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize(("before", "change"), BETWEEN)
 def test_a_change_between_two_fits_counts_as_in_keras(spark, before, change):
@@ -92,6 +93,7 @@ def test_a_change_between_two_fits_counts_as_in_keras(spark, before, change):
     same(*models)
 
 
+@pytest.mark.whole
 @pytest.mark.backend("tensorflow")
 def test_a_change_in_a_callback_is_ignored_as_in_keras(spark):
     """A change in a callback during a fit is ignored: all variables are trained and none is mixed up."""
@@ -120,6 +122,7 @@ def test_a_change_before_the_first_batch_is_refused_by_name(spark):
         SparkModel(model, num_workers=1).fit(X, Y, **SETTINGS, callbacks=[AtBegin()])
 
 
+@pytest.mark.whole
 def test_an_optimizer_of_other_variables_is_refused_by_name(spark):
     """An optimizer built for other variables is refused by name; Keras refuses it at the first step."""
     model = deep("adam")
@@ -134,6 +137,7 @@ def test_an_optimizer_of_other_variables_is_refused_by_name(spark):
         SparkModel(model, num_workers=1).fit(X, Y, **SETTINGS)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "change", [freeze_first, freeze_statistics, freeze_bias], ids=lambda each: each.__name__
 )

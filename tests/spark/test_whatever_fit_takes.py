@@ -72,6 +72,7 @@ def close(model, reference, limit=1e-5):
     return all(np.allclose(ours, theirs, atol=limit) for ours, theirs in pairs)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["arrays", "rdd"])
 def test_dicts_of_inputs_outputs_and_weights(spark, two, kind):
     """Dicts of inputs, outputs and weights train; evaluate and predict return Keras's structures."""
@@ -108,7 +109,7 @@ def test_predictions_of_an_rdd_have_the_structure_of_the_outputs(spark, two):
         np.testing.assert_allclose(first[index]["sum"], wanted["sum"][index], atol=1e-5)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     """Columns form the inputs, several of them one array; a weight is a column; predictions are a struct."""
     frame = two.frame(spark).withColumn("weight", functions.col("sign") + 0.5)
@@ -137,7 +138,7 @@ def test_columns_of_a_data_frame_by_the_names_of_the_inputs(spark, two):
     assert history.history["val_loss"][-1] == pytest.approx(held["loss"], rel=1e-4)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
     """A dict of column names weighs the rows of each output separately, as arrays do in model.fit."""
     share = functions.col("row") / (ROWS - 1)
@@ -164,6 +165,7 @@ def test_a_column_of_weights_for_each_output_of_a_data_frame(spark, two):
         assert scores[name] == pytest.approx(ours[name], rel=1e-4)
 
 
+@pytest.mark.whole
 def test_class_weights_are_keras_s(spark, problem):
     """class_weight weighs training rows by class; validation rows weigh the same."""
     weights, split = {0: 3.0, 2: 0.25}, (problem.x[:50], problem.y[:50])
@@ -190,6 +192,7 @@ def test_validation_rows_may_have_weights_of_their_own(spark, problem):
     assert expected["val_loss"] == pytest.approx(history["val_loss"], rel=1e-4)
 
 
+@pytest.mark.whole
 def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
     """Training arrays may have weights while an RDD of (x, y) validates without them."""
     model, reference = problem.model(), problem.model()
@@ -212,6 +215,7 @@ def test_validation_rows_of_an_rdd_need_no_weights(spark, problem):
     assert expected.history["val_loss"] == pytest.approx(history.history["val_loss"], rel=1e-4)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("steps", "epochs"), [(3, 3), (10, 2)])
 def test_steps_per_epoch_go_on_with_the_rows_that_are_left(spark, problem, steps, epochs):
     """steps_per_epoch other than the 7 of a pass continues each epoch where the last one ended."""
@@ -234,6 +238,7 @@ def test_validation_freq_says_after_which_epochs(spark, problem):
         assert len(history.history["loss"]) == 4
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("frequency", "shuffle"),
     [
@@ -278,6 +283,7 @@ def test_a_loaded_model_goes_on(spark, problem, tmp_path):
     assert close(second.model, whole.model, 1e-7)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_gradients_may_be_accumulated(spark, problem, mode):
     """An optimizer with gradient accumulation accumulates on workers, and its count continues."""
@@ -338,6 +344,7 @@ def test_what_a_model_is_made_of_travels_by_itself(spark, problem):
     assert close(ours.model, reference)
 
 
+@pytest.mark.whole
 def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, problem):
     """A layer that is adapted between fits is adapted on workers too, though they cache compiled models."""
     scale = layers.Normalization()
@@ -357,6 +364,7 @@ def test_a_layer_that_is_adapted_between_fits_is_adapted_on_workers(spark, probl
         assert ours.evaluate(problem.x, problem.y) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("shape", [(6, 1), (6,)])
 def test_a_last_dimension_of_one_may_be_left_out(spark, problem, shape):
     """A last dimension of 1 may be left out in fit, evaluate and predict, as in Keras."""
@@ -371,6 +379,7 @@ def test_a_last_dimension_of_one_may_be_left_out(spark, problem, shape):
     assert ours.evaluate(rdd) == pytest.approx(model.evaluate(x, problem.y[:64], verbose=0), rel=1e-5)
 
 
+@pytest.mark.whole
 def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
     """A coalesced RDD, which allows no barrier stage, trains without one and in its order."""
     rdd = problem.rdd(spark, 50, 50, 50, 53).coalesce(2)
@@ -379,6 +388,7 @@ def test_rows_that_spark_starts_no_barrier_stage_on_are_trained(spark, problem):
     assert (203, 0) == (history.training["rows"], history.training["restarts"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("validation", ["none", "rdd"])
 def test_arrays_that_no_task_can_bring_along_are_trained(spark, problem, validation):
     """Arrays too large for a task's message are trained on; the tests' Spark limits messages to 1 MiB."""
@@ -430,7 +440,7 @@ def test_inputs_that_the_model_does_not_know_are_named(spark, two):
         SparkModel(two.model()).fit(x, two.y)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_sparse_vectors_train_as_the_array_does(spark):
     """Sparse vectors in a DataFrame or an RDD, mixed with dense ones, train as the arrays in Keras."""
     from pyspark.ml.linalg import Vectors

@@ -28,6 +28,7 @@ def test_synchronized_statistics_of_a_divided_batch_are_refused(spark, problem, 
     assert before == jobs()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("options", "settings"),
     [({"num_workers": 1}, {}), ({"num_workers": 2}, {"trainable": False})],

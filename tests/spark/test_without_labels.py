@@ -122,6 +122,7 @@ KINDS = (
 )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_that_layers_add_train_without_labels(rows, kind):
     """Weights and history are those of plain Keras for every form of the rows."""
@@ -137,6 +138,7 @@ def test_losses_that_layers_add_train_without_labels(rows, kind):
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
+@pytest.mark.one_case
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize("kind", ["arrays", "frame", "function of batches"])
 def test_steps_of_a_models_own_get_x_alone(rows, kind):
@@ -154,6 +156,7 @@ def test_steps_of_a_models_own_get_x_alone(rows, kind):
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["arrays", "frame", "rdd", "function"])
 def test_evaluate_needs_no_labels_either(rows, kind):
     """Without labels evaluate returns the loss of plain Keras over all rows."""
@@ -162,6 +165,7 @@ def test_evaluate_needs_no_labels_either(rows, kind):
     assert model.evaluate(X, verbose=0) == pytest.approx(SparkModel(model).evaluate(rows[kind][0]), rel=1e-5)
 
 
+@pytest.mark.whole
 def test_rows_without_labels_are_held_out(rows):
     """A validation_split of arrays takes the last rows, as in Keras; an indicator column selects others."""
     theirs = adding().fit(X, validation_split=0.25, shuffle=False, **ONE_BATCH).history
@@ -180,6 +184,7 @@ def test_rows_without_labels_are_held_out(rows):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("label", ["default", "", None])
 def test_an_estimator_trains_without_labels(rows, label):
     """An Estimator trains without labels if the frame has no label column or labelCol is empty."""
@@ -200,6 +205,7 @@ def refused(error, fit):
     return str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_loss_that_compares_labels_asks_for_them(rows, problem):
     """A loss that needs labels refuses rows without them before a worker starts, for each form of rows."""
     model = SparkModel(problem.model(), num_workers=2)

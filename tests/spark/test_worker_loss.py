@@ -69,7 +69,7 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
         assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("settings", "worker"),
     [

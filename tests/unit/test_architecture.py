@@ -8,6 +8,7 @@ import pytest
 import sparkdl
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

@@ -101,6 +101,7 @@ def test_the_clock_of_the_processors_goes_on():
     assert passed > 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("misfortune", "error"),
     [("raise ValueError('no luck')", "exit status 1: .*no luck"), ("time.sleep(60)", "not done within 4 s")],

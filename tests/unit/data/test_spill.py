@@ -203,6 +203,7 @@ print(seen == rows.count, rows.one_class())
 """
 
 
+@pytest.mark.one_case
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
 @pytest.mark.parametrize(("width", "size"), [(1, 40_000), (1_000, 1_000)])
 def test_memory_does_not_grow_with_the_rows(folder, width, size):

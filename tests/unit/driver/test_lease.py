@@ -369,6 +369,7 @@ def test_a_fork_has_no_lease(tmp_path):
     mine.release()
 
 
+@pytest.mark.whole
 def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
     """SIGKILL of a driver ends its heartbeat, and the next run sees it at once."""
     code = (

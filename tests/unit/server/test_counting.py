@@ -112,7 +112,7 @@ def outcome_of(process):
     return process.returncode, out, errors
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(processes, setting):
     """A worker stopped by SIGSTOP until another attempt took over is refused; the latter's updates count."""

@@ -174,6 +174,7 @@ def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, 
     return store, simulation.trace
 
 
+@pytest.mark.whole
 def test_a_round_takes_as_long_as_the_slowest_worker():
     """A synchronous round takes as long as its slowest worker, with 256 workers too."""
     paces = np.linspace(1, 3, 256)
@@ -184,6 +185,7 @@ def test_a_round_takes_as_long_as_the_slowest_worker():
     assert {BATCHES} == {len(ends) for ends in trace.ends}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_nobody_waits_without_rounds(mode):
     """Without rounds, every worker keeps its own pace, and every update is merged."""
@@ -243,6 +245,7 @@ def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
     assert epochs * sum(batches) == store.merging.version
 
 
+@pytest.mark.whole
 def test_a_bound_holds_at_256_workers():
     """A staleness bound holds the fastest of 256 workers back to the pace of the slowest one."""
     paces = np.linspace(1, 4, 256)
@@ -345,6 +348,7 @@ def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
     assert pytest.approx(600, abs=5) == trace.ends[0][-1]
 
 
+@pytest.mark.whole
 def test_256_workers_with_backups():
     """With 230 of 256 workers as quorum, a round takes as long as the slowest of them."""
     paces = np.linspace(1, 2, 256)
@@ -406,6 +410,7 @@ MODES = [
 ]
 
 
+@pytest.mark.whole
 @settings(max_examples=60)
 @given(
     st.lists(st.floats(0.1, 5), min_size=2, max_size=5),

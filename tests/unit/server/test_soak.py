@@ -13,6 +13,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import soak  # noqa: E402
 
 
+@pytest.mark.whole
 def test_some_seconds_of_it():
     """Updates are merged once while workers are killed and a relay loses requests and answers."""
     options = ["--minutes", "0.2", "--workers", "3", "--kill", "2", "--pause", "0.01", "--share", "0.1"]

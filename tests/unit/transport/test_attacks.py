@@ -62,6 +62,7 @@ def greet(port, certificate):
     return sock
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_thousand_connections_that_never_send_a_whole_head_stop_no_training(
     store, many_files, eventually, encrypted
@@ -145,6 +146,7 @@ FLOODS = [(20, 1000), (60, 1000), (400, 1000)]
 LARGER = itertools.product((256, 1024, 4096), (1000, 3000, 8000))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("room", "count"), [*FLOODS, *(pytest.param(*flood, marks=pytest.mark.whole) for flood in LARGER)]
 )

@@ -97,7 +97,7 @@ def begin(network):
         yield lambda setting, **options: Run(setting, network, stack, **options)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("end", ["driver", "worker"])
 @pytest.mark.parametrize("seconds", CUTS)
@@ -149,6 +149,7 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
     assert re.search(r"after \d+ attempts \(\[Errno \d+\] Network is unreachable\)", str(error))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_slow_link_is_only_slow(begin, network, setting):
     """A run over a slow link succeeds."""
@@ -157,7 +158,7 @@ def test_a_slow_link_is_only_slow(begin, network, setting):
     begin(setting).end()
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_where_packets_are_lost_every_update_counts_once(begin, network, setting):
     """With one packet in twenty lost each way, every update counts once."""
@@ -170,7 +171,7 @@ def test_where_packets_are_lost_every_update_counts_once(begin, network, setting
     assert sum(map(network.lost, range(WORKERS))) > 0
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_update_may_take_longer_than_a_connection_may_be_silent(begin, network, monkeypatch, setting):
     """An update may take longer than the idle timeout while its bytes keep arriving."""
@@ -195,7 +196,7 @@ def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, m
     run.end()
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_comes_late_or_on_a_connection_that_was_reset_counts_once(begin, setting):
     """Updates through a relay that delays requests and resets connections count once."""
