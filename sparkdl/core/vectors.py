@@ -60,22 +60,24 @@ def norm(vector: Vector) -> float:
 
 
 def window_share(decays: Vector, steps: int, workers: int) -> Vector:
-    """Return the fraction by which a window moves the center's moving statistics towards its own batches'.
+    """Return the fraction by which a window moves the center's moving statistics towards its own statistics.
+
+    A window's own statistics are those of its batches alone; see ``window_statistics``.
 
     A moving average keeps ``decay`` of itself in each step, and so ``decay ** steps`` in a window. The share
     is the rest. With it, workers that are merged one after the other give the moving average over all their
     batches, however stale they were. The result lies between old and new values, so a variance stays valid.
 
     Args:
-        decays: fraction of each statistic that a step keeps; nan if unknown, which gives a share of 1 / K.
+        decays: fraction of each statistic that a step keeps; nan if unknown, which gives 1 / workers.
         steps: local steps of the window, at least 1.
-        workers: K.
+        workers: number of workers.
     """
     return np.where(np.isnan(decays), np.float32(1 / workers), 1 - decays**steps)
 
 
 def window_statistics(before: Vector, after: Vector, decays: Vector, steps: int) -> Vector:
-    """Return the statistics of a window's own batches, or those after it if the decay is unknown."""
+    """Return the statistics of a window's batches alone; where the decay is unknown, return ``after``."""
     return np.where(np.isnan(decays), after, before + (after - before) / window_share(decays, steps, 1))
 
 

@@ -29,7 +29,7 @@ Decode = Callable[[Any], Any]  # a user's function that converts a value to an a
 ArrowArray: TypeAlias = pa.Array
 RecordBatch: TypeAlias = pa.RecordBatch
 ROWS_PER_BATCH = 10_000  # Spark's default
-PIECE = 8 << 20  # bytes in a row; larger ones may not fit into Spark Connect's messages
+PIECE = 8 << 20  # maximum bytes of one row; a larger row may not fit into Spark Connect's messages
 ARROW_TYPES = {
     "bigint": "int64",
     "int": "int32",
@@ -123,7 +123,7 @@ def _require_levels(
         DataError: a length does not match.
     """
     if len(levels) < 2 or len(column.shape) < 2:
-        return  # a flat one takes the shape of the other
+        return  # the values or the column are flat; only the number of values matters
     for (found, per_row), size in zip(levels, column.shape, strict=False):
         if (found != size).any():
             wrong = _per_row((found != size).astype(np.int64), per_row) > 0
@@ -134,7 +134,7 @@ def _require_levels(
 
 
 def grouped(values: Sequence[pa.Array], columns: Sequence[Column]) -> list[pa.Array | list[pa.Array]]:
-    """Return the values of each column: one column, or a list of those that are joined in it.
+    """Return the Arrow array of each column, or a list of Arrow arrays if several are joined in one column.
 
     Raises:
         DataError: the number of values does not match.
@@ -282,9 +282,10 @@ def decoded(value: object, name: str, row: str, decode: Decode) -> Array:
 
 
 def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return True if a model takes one shape for the other.
+    """Return True if an array of one shape can be passed to a model that expects the other.
 
-    They have the same size. They are equal, differ by a last dimension of 1, or one of them is flat.
+    Both shapes must have the same size. In addition, they must be equal, or differ only by a last dimension
+    of 1, or one of them must be flat.
     """
     if prod(given) != prod(expected):
         return False
@@ -292,7 +293,10 @@ def _alike(given: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 
 def _vectors(values: pa.Array, column: Column, name_row: Callable[[int], str]) -> AnyRows:
-    """Return Spark's vectors, dense or sparse, as one array; a struct has type, size, indices and values."""
+    """Return Spark's vectors, dense or sparse, as one array, or as sparse rows for a sparse column.
+
+    Arrow holds each vector as a struct of type, size, indices and values.
+    """
     size = int(np.prod(column.shape, dtype=int))
     nulls = np.asarray(values.is_null())
     if nulls.any():
@@ -356,7 +360,7 @@ def _misshapen(column: Column, wrong: Array, lengths: Array, name_row: Callable[
 
 
 def _per_row(counts: Array, lengths: Array) -> Array:
-    """Return the sum of the counts of each row; row i has ``lengths[i]`` of them."""
+    """Return the sum of the counts of each row, where ``lengths[i]`` successive counts belong to row i."""
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     ends = np.cumsum(lengths)
     summed: Array = sums[ends] - sums[ends - lengths]
@@ -374,7 +378,7 @@ def blocks_of_batches(
     Args:
         batches: record batches with the columns that form each entry of ``columns``, then key and part.
         columns: the expected columns.
-        seed: the seed of the rows' order; None keeps that of the keys.
+        seed: the seed of the rows' order; None keeps the order of the keys.
         decode: functions that convert values to arrays, by the index of the column.
     """
     decode = decode or {}
@@ -448,7 +452,7 @@ def batch_of(columns: Sequence[Sequence[object]], schema: Any) -> pa.RecordBatch
     """Return a record batch from columns of values.
 
     Args:
-        columns: values, or lists as deep as the column; None is a null.
+        columns: the values of each column, as nested lists for a column of arrays; None is a null.
         schema: the Spark columns, a StructType.
     """
     arrays = [

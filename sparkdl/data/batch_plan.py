@@ -47,7 +47,7 @@ def ranks(rows: tuple[int, ...], worker: int) -> Integers:
 
 
 def _rank(rows: tuple[int, ...], worker: int, index: Integers) -> Integers:
-    """Return the ranks of the rows of a worker with these indices."""
+    """Return the ranks of the rows at these indices of one worker."""
     mine = rows[worker]
     ours = 2 * index + 1
     total = index.copy()
@@ -73,7 +73,7 @@ def _num_before(rows: tuple[int, ...], worker: int, edges: Integers) -> Integers
 
 
 def num_before(rows: tuple[int, ...], worker: int, edge: int) -> int:
-    """Return the number of a worker's rows with a rank below an edge, among all rows of the run."""
+    """Return the number of a worker's rows whose rank among all rows of the run is below an edge."""
     return int(_num_before(rows, worker, np.array([edge], np.int64))[0])
 
 
@@ -192,7 +192,10 @@ class Plan:
 
     @cached_property
     def steps(self) -> int:
-        """Number of updates of one process with this ``batch_size`` in an epoch; the unit of schedules."""
+        """Number of updates of one process with this ``batch_size`` in an epoch.
+
+        Learning-rate schedules count these updates.
+        """
         return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property
@@ -276,11 +279,17 @@ class Plan:
 
     @cached_property
     def progress_per_step(self) -> float:
-        """The part of the run's progress that one local step makes, in ``steps``; 1 for a single worker."""
+        """The number of one process's updates that one local step of this worker counts as.
+
+        It is 1 for a single worker. ``steps`` is the number of these updates in an epoch.
+        """
         mine = self.rows[self.worker]
         return self.steps * mine / sum(self.rows) / self.num_batches if mine else 0.0
 
     @cached_property
     def speed(self) -> float:
-        """The progress of the run while this worker takes one step, in ``steps``; 1 for a single worker."""
+        """The progress of all workers together while this worker takes one step.
+
+        It is counted like ``progress_per_step``, and is 1 for a single worker.
+        """
         return self.steps / self.num_batches if self.num_batches else 0.0

@@ -28,8 +28,8 @@ from sparkdl.modeling import differences, keras_internals, keras_metrics, keras_
 from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
-# Not described: names that Keras numbers, states, properties that the layouts of variables show, and
-# values that are used only until the variables exist.
+# Attributes that are not described: names, to which Keras appends numbers; states; properties that follow
+# from the shapes and dtypes of the variables; and values that are used only until the variables exist.
 LEFT_OUT = {
     "name",
     "path",
@@ -199,7 +199,7 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
         arrays = [
             keras.ops.convert_to_numpy(keras.ops.cast(part, "float32")) for part in keras.tree.flatten(made)
         ]
-    except Exception:  # noqa: BLE001 - a model may raise anything on artificial rows; words remain
+    except Exception:  # noqa: BLE001 - a model may raise anything on artificial rows; settings remain
         return []
     return arrays if all(np.isfinite(array).all() for array in arrays) else []
 

@@ -39,7 +39,7 @@ from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # the time that a run which ends early waits for its last merge
-RESERVE_SECONDS = 1.0  # the time that an interrupted run needs after that, to end within 3 s
+RESERVE_SECONDS = 1.0  # the time kept for the rest of an interrupted run's cleanup, after that wait
 
 
 class FitRun:
@@ -100,7 +100,7 @@ class FitRun:
         self.metrics = request.metrics
         self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
-        self.before: Snapshot | None = None  # the newest snapshot when savers requested one
+        self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
         self.traffic = Traffic()
         self.carried: CarriedState | None = None
         self.reported = False
@@ -304,7 +304,7 @@ class FitRun:
         return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
 
     def _end_batches(self, snapshot: Snapshot, results: Results, store: Store) -> None:
-        """Load the end of an epoch into the model, and call the remaining batch hooks."""
+        """Load the weights at the end of an epoch into the model, and call the remaining batch hooks."""
         self.callbacks.batches.check()
         self._load(snapshot, store)
         self.callbacks.note_weights()
@@ -331,7 +331,7 @@ class FitRun:
 
         Raises:
             ConfigError: two workers are on one GPU, and ``share_gpus`` is False.
-            DataError: rows were to be held out, and none are; or rows cannot be trained on.
+            DataError: validation rows were requested and there are none; or some rows cannot be trained on.
         """
         self.reported = True
         self.callbacks.set_steps(store.plans[0].steps)
@@ -346,7 +346,7 @@ class FitRun:
         start_report.log(start)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
-        """Load the end of an epoch into the model, call callbacks, and return the epoch's results."""
+        """Load the weights at the end of an epoch, call callbacks, and return the epoch's results."""
         logs = results = self._merged(epoch, result, store)
         store.commit(result.cut)
         self.training["losses"].append(result.losses)
@@ -368,7 +368,7 @@ class FitRun:
         return logs
 
     def _load(self, snapshot: Snapshot, store: Store) -> None:
-        """Load a snapshot into the user's model, without its learning rate."""
+        """Load a snapshot into the user's model, but keep the model's present learning rate."""
         rate = optimizers.learning_rate(self.request.model)
         self.driver.load(snapshot, self._rows(store))
         optimizers.set_learning_rate(self.request.model, rate)

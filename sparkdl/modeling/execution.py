@@ -29,7 +29,7 @@ def compute(model: keras.Model, x: Any) -> Any:
         x: the rows, in the form that the model takes.
     """
     if not model.built:
-        with suppress(Exception):  # a model that fails on symbolic inputs is built by the rows
+        with suppress(Exception):  # if the model fails on symbolic inputs, the call below builds it
             keras_internals.compute_output_spec(
                 model, keras.tree.map_structure(_any_number_of, x), training=False
             )
@@ -42,7 +42,7 @@ def _any_number_of(part: Any) -> keras.KerasTensor:
 
 
 def probe(model: keras.Model, schema: Schema) -> Any:
-    """Return the predictions for one row of zeros, or for the batch size that the inputs declare.
+    """Return the predictions for one row of zeros, or for a whole batch if the inputs declare a batch size.
 
     Raises:
         DataError: the model cannot be computed on such rows.
@@ -52,7 +52,7 @@ def probe(model: keras.Model, schema: Schema) -> Any:
     try:
         return compute(model, schema.batch(zeros).x)
     except Exception as error:
-        message = f"The model failed on rows like these: {reason_of(error)}"
+        message = f"The model failed on a row of zeros, of the shapes of your rows: {reason_of(error)}"
         raise DataError(message, traceback=text_of(error)) from error
 
 
@@ -61,7 +61,8 @@ def of_no_rows(model: keras.Model, sample: Sample) -> Any:
 
     Args:
         model: the model.
-        sample: an example of a row. For an empty list its values have the shape (), as rows are unknown.
+        sample: an example of a row. If the user's rows were an empty list, the shape of a row is unknown, and
+            the values of the sample have the shape ().
     """
     known = known_features(model, sample) if all(value.shape == () for value in sample.values) else None
     predicted = probe(model, known or fit_features(model, sample.schema(keras.config.floatx())))

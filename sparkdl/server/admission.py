@@ -73,7 +73,7 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
         raise RefusedError(400, f"A {update.kind.name} is not accepted in this run.")
     if update.flags & Flag.AWAIT:
         if not aggregation.counted(update.worker, update.sequence):
-            raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} never came.")
+            raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} did not arrive.")
         return
     if not (update.rows or aggregation.has_rounds) or update.base_version > aggregation.version:
         raise RefusedError(

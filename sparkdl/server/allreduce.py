@@ -2,7 +2,8 @@
 
 Workers make the same calls in the same order. Each call is a round of ``aggregation``. The arrays of a round
 have one dtype and are added in worker order. In an update, ``metrics`` holds the name of the dtype and
-``state`` the numbers. A worker that returns sends a report without sections.
+``state`` the numbers. A worker whose function has returned sends a
+report without sections.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class AllReduceCoordinator(GroupCoordinator):
             member = self.membership.hear(worker, generation, attempt)
             held = RowsHeld(rows, fingerprint)
             if member.held not in (None, held):
-                raise RefusedError(422, f"Worker {worker} has other rows than it reported before.")
+                raise RefusedError(422, f"Worker {worker} reported rows that differ from its first report.")
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.membership.agreed and self._all_ready():
                 self.membership.agreed = True
@@ -116,7 +117,7 @@ class AllReduceCoordinator(GroupCoordinator):
             if update.kind is Kind.REPORT and not lengths.nbytes:
                 return
             if update.kind is not Kind.ARRAYS or lengths.parameters or lengths.statistics:
-                raise RefusedError(400, f"A {update.kind.name} like this is not accepted in this run.")
+                raise RefusedError(400, f"Expected arrays for all_reduce; got {update.kind.name}.")
             self._check_arrays(update, lengths)
 
     def _check_arrays(self, update: Update, lengths: Sections) -> None:
@@ -126,15 +127,15 @@ class AllReduceCoordinator(GroupCoordinator):
             )
         if update.flags & Flag.AWAIT:
             if lengths.nbytes or not self.rounds.counted(update.worker, update.sequence):
-                raise RefusedError(409, f"Arrays {update.sequence} of worker {update.worker} never came.")
+                raise RefusedError(409, f"Arrays {update.sequence} of worker {update.worker} did not arrive.")
             return
         these = update.layout, lengths.state
         if self.rounds.alike.setdefault(update.sequence, these) != these or lengths.metrics > 4:
             raise RefusedError(
                 422,
-                f"Worker {update.worker} called all_reduce with other arrays than another worker. All "
-                "workers should pass arrays of the same structure, shapes and dtypes with the same op, in "
-                "the same order of calls.",
+                f"The arrays that worker {update.worker} passed to all_reduce do not match another worker's. "
+                "All workers should pass arrays of the same structure, shapes and dtypes with the same op, "
+                "in the same order of calls.",
             )
         self.asked[update.worker] = max(self.asked[update.worker], update.sequence)
         self._fail_if_left_alone()

@@ -50,7 +50,7 @@ class RowAgreement:
         """
         if member.held is not None:
             if member.held != held:
-                raise RefusedError(422, f"Worker {worker} has other rows than it reported before.")
+                raise RefusedError(422, f"Worker {worker} reported rows that differ from its first report.")
         elif self.membership.agreed:
             before = self.held[worker]
             if held.rows != before.rows:

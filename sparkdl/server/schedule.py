@@ -11,7 +11,7 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Schedule:
-    """Orders of the driver to the workers, and their progress. The coordinator's lock guards them.
+    """The driver's orders to the workers, and the workers' progress. The coordinator's lock guards both.
 
     Args:
         shape: settings of the run.
@@ -22,7 +22,7 @@ class Schedule:
         released: first epoch that may not begin yet.
         learning_rate: rate of the released epochs; nan: the optimizer's own.
         stopping: True if replies tell the workers to end.
-        short: epoch that ends early, and training with it; -1: none.
+        short: epoch that is cut short, after which training ends; -1: none.
         ending: True if replies tell the workers to end that epoch.
     """
 

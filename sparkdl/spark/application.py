@@ -52,8 +52,8 @@ class SparkApplication:
 
     Args:
         session: the session; None is the session of this process.
-        own_gpus: whether each task gets a GPU of its own, if executors have GPUs and the application's tasks
-            take a fraction of one, or none. Tasks of a worker group do.
+        own_gpus: whether each task of a worker group gets a whole GPU, although the application's settings
+            give a task a fraction of a GPU, or none. Has no effect if executors have no GPUs.
     """
 
     remote = False  # whether the driver is another process
@@ -103,7 +103,7 @@ class SparkApplication:
         return made and bool(re.fullmatch(rf"spark://({own}):\d+", master))
 
     def rebind(self, data: Any) -> None:
-        """Switch the Python functions below an RDD or a DataFrame to the executors' Python."""
+        """Make the Python functions that compute an RDD or a DataFrame run with the executors' Python."""
         interpreter.rebind(data, self.context)
 
     def require_python(self, backend: str | None) -> None:
@@ -197,7 +197,7 @@ class SparkApplication:
         return shared
 
     def forget(self, shared: Any) -> None:
-        """Free a value that ``share`` sent, without waiting until no plan in the JVM refers to it."""
+        """Free a value that ``share`` sent, even if plans in the JVM still refer to it."""
         with self._unless_stopped():
             shared.destroy()
             _files_of.get(self.context, {}).pop(spark_internals.broadcast_file(shared), None)
@@ -253,14 +253,14 @@ class SparkApplication:
         return InheritableThread(target=target, name=name, daemon=True)
 
     def tag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
+        """Tag the jobs of this thread, and remove the sparkdl tag that the thread may have inherited."""
         for other in tuple(self.context.getJobTags()):
             if other.startswith(TAG):
                 self.context.removeJobTag(other)
         self.context.addJobTag(tag)
 
     def untag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag no longer."""
+        """Remove a tag from the jobs that this thread starts from now on."""
         with self._unless_stopped():
             self.context.removeJobTag(tag)
 
@@ -331,7 +331,7 @@ class ConnectApplication(SparkApplication):
         """Leave the check to the preflight of the tasks, which run the server's Python."""
 
     def slots(self) -> int:
-        """Return the number of tasks that can run at the same time, by a small job.
+        """Run a small job, and return the number of tasks that can run at the same time.
 
         The server splits a range into one partition per core.
         """
@@ -409,14 +409,14 @@ class ConnectApplication(SparkApplication):
         return InheritableThread(target=target, name=name, daemon=True, session=self.session)
 
     def tag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag, in place of a tag of sparkdl's that it has inherited."""
+        """Tag the jobs of this thread, and remove the sparkdl tag that the thread may have inherited."""
         for other in tuple(self.session.getTags()):
             if other.startswith(TAG):
                 self.session.removeTag(other)
         self.session.addTag(tag)
 
     def untag(self, tag: str) -> None:
-        """Give the jobs of this thread a tag no longer."""
+        """Remove a tag from the jobs that this thread starts from now on."""
         self.session.removeTag(tag)
 
     def cancel(self, tag: str) -> None:
@@ -465,6 +465,9 @@ def _address_towards(host: str) -> str:
 
 
 def ship(cluster: SparkApplication) -> None:
-    """Send sparkdl to executors ahead of a lazy job, which sparkdl cannot run again."""
+    """Send sparkdl to the executors before the user starts a lazy job.
+
+    Other jobs are run again with sparkdl if executors lack it. A job that the user starts cannot be.
+    """
     if not cluster.local:
         cluster.ship_package()

@@ -83,7 +83,7 @@ def test_what_a_function_does_wrong_is_an_error_of_the_driver(spark):
     assert "in broken" in caught.value.traceback
     with pytest.raises(WorkerError, match="Worker 1 returned, and worker 0 waits for it in all_reduce"):
         sparkdl.run(leaves, num_workers=2)
-    with pytest.raises(WorkerError, match=r"Worker \d called all_reduce with other arrays than another"):
+    with pytest.raises(WorkerError, match=r"arrays that worker \d passed to all_reduce do not match"):
         sparkdl.run(unlike, num_workers=2)
     with pytest.raises(WorkerError, match=r"cannot pickle .*generator"):
         sparkdl.run(lambda worker: (step for step in range(3)), num_workers=2)

@@ -23,10 +23,10 @@ class TorchReplica(StatefulReplica):
     Steps are not compiled, so this class avoids overhead of Keras where it can:
 
     * It converts arrays, reads variables and clears gradients without Keras.
-    * A step of Keras's own does not compute the results of the metrics.
-    * The metrics are updated with a step only after its result has been sent.
-    * If steps are whole and the trainable variables are float32, these are parts of one tensor, which is set
-      and read at once.
+    * If the model uses Keras's own steps and metrics, a step does not compute the metrics' results. The
+      metrics are updated only after the result of the step has been sent.
+    * If ``joint`` is False and all trainable variables are float32, the variables are views of one tensor.
+      They are set and read with one operation.
 
     Args:
         model: a compiled and built model.
@@ -83,7 +83,7 @@ class TorchReplica(StatefulReplica):
         self._waiting.append(partial(self._track, *self._loss))
 
     def loss_sums(self, loss: keras.metrics.Mean) -> list[Any]:
-        """Return the loss metric's sums of losses and of weights, including the loss that waits."""
+        """Return the loss metric's sums of losses and of weights, including a loss not in the metric yet."""
         total, count = (self._value(variable) for variable in (loss.total, loss.count))
         if self._loss is None:
             return [total, count]
@@ -91,7 +91,10 @@ class TorchReplica(StatefulReplica):
         return [total + value * weight, count + weight]
 
     def _clear(self, set_to_none: bool = True) -> None:
-        """Set the last step's gradients to None, even if zeros are requested: the next step is the same."""
+        """Set the last step's gradients to None, even if zeros are requested.
+
+        The next step gives the same result in both cases.
+        """
         for variable in self._trainable:
             self._value(variable).grad = None
 
@@ -102,7 +105,10 @@ class TorchReplica(StatefulReplica):
         return self._flat.clone() if since is None else self._flat - since
 
     def compiled(self, function: Callable[..., Any], what: str = "") -> Callable[..., Any]:
-        """Return a function of arrays. ``what`` is "train" or "test" if it takes such a step, else empty."""
+        """Return a version of a function that takes arrays.
+
+        ``what`` is "train" or "test" if the function runs a training or test step, else empty.
+        """
         training = what == "train"
 
         def run(*arguments: Any) -> Any:
@@ -152,7 +158,7 @@ class TorchReplica(StatefulReplica):
         if not isinstance(value, np.ndarray):
             return value
         array = value if value.flags.writeable else value.copy()
-        if array.dtype.kind in "fib":  # kinds that torch shares; Keras would copy the array first
+        if array.dtype.kind in "fib":  # torch shares the memory of these; Keras would copy the array first
             return torch.as_tensor(array, device=self._device)
         return keras.ops.convert_to_tensor(array)
 

@@ -235,7 +235,7 @@ def test_a_worker_says_once_what_it_holds():
     """An attempt that later reports other rows is refused, and nothing changes."""
     store = trained()
     for held in (OTHERWISE[0], MORE[0]):
-        with pytest.raises(RefusedError, match="has other rows than it reported before"):
+        with pytest.raises(RefusedError, match="reported rows that differ from its first report"):
             store.ready(0, 1, 1, held.rows, 0, {}, held.fingerprint)
 
     assert HELD == store.held
