@@ -1,4 +1,4 @@
-"""Checks for values that cannot be trained on, while rows are written: NaN, Inf, and labels of no class.
+"""Checks, while rows are written, for values that cannot be trained on: NaN, Inf and out-of-range labels.
 
 A loss that becomes NaN does not show where the NaN came from. So every row is checked once, before the first
 update. Faults are counted by column, with the first row of each kind.
@@ -27,7 +27,7 @@ class Classes(NamedTuple):
     """The classes that a loss knows.
 
     Attributes:
-        number: number of classes, counted from 0.
+        number: number of classes; labels are 0 to ``number`` - 1.
         ignored: a class that the loss ignores, if any.
     """
 

@@ -4,10 +4,11 @@ Rows are written once, to files in Spark's local directories. The files are unli
 so a killed worker leaves nothing behind. They are memory-mapped: every epoch reads from there, without Python
 objects for rows, and the page cache handles a lack of memory.
 
-Up to ``MEMORY`` bytes of rows are mixed as a whole. More rows are first moved into *buckets*, each a random
-selection by key; as many buckets are mixed at a time as fit into ``MEMORY``, see ``batch_plan.Order``. So a
-pass reads one stretch of the disk at a time, for any number of rows, and prefetches the next one while it
-trains on the current one. Keys and positions of rows are in mapped files too.
+Up to ``MEMORY`` bytes of rows are mixed as a whole. If there are more, the rows are first moved into
+*buckets*, each a random selection by key. As many buckets as fit into ``MEMORY`` are then mixed at a time,
+see ``batch_plan.Order``. So a pass reads from few places on the disk at a time, for any number of rows, and
+prefetches the next buckets while it trains on the current ones. Keys and positions of rows are in mapped
+files too.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _consecutive(places: Integers) -> bool:
 
 
 class SpillFile:
-    """Blocks while they are written to files, then the rows in those files.
+    """Files that blocks are written to, and that are then read as rows.
 
     Args:
         schema: the blocks' schema.
@@ -153,7 +154,7 @@ class SpillFile:
         return self._piles[part].count if part in self._piles else 0
 
     def remove(self, part: int, count: int) -> Block:
-        """Remove and return the rows of one part with the largest keys; nothing may be added to it later.
+        """Remove and return the ``count`` rows with the largest keys of a part; no rows may be added later.
 
         The fingerprint still includes them.
         """
@@ -302,7 +303,7 @@ def _made(directory: str, column: Column, count: int) -> Array:
     if not size:
         return np.empty((count, *column.shape), column.dtype)
     with tempfile.TemporaryFile(dir=directory) as file:
-        if sys.platform == "linux":  # otherwise a full disk would kill the process silently
+        if sys.platform == "linux":  # without reserved space, a full disk kills the process silently
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)

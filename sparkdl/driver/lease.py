@@ -42,7 +42,7 @@ POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
 LOOKS = 20  # attempts to read a folder while another run removes its files
 JOIN_SECONDS = 10.0  # wait for the last heartbeat to end, on a file system that may hang
 ID = re.compile("[0-9a-f]{32}")  # a part of file names
-MOST_PROCESSES = 1 << 31  # the limit of os.kill
+MOST_PROCESSES = 1 << 31  # process ids are below this; os.kill accepts no larger ones
 _held: set[str] = set()  # the ids of this process's leases
 
 
@@ -205,7 +205,7 @@ class Lease:
             self._root = found[0].id
             self.check()
             return True
-        if target != NAME:  # the other run has ended or removed its lease in the meantime
+        if target != NAME:  # the chain that this run was about to continue has ended in the meantime
             self.folder.discard(target)
         _held.discard(self.me.id)
         return False
@@ -325,7 +325,7 @@ class Lease:
                 f"The lease of {self.uri} belongs to {self.me}, and this process is a fork of it. Write "
                 "checkpoints from the parent process."
             )
-        # In this order: a run that had no successor just before ``lease`` was read was then the owner.
+        # Look for a successor first. If there was none, and ``lease`` is unchanged, this run was the owner.
         taken = _next_of(self.me) in self.folder.names()
         root = self.folder.read(NAME)
         if not taken and root is not None and Owner.of(root).id == self._root:

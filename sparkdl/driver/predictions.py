@@ -31,7 +31,7 @@ def inference_stages(
     builder: Callable[[], Model] | None = None,
     streams: bool = False,
 ) -> StageFactory:
-    """Return the factory of the stages of a predict or an evaluate.
+    """Return the factory of the Spark stages for one ``predict`` or ``evaluate`` call.
 
     Args:
         cluster: the Spark application.
@@ -72,7 +72,7 @@ def column_function(
         batch_size: rows per forward pass; None is 32.
         head: the kind of output.
         predicted: the model's predictions for some row; None computes them.
-        decode: functions that convert values of some columns to arrays, by their places.
+        decode: functions that convert values of some columns to arrays, by column index.
         session: the session of the columns; None is the active one.
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stages`` takes them.
     """
@@ -88,7 +88,7 @@ def column_function(
 
 
 def refuse_stateful(model: Model) -> None:
-    """Refuse a model with layers that keep state from batch to batch, for rows in partitions.
+    """Refuse a model with layers that keep state between batches, because partitions have no order.
 
     Raises:
         ModelError: the model has stateful layers.
@@ -105,7 +105,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
 
     Raises:
         ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
-        DataError: the model takes other inputs.
+        DataError: the features do not match the inputs of the model.
         ModelError: the model does not define its inputs, and the DataFrame is a stream or has no rows.
     """
     known = signature.known_features(model, source.sample)
@@ -136,15 +136,15 @@ def predict_udf(
     """Return a function of Spark SQL that predicts with a Keras model.
 
     The function takes the model's inputs, in order: columns of numbers, arrays (nested or flat), vectors or
-    strings. Several columns for a model of one input make one array. The function returns a float, an array
-    of floats as deep as the output, or for several outputs a struct of these by output name. It uses the
-    model's present weights. The model need not be compiled.
+    strings. If the model has one input, several columns are combined into one array. The function returns a
+    float, or an array of floats nested as deeply as the output. For several outputs, it returns a struct of
+    these by output name. It uses the model's present weights. The model need not be compiled.
 
     Args:
         model: a keras.Model whose inputs have known shapes.
         batch_size: rows per forward pass; 32 by default.
-        custom_objects: classes and functions that the model needs, by name; those that the live model uses
-            are found automatically.
+        custom_objects: classes and functions that the model needs, by name. Those in the model's
+            configuration are found automatically.
 
     Raises:
         ModelError: the shapes of the inputs are not known, or the model cannot be restored on executors.

@@ -17,10 +17,10 @@ FIRST = 32  # batches that define the initial loss, or the first window if it ha
 RISE = 10.0  # a diverged run's loss rises by more than this multiple of its initial absolute value
 WIDER = 1.5  # a diverged run's center has more than this multiple of its initial norm
 GROWTH = 50.0  # a diverged run exceeds this product of the relative rise and the ratio of norms
-THROWS = 3  # consecutive epochs of repairs to the center by the workers after which a run has diverged
+THROWS = 3  # a run has diverged after this many consecutive epochs in which workers repaired the center
 ENDLESS = 1e300  # losses this large count as Inf: their mean could overflow
-AWAY = 1.0  # relative rise of the loss, over windows or at their start, that counts as far
-LOST = 5  # after a far rise, the run is lost if the median loss of this many epochs exceeds the initial loss
+AWAY = 1.0  # minimum relative rise, of the loss over windows or at their start, that counts as a large rise
+LOST = 5  # after a large rise, a run is lost if its median loss over this many epochs exceeds the initial one
 
 
 class DivergenceDetector:
@@ -28,20 +28,21 @@ class DivergenceDetector:
 
     Args:
         center: center at the start.
-        merged: True if deltas of several workers are merged. Only then are losses judged: one worker, and
-            workers that make each update together, do the same as plain Keras.
+        merged: True if deltas of several workers are merged. Losses are judged only then, because one worker,
+            or workers that compute each update together, train as plain Keras does.
         first: number of losses that define the initial loss.
 
     Attributes:
-        useless: True if the run has diverged without NaN, so that the center cannot be used.
+        useless: True if the run has diverged and the center cannot be used. Updates with NaN or Inf never set
+            it: they are not merged, so the center stays usable.
     """
 
     def __init__(self, center: Vector, *, merged: bool, first: int = FIRST) -> None:
         self.merged, self.first, self.useless = merged, first, False
         self._loss, self._norm = nan, norm(center)
         self._begun, self._gain = nan, nan
-        self._thrown = 0  # consecutive epochs
-        self._away = False  # True if the loss ever rose far
+        self._thrown = 0  # consecutive epochs in which workers repaired the center
+        self._away = False  # True once the loss has had a large rise
         self._latest: deque[float] = deque(maxlen=LOST)  # losses of the last epochs
         self._refused: dict[int, int] = {}  # sequence of each worker's last update with NaN or Inf
         self._strikes: dict[int, int] = {}  # number of consecutive updates with NaN or Inf, by worker
@@ -96,7 +97,7 @@ class DivergenceDetector:
         loss, reached = fmean(known), norm(center)
         if not isfinite(self._loss):
             self._loss = fmean(known[: self.first])
-        self._norm = self._norm or reached  # a center that begins with 0 cannot be compared yet
+        self._norm = self._norm or reached  # an all-zero center gives no ratio: use a later norm
         wider = reached / self._norm if self._norm else 0.0
         first = _finite(first_losses)
         rise = self._rise(loss)
@@ -129,7 +130,7 @@ class DivergenceDetector:
         return (loss - self._loss) / abs(self._loss) if self._loss else 0.0
 
     def _is_lost(self, loss: float, wider: float) -> bool:
-        """Return True if the loss rose far once and stays above the initial one in most of the last epochs.
+        """Return True if the loss had a large rise and exceeds the initial one in most of the last epochs.
 
         An example is dead units after a bad merge, which nothing repairs.
         """
@@ -140,8 +141,10 @@ class DivergenceDetector:
     def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
         """Return True if workers, epoch after epoch, repair a center that merging made worse.
 
-        The loss over a window then does not rise. The loss of its first batch is as far above the initial one
-        as the initial one is above 0, or above the loss that the workers reached.
+        The mean loss over windows then does not rise, but the loss on their first batches does. Such an epoch
+        has a first-batch loss that exceeds both that of the first epoch and its own mean loss by more than a
+        threshold. The threshold comes from the first epoch: the larger of the absolute first-batch loss and
+        its difference from the mean loss.
         """
         if not isfinite(self._begun):
             self._begun, self._gain = first, max(abs(first), abs(first - loss))

@@ -9,7 +9,7 @@ from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
 from sparkdl.transport.messages import Running
 
-# Multiple of the stall time without a trained row after which an active worker is reported.
+# A worker that is alive, but has trained no row for this multiple of the stall time, is reported.
 LONG_STEP = 10
 # Seconds without a check after which the driver counts as away, so that its workers do not count as silent.
 ABSENCE = 5.0
@@ -35,7 +35,7 @@ class Membership:
         self.agreed = False
         self.asking: set[int] = set()
         self.looked = inf
-        # Epoch and rows that each worker reached while it is not waiting for a reply, and the time it did.
+        # Position (epoch and rows) of each worker that is not waiting for a reply, and when it got there.
         self._positions: dict[int, tuple[tuple[int, int], float]] = {}
 
     def older_attempt(self, worker: int, generation: int, attempt: int) -> Member | None:
@@ -49,21 +49,23 @@ class Membership:
             raise RefusedError(400, f"Unknown worker {worker}: the run has {self.shape.num_workers} workers.")
         known = self.members.get(worker)
         if known is not None and known.attempt > attempt:
-            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} superseded {attempt}.")
+            raise RefusedError(
+                409, f"Attempt {known.attempt} of worker {worker} superseded attempt {attempt}."
+            )
         return known if known is not None and known.attempt < attempt else None
 
     def is_at_work(self, member: Member) -> bool:
-        """Return True if an attempt was heard recently, so that it is not replaced."""
+        """Return True if an attempt sent a message recently; it must then not be replaced."""
         return self.state.clock() - member.heard < self.shape.silence
 
     def add(self, worker: int, attempt: int, host: str, pid: int) -> None:
-        """Add an attempt in place of an older one, unless it has joined before."""
+        """Add an attempt, in place of an older one; do nothing if this or a newer attempt has joined."""
         known = self.members.get(worker)
         if known is None or known.attempt < attempt:
             self.members[worker] = Member(attempt, host, pid, self.state.clock())
 
     def hear(self, worker: int, generation: int, attempt: int) -> Member:
-        """Return an attempt and record that it was heard now.
+        """Return an attempt's record, and set the time of its last message to now.
 
         Raises:
             RefusedError: see ``check``.
@@ -73,7 +75,7 @@ class Membership:
         return member
 
     def check(self, worker: int, generation: int, attempt: int) -> Member:
-        """Return an attempt.
+        """Return an attempt's record, if the attempt may take part in the run.
 
         Raises:
             RefusedError: it is of an old generation, was superseded or lost, or has not joined.
@@ -125,7 +127,7 @@ class Membership:
         member.running = [*before, running]
 
     def silent_workers(self) -> list[tuple[int, str]]:
-        """Return the workers that were silent for too long, each with the reason of its loss.
+        """Return the workers that were silent for too long, each with the reason for its loss.
 
         Time during which the driver did not check does not count.
         """

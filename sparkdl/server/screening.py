@@ -34,7 +34,7 @@ class Screening:
 
     @property
     def useless(self) -> bool:
-        """True if the run has diverged without NaN, so that the center cannot be used."""
+        """True if the run has diverged and the center cannot be used."""
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:

@@ -6,8 +6,8 @@ Here a thread gets a connection once its head is complete, or so long that the t
 Until then the connection is checked a few times a second. A head contains the token; a request without one
 is refused and closed.
 
-Connections without a head are counted from when they are accepted, and times are from a monotonic clock. If
-the process cannot open more files, the oldest of these connections are closed.
+A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If the
+process cannot open more files, the oldest pending connections are closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cheroot.connections import ConnectionManager
 
 logger = logging.getLogger(__name__)
 HEAD_BYTES = 16 << 10  # maximum length of a head
-LINE_BYTES = 256  # read by cheroot at once, before it checks the length of a head
+LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
 HEAD_SECONDS = 10.0  # time limit for a head
 MOST = 128  # maximum number of connections without a head; the oldest is closed for a new one
 SAID_SECONDS = 60.0  # minimum time between two warnings about closed connections

@@ -41,7 +41,7 @@ def hold(
     Args:
         backend: the Keras backend; None if it is unknown.
         threads: number of threads that the task may use.
-        addresses: the GPUs that Spark gave the task, as indices among the visible ones.
+        addresses: addresses of the GPUs that Spark gave the task: indices into the visible GPUs, or names.
         place: the task's number in local mode, where Spark gives no GPUs. It spreads tasks over the visible
             GPUs.
         apart: whether tasks have to be spread; else a process keeps the GPU that it is bound to.
@@ -54,10 +54,11 @@ def hold(
     ids = choose_gpus(addresses, place)
     loaded = not sys.modules.keys().isdisjoint([backend] if backend else BACKENDS)
     if not addresses and loaded and not (apart and _bound):
-        ids = _bound or ()  # unbound: imported elsewhere, the backend sees all GPUs
+        ids = _bound or ()  # (): a backend imported outside a task sees all GPUs
     if ids and loaded and _bound != ids:
+        bound = f"the GPUs {', '.join(_bound)}" if _bound else "all GPUs"
         raise StaleWorkerError(
-            f"This process is bound to the GPUs {_bound}, but its task was assigned {ids}."
+            f"This process is bound to {bound}, but its task was assigned the GPUs {', '.join(ids)}."
         )
     settings = {"KERAS_BACKEND": backend} if backend else {}
     if ids:
@@ -108,7 +109,7 @@ def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
 
 
 def _within(visible: list[str], address: str) -> str:
-    """Return the name in CUDA_VISIBLE_DEVICES of a GPU's address, which is an index into it or a name."""
+    """Return the CUDA_VISIBLE_DEVICES entry for an address: an index is looked up, a name is kept."""
     if not address.isdigit():
         return address
     if int(address) >= len(visible):

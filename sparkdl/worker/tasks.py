@@ -33,7 +33,7 @@ from sparkdl.worker.collective import WorkerContext, run_task
 from sparkdl.worker.session import Attempt
 from sparkdl.worker.task_rows import RddRows, RowFunction, TaskRows, computed, parts_made
 
-if TYPE_CHECKING:  # they import Keras, which a task imports after its devices are set up, or pyarrow
+if TYPE_CHECKING:  # these import pyarrow, or Keras, which needs the task's devices set up first
     from sparkdl.data.arrow import Decode, RecordBatch
     from sparkdl.modeling.classification import OutputKind
     from sparkdl.modeling.configuration import Objects
@@ -52,7 +52,7 @@ class TaskCall:
     Attributes:
         context: Spark's TaskContext; a BarrierTaskContext in a barrier stage.
         endpoint: the run's endpoint, if there is one.
-        generation: the number of the worker group's start to which the task belongs.
+        generation: the number of the worker group start that the task belongs to.
         shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a file.
     """
 
@@ -179,7 +179,7 @@ class FunctionTask(Task[object]):
     """Run a user's function on every worker of a group.
 
     Attributes:
-        function: the function of the worker's context.
+        function: the function, which is called with the worker's context.
         num_workers: the number of workers.
     """
 
@@ -260,7 +260,7 @@ class PredictBlocksTask(Task[Any]):
     code: Code
 
     def run(self, given: Iterator[Any], call: TaskCall) -> Iterator[Any]:
-        """Yield the predictions of a part of the rows at a time, in order."""
+        """Yield the predictions in order, for a part of the rows at a time."""
         from sparkdl.worker import inference
 
         job: InferenceJob = call.shared.value
@@ -277,7 +277,7 @@ class PredictColumnsTask(Task[object]):
         code: the user's code.
         output: the shape of one row's prediction, or a dict of shapes.
         head: the kind of output.
-        decode: functions that convert values of some columns to arrays, by their places.
+        decode: functions that convert values of some columns to arrays, by column index.
     """
 
     code: Code
@@ -369,7 +369,7 @@ def import_keras(*, quietly: bool = False) -> None:
     Keras, for plots, data frames, notebooks and scikit-learn's pipelines, are skipped.
 
     Args:
-        quietly: whether to hold back the output of the backend's libraries. The driver prints the same.
+        quietly: whether to hide the output of the backend's libraries, which the driver prints as well.
     """
     if "keras" in sys.modules:
         return
