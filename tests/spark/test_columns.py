@@ -152,7 +152,7 @@ def trained(shape, fit):
     return (fitted if fitted is not None else model).get_weights()
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("columns", "shape", "joined"),
     seldom(
@@ -277,6 +277,7 @@ def test_what_cannot_be_a_column_is_refused_by_name(spark, frame, jobs, columns,
     assert before == jobs()
 
 
+@pytest.mark.whole
 def test_what_a_list_may_hold_is_said_where_it_does_not_fit(spark, frame):
     """A list of columns of the wrong shape raises on the driver for the first row, else with the row."""
     nested = frame.withColumn("more", functions.array("board", "board")).withColumn(

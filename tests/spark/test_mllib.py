@@ -91,6 +91,7 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
         SparkMLlibModel(model).fit(problem.x, problem.y, categorical=True)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("categorical", [False, True])
 def test_points_and_frames_go_back_to_arrays(spark, problem, categorical):
     """LabeledPoints and DataFrames convert back to the same features and labels, in order."""

@@ -72,7 +72,7 @@ PLACES = {
 }
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("place", PLACES)
 def test_a_module_of_the_driver_travels_with_a_function(spark, here, place):
     """A function that uses a driver's module computes its result: 2 * 3 inputs of 1, and a label of 1."""

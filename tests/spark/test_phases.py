@@ -53,7 +53,7 @@ def undisturbed(spark, tmp_path_factory):
     return result
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("victim", ["worker", "executor"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_or_an_executor_is_killed_or_stopped(spark, undisturbed, tmp_path, case, victim):

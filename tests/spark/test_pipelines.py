@@ -212,6 +212,7 @@ def test_custom_objects_go_with_the_stages(spark, problem, table, tmp_path):
     np.testing.assert_allclose(expected, row.probability.toArray(), atol=1e-5)
 
 
+@pytest.mark.whole
 def test_each_python_process_makes_one_model(spark, problem, table, tmp_path):
     """Each Python process makes one model, for all tasks of this transform and the next."""
     model, custom = made_of_named(tmp_path / "made", 5)
@@ -282,6 +283,7 @@ def test_rows_that_are_held_out_may_be_a_partition_of_their_own(spark, problem, 
     assert loss == pytest.approx(fitted.summary.history["val_loss"][-1], rel=1e-4)
 
 
+@pytest.mark.whole
 def test_a_column_that_holds_out_no_row_is_refused(spark, estimator, table):
     """An indicator column that selects no rows raises, as an empty validationSplit does."""
     none = table.withColumn("held", functions.lit(False))

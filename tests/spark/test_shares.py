@@ -20,7 +20,7 @@ def data_of(kind, spark, problem):
     return frame.repartition(7, sizes).withColumn("held", functions.col("row") % 10 == 7)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["frame", "split", "indicator", "hashed", "rdd"])
 def test_shares_of_shuffled_rows_differ_by_one_at_most(spark, problem, monkeypatch, kind):
     """Shares of shuffled rows differ by one at most, also with held-out rows and before Spark 4.1."""

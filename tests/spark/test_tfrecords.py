@@ -120,6 +120,7 @@ def test_packed_sequences_of_others_are_read(spark, tmp_path):
         assert [(7, [[1, 2], [3]]), (8, [])] == sorted(map(tuple, found.collect()))
 
 
+@pytest.mark.whole
 @writes
 def test_vectors_are_written_as_arrays(spark, frames, tmp_path):
     """Vectors are written as arrays and read back as the arrays that they were made of."""

@@ -76,7 +76,7 @@ def same(ours, theirs):
         )
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize(("before", "change"), BETWEEN)
 def test_a_change_between_two_fits_counts_as_in_keras(spark, before, change):

@@ -1056,6 +1056,7 @@ def with_part(kind):
     return Mistaken
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("machine", "mistake"),
     [
