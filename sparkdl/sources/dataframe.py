@@ -398,7 +398,10 @@ def frame_source(
         ConfigError: ``decode`` is not a dict of functions or names a column that is not read, or a column is
             missing or cannot be read.
     """
-    if decode is not None and not (isinstance(decode, dict) and all(map(callable, decode.values()))):
+    if decode is not None and not (
+        isinstance(decode, dict)
+        and all(isinstance(name, str) and callable(function) for name, function in decode.items())
+    ):
         raise ConfigError(f"decode should be a dict from column name to function; got {decode!r}.")
     parts = [_alone(value) for value in columns]
     known = (*counts, *counts[-1:])  # there are as many sample weights as labels

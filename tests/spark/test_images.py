@@ -144,6 +144,7 @@ def test_what_cannot_be_decoded_is_named(spark, images):
         ({"decode": None}, "it holds binary. Pass decode="),
         ({"decode": {"contents": decode}}, "functions for 'contents', but the columns .* 'content'"),
         ({"decode": [decode]}, "decode should be a dict from column name to function"),
+        ({"decode": {0: decode}}, "decode should be a dict from column name to function"),
     ]
     for arguments, message in refused:
         with pytest.raises(ConfigError, match=message):
