@@ -310,6 +310,7 @@ def test_a_replica_that_comes_back_takes_up_slices():
     assert stores[0].counters["returned"] == 1
 
 
+@pytest.mark.whole
 def test_a_run_goes_on_from_a_cut_with_slices():
     """A run resumed from an epoch's snapshot equals an undisturbed run."""
     cuts = []

@@ -26,7 +26,7 @@ def network(body, size=16):
     return model
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("body", "size"), [("stateful", 16), ("stateful", 1), ("reshaped", 16), ("named", 16)]
 )

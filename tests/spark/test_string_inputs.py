@@ -132,7 +132,7 @@ EVERY_DAY = [("adapted text", "strings"), ("adapted lookup", "rdd")]
 PAIRS = [("adapted text", form) for form in FITS] + [(kind, "strings") for kind in LAYERS]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @tensorflow
 @pytest.mark.classic
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def close(model, reference, limit=1e-5):
     return all(np.allclose(ours, theirs, atol=limit) for ours, theirs in pairs)
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["arrays", "rdd"])
 def test_dicts_of_inputs_outputs_and_weights(spark, two, kind):
     """Dicts of inputs, outputs and weights train; evaluate and predict return Keras's structures."""

@@ -33,7 +33,7 @@ def test_inputs_that_are_almost_right_are_answered_or_refused(fuzzed):
     search(target, number, random.Random(1))
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 def test_no_input_takes_much_memory(fuzzed):
     """No input takes much memory, whatever length it claims to have."""
     target, _, number = fuzzed
