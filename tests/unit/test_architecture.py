@@ -8,7 +8,6 @@ import pytest
 import sparkdl
 
 
-@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

@@ -53,7 +53,6 @@ def interrupt(gone):
         fail(KeyboardInterrupt(), gone)
 
 
-@pytest.mark.one_case
 @pytest.mark.parametrize(
     "function", [raise_alone, raise_from_cause, raise_with_cause, raise_in_context, interrupt]
 )
