@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,7 +19,10 @@ def leaked_threads(before, seconds=5.0):
 
 def listening():
     """Return the ports that this process listens on."""
-    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    mine = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread closed it
+            mine.add(os.readlink(descriptor))
     table = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in table if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
 
