@@ -122,6 +122,7 @@ class TrainConfig:
         merge: the rule by which updates change the center, or its name; None is the mode's default.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
+        dashboard: whether the endpoint serves a live page of each fit.
         placement: the process that serves the endpoint: "driver", or "worker" (worker 0) if executors cannot
             connect to the process that calls ``fit``.
         network: the endpoint's address, port and encryption.
@@ -135,6 +136,7 @@ class TrainConfig:
     merge: Any = None
     batch_size_per_worker: int | None = checked(None, whole_number)
     share_gpus: bool = checked(False, require_flag)
+    dashboard: bool = checked(True, require_flag)
     placement: Placement = checked(Placement.DRIVER, partial(choose, choices=Placement))
     network: Network = _group(Network)
     fault_tolerance: FaultTolerance = _group(FaultTolerance)

@@ -87,6 +87,7 @@ class SparkModel:
             are found automatically.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
+        dashboard: whether each fit has a live page, whose link it prints (docs/watch.md).
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
             the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
             keras.distribution.DataParallel for tasks with several GPUs.
@@ -124,6 +125,7 @@ class SparkModel:
         custom_objects: dict[str, Any] | None = None,
         batch_size_per_worker: int | None = None,
         share_gpus: bool = False,
+        dashboard: bool = True,
         distribution: Callable[[], Any] | None = None,
         placement: PlacementName = "driver",
         network: Network | None = None,
@@ -141,6 +143,7 @@ class SparkModel:
             merge=with_keras_optimizer(merge),
             batch_size_per_worker=batch_size_per_worker,
             share_gpus=share_gpus,
+            dashboard=dashboard,
             placement=placement,  # type: ignore[arg-type]
             **with_deprecated("SparkModel", groups, deprecated),
         )

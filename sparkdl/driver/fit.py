@@ -20,6 +20,7 @@ from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
+from sparkdl.driver.observation import ObservedDisplay, record_of
 from sparkdl.driver.progress import Display, Results, choose_display
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
@@ -31,9 +32,11 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
+from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
+from sparkdl.server.monitoring.page import Page
 from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 
@@ -102,6 +105,7 @@ class FitRun:
         self.begun = 0.0  # the run's progress when the epoch began
         self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
         self.traffic = Traffic()
+        self.record = record_of(request, self.training, self.driver.layouts.trainable.size)
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
@@ -156,13 +160,15 @@ class FitRun:
                 store.stop()
                 group.finish()
                 interrupts.check()
-            except BaseException:
+            except BaseException as error:
                 with interrupts.held():
+                    self.record.finish("failed", reason_of(error))
                     snapshot = self._interrupted(store, group)
                     self._record(store, group)
                     self._load(snapshot, store)
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
+            self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):
             self.carried = CarriedState(store.cut.states, store.cut.rule)
@@ -204,11 +210,15 @@ class FitRun:
             if isinstance(store, Coordinator):
                 self.checkpoints.restore_store(store)
         job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
-        group = job.group(store, spec, objects, traffic=self.traffic, stack=stack)
+        shown = request.config.dashboard and isinstance(store, Coordinator)
+        page = Page(self.record, store.shape.run) if shown else None
+        group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
         verbose = 0 if self.callbacks.draws else request.fit.verbose
         display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)
-        return store, group, display
+        if page is not None:
+            display.say(f"Live page: {group.address}{page.link()}")
+        return store, group, ObservedDisplay(display, self.record, store, self.traffic)
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
         """Follow an epoch until all workers have ended it; return its result."""
@@ -259,6 +269,8 @@ class FitRun:
             if isfinite(rate) and rate != self.rate:
                 self._release(epoch, store)
         self._save_batch(store)
+        if self.record.stop_request == "now":
+            self.request.model.stop_training = True
         if self.request.model.stop_training:
             store.cut_short(epoch)
         rows = sum(member.seen_rows for member in members if member.epoch == epoch)
@@ -360,6 +372,8 @@ class FitRun:
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
         self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
+        if self.record.stop_request is not None:
+            self.request.model.stop_training = True
         ends = self.request.model.stop_training or epoch + 1 == self.request.fit.epochs
         if self.changed and (ends or self.request.config.mode is Mode.SYNCHRONOUS):
             store.replace(self.driver.parameters(), self.driver.statistics())

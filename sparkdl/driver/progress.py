@@ -42,6 +42,9 @@ class Display:
         self.epochs, self.console = epochs, console
         self.started = time.monotonic()
 
+    def say(self, text: str) -> None:
+        """Show a line."""
+
     def begin(self, epoch: int, rows: int) -> None:
         """Begin an epoch of ``rows`` rows (0 if not known yet)."""
         self.started = time.monotonic()
@@ -76,10 +79,14 @@ def _text(value: float | Array) -> str:
 class LineDisplay(Display):
     """One line per epoch."""
 
+    def say(self, text: str) -> None:
+        """Print a line."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
     def end(self, epoch: int, rows: int, logs: Results) -> None:
         """Print the epoch's line."""
-        sys.stdout.write(self._line(epoch, rows, logs) + "\n")
-        sys.stdout.flush()
+        self.say(self._line(epoch, rows, logs))
 
 
 class BarDisplay(Display):
@@ -98,6 +105,10 @@ class BarDisplay(Display):
         )
         self.progress = Progress(*columns, console=console, transient=True)
         self.task: TaskID | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, epoch: int, rows: int) -> None:
         """Draw the bar of an epoch."""
@@ -120,7 +131,7 @@ class BarDisplay(Display):
     def end(self, epoch: int, rows: int, logs: Results) -> None:
         """Replace the bar with the epoch's line."""
         self._remove()
-        self.progress.console.print(self._line(epoch, rows, logs), highlight=False)
+        self.say(self._line(epoch, rows, logs))
 
     def close(self) -> None:
         """Remove the bar."""

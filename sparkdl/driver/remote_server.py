@@ -16,8 +16,9 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from sparkdl.core.packing import unpack
@@ -47,6 +48,9 @@ class RemoteCoordinator:
 
     failure: SparkDLError | None = None  # failures arrive as the job's error
     absent: frozenset[int] = frozenset()  # the run needs all workers
+    # The endpoint in worker 0 does not report these.
+    staleness: tuple[int, ...] = ()
+    latest_staleness: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask

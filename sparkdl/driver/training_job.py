@@ -19,6 +19,7 @@ from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, Choice
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
+from sparkdl.server.monitoring.page import Page
 from sparkdl.spark import preflight
 from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.strategies import TrainSettings
@@ -50,6 +51,7 @@ class TrainingJob:
         objects: configuration.Objects,
         *,
         traffic: Traffic,
+        page: Page | None,
         stack: Cleanup,
     ) -> WorkerGroup:
         """Return the job's worker group, which has not been started yet.
@@ -59,6 +61,7 @@ class TrainingJob:
             spec: the model, as values.
             objects: the custom objects of the model.
             traffic: the counts of requests to the endpoint.
+            page: the live page of the run.
             stack: the cleanup of the run, which releases the resources acquired here.
         """
         request, config, cluster = self.request, self.request.config, self.request.cluster
@@ -69,7 +72,7 @@ class TrainingJob:
         # A run whose store is in worker 0 cannot restart: the store is lost with that worker.
         endpoint, restarts = None, 0
         if isinstance(store, Coordinator):
-            endpoint = stack.enter_context(serving(store, cluster, config.network, traffic))
+            endpoint = stack.enter_context(serving(store, cluster, config.network, traffic, page=page))
             restarts = config.fault_tolerance.max_restarts
         stages = StageFactory(
             expected=preflight.expectations(spec.backend, local=cluster.local),
@@ -82,6 +85,7 @@ class TrainingJob:
             cluster=cluster,
             store=store,
             submit=self._submitter(store, stages),
+            address=None if endpoint is None else endpoint.url,
             barrier=endpoint is None or together,
             restarts=restarts,
             start_timeout=config.fault_tolerance.start_timeout,

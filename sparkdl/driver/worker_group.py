@@ -14,6 +14,7 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerL
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
+from sparkdl.server.monitoring.page import VIEWERS, Page
 from sparkdl.settings import Network, parse_port
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
@@ -30,9 +31,22 @@ ABSENT_SECONDS = 3.0  # the same if a worker is lost, whose task may never end
 
 @contextmanager
 def serving(
-    store: GroupCoordinator, cluster: SparkApplication, network: Network, traffic: Traffic
+    store: GroupCoordinator,
+    cluster: SparkApplication,
+    network: Network,
+    traffic: Traffic,
+    *,
+    page: Page | None = None,
 ) -> Iterator[Endpoint]:
-    """Serve a store to the workers of a run in a ``with`` block; yield the endpoint, close the store."""
+    """Serve a store to the workers of a run in a ``with`` block; yield the endpoint, close the store.
+
+    Args:
+        store: the coordinator of the run.
+        cluster: the Spark application.
+        network: the settings of the endpoint.
+        traffic: the counts of requests to the endpoint.
+        page: the live page of the run.
+    """
     token = secrets.token_urlsafe(32)
     listen, host = cluster.addresses(network.bind_address, network.advertised_host)
     port = parse_port("spark.sparkdl.port", network.port or cluster.setting("spark.sparkdl.port", "0"))
@@ -40,8 +54,9 @@ def serving(
     if tls.is_wanted(network.tls, cluster):
         context, certificate = tls.server_context()
         logger.info("Workers and the endpoint use TLS 1.3.")
-    app = make_app(store, token, traffic)
-    with serve(app, listen, port, store.shape.num_workers, context) as bound:
+    app = make_app(store, token, traffic, page=page)
+    viewers = 0 if page is None else VIEWERS
+    with serve(app, listen, port, store.shape.num_workers, context, num_viewers=viewers) as bound:
         try:
             yield Endpoint(host, bound, token, store.shape.run, certificate)
         finally:
@@ -59,6 +74,7 @@ class WorkerGroup:
         barrier: whether the job is a barrier stage.
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
         start_timeout: the maximum seconds between the starts of the first and the last worker.
+        address: the URL of the endpoint; None if it is in worker 0.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
     """
 
@@ -68,6 +84,7 @@ class WorkerGroup:
     barrier: bool
     restarts: int
     start_timeout: float
+    address: str | None = None
     of_rows: bool = False
     job: Job | None = None
     lost: int = 0

@@ -38,6 +38,7 @@ LOCKED = {
     "sparkdl.driver.remote_server",
     "sparkdl.server.http_app",
     "sparkdl.server.http_server",
+    "sparkdl.server.monitoring.record",
     "sparkdl.driver.worker_group",
     "sparkdl.spark.jobs",
 }

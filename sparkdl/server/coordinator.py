@@ -28,7 +28,7 @@ The parts share one lock and never call the coordinator:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -137,6 +137,16 @@ class Coordinator(GroupCoordinator):
     def stopping(self) -> bool:
         """True if replies tell the workers to end."""
         return self.schedule.stopping
+
+    @property
+    def staleness(self) -> Sequence[int]:
+        """The number of merged updates by their staleness; the last number is for all larger ones."""
+        return self.merging.staleness
+
+    @property
+    def latest_staleness(self) -> Mapping[int, int]:
+        """The staleness of each worker's last merged update, if updates are merged one at a time."""
+        return self.merging.latest_staleness
 
     # Requests of workers.
 

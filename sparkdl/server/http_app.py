@@ -10,6 +10,8 @@ All paths are under ``/v1`` and require the run's token (``Authorization: Bearer
 * ``POST /v1/failure``    JSON: the failure of a task;
 * ``GET  /v1/status``     JSON: counters.
 
+The live page (``server.monitoring.page``) has its own paths, which require a session instead of the token.
+
 If the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
 
 * ``POST /v1/drive``      JSON: epochs that may begin; the reply is the packed state of the run;
@@ -31,6 +33,7 @@ import errno
 import hmac
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -52,6 +55,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.monitoring.page import PAGE_ENDPOINTS, Page
 from sparkdl.transport import messages
 from sparkdl.transport.messages import Buffers, Reply, Running, Sections, Update
 
@@ -61,17 +65,24 @@ JSON_BYTES = 1 << 20  # size limit of a JSON body
 
 
 class Traffic:
-    """Counts of bytes in each direction and of refused requests."""
+    """Counts of bytes in each direction, also by worker, and of refused requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.received, self.sent, self.refused = 0, 0, 0
+        self.received: Counter[int] = Counter()
+        self.sent: Counter[int] = Counter()
+        self.refused = 0
 
-    def count(self, received: int, sent: int) -> None:
-        """Count the bytes of an update and its reply."""
+    def count(self, worker: int, received: int, sent: int) -> None:
+        """Count the bytes of a worker's update and of its reply."""
         with self._lock:
-            self.received += received
-            self.sent += sent
+            self.received[worker] += received
+            self.sent[worker] += sent
+
+    def of_worker(self, worker: int) -> tuple[int, int]:
+        """Return the bytes received from a worker and sent to it."""
+        with self._lock:
+            return self.received[worker], self.sent[worker]
 
     def refuse(self) -> None:
         """Count a request that is answered with an error, or whose stream an error ends."""
@@ -82,21 +93,35 @@ class Traffic:
         """Return the counts."""
         with self._lock:
             return {
-                "bytes_received": self.received,
-                "bytes_sent": self.sent,
+                "bytes_received": self.received.total(),
+                "bytes_sent": self.sent.total(),
                 "refused_requests": self.refused,
             }
 
 
-def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Flask:
-    """Return the Flask app over a coordinator."""
+def make_app(
+    store: GroupCoordinator, token: str, traffic: Traffic, *, page: Page | None = None
+) -> flask.Flask:
+    """Return the Flask app over a coordinator.
+
+    Args:
+        store: the coordinator.
+        token: the run's token.
+        traffic: the counts of requests to the endpoint.
+        page: the live page of the run, which has its own sessions.
+    """
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # else answers with a redirect page
     app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
     expected = f"Bearer {token}".encode()
 
+    if page is not None:
+        page.add_to(app)
+
     @app.before_request
     def check_token() -> None:
+        if flask.request.endpoint in PAGE_ENDPOINTS:  # they check a session
+            return
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
         if not hmac.compare_digest(given, expected):
             raise RefusedError(401, "The request does not carry the token of this run.")
@@ -310,7 +335,7 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
         try:
             parts = _buffers(reply)
             del reply
-            traffic.count(len(header) + lengths.nbytes, sum(map(len, parts)))
+            traffic.count(update.worker, len(header) + lengths.nbytes, sum(map(len, parts)))
             yield parts
         finally:
             store.sent(update)

@@ -311,6 +311,8 @@ def serve(
     port: PortChoice,
     num_workers: int,
     context: ssl.SSLContext | None = None,
+    *,
+    num_viewers: int = 0,
 ) -> Iterator[int]:
     """Serve an app in a thread while the context lasts; yield the port.
 
@@ -320,12 +322,13 @@ def serve(
         port: a port, a range of which the first free port is used, or 0 for any free port.
         num_workers: number of workers, each of which may have two requests under way.
         context: TLS context with key and certificate.
+        num_viewers: number of streams of the live page, each of which keeps a thread.
 
     Raises:
         ClusterError: no port is free, the address does not belong to this machine, or the process may not
             have more threads or open files.
     """
-    server = _listen(app, bind_address, port, num_workers)
+    server = _listen(app, bind_address, port, num_workers, num_viewers=num_viewers)
     server.tls = context
     thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
     try:
@@ -342,7 +345,9 @@ def serve(
         server.wsgi_app = None
 
 
-def _listen(app: WSGIApplication, address: str, port: PortChoice, num_workers: int) -> _Server:
+def _listen(
+    app: WSGIApplication, address: str, port: PortChoice, num_workers: int, *, num_viewers: int = 0
+) -> _Server:
     errors: list[str] = []
     for number in port if isinstance(port, range) else [port]:
         server = _Server(
@@ -353,7 +358,7 @@ def _listen(app: WSGIApplication, address: str, port: PortChoice, num_workers: i
             server_name="sparkdl",
         )
         server.gateway = _Gateway
-        server.requests = _Threads(server, min=2 * num_workers + 4)
+        server.requests = _Threads(server, min=2 * num_workers + 4 + num_viewers)
         server.shutdown_timeout = STOP_SECONDS
         server.expiration_interval = 0.1  # also the delay before a stop is noticed
         try:

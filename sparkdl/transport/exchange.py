@@ -34,6 +34,12 @@ class Endpoint:
     run: bytes
     certificate: bytes = b""
 
+    @property
+    def url(self) -> str:
+        """The address as a URL, without the token."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}/"
+
     def __repr__(self) -> str:
         return f"Endpoint(host={self.host!r}, port={self.port})"
 

@@ -189,6 +189,7 @@ class Asynchronous(Aggregation):
         if merge is None:
             return
         self.losses.append(update.loss)
+        self._note_staleness(update.worker, merge.staleness)
         if len(self.statistics):
             share = window_share(self.decays, update.steps, self.working)
             self.statistics = self.statistics + share * (update.statistics - self.statistics)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.errors import RefusedError
+from sparkdl.server.aggregation import limits
 from sparkdl.transport.messages import Reply, Update
 
 Read = Callable[[], Update]
@@ -59,6 +60,8 @@ class Aggregation(ABC):
         self.merged_late = self.late = self.slices = 0
         self.attempts: dict[int, int] = {}
         self.broken = False
+        self.staleness = [0] * (limits.MOST_STALE + 1)
+        self.latest_staleness: dict[int, int] = {}
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
 
@@ -155,6 +158,11 @@ class Aggregation(ABC):
                 self.broken = True
                 self.changed.notify_all()
             raise
+
+    def _note_staleness(self, worker: int, staleness: int) -> None:
+        """Count a merged update by its staleness, for observers."""
+        self.staleness[min(staleness, limits.MOST_STALE)] += 1
+        self.latest_staleness[worker] = staleness
 
     def wake(self) -> None:
         """Make every waiting request check its condition again."""

@@ -158,7 +158,7 @@ def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
 
     assert 200 == status
     assert (Answer.CENTER, [1.0] * 5) == (reply.kind, reply.parameters.tolist())
-    assert (len(body), len(answer)) == (traffic.received, traffic.sent)
+    assert (len(body), len(answer)) == traffic.of_worker(0)
 
 
 def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):

@@ -1,0 +1,80 @@
+"""Observation of a fit: the record that its live page and its report show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparkdl.core.vectors import Array
+from sparkdl.driver.progress import Display
+from sparkdl.driver.remote_server import Store
+from sparkdl.driver.request import Request
+from sparkdl.modeling import keras_settings
+from sparkdl.server.http_app import Traffic
+from sparkdl.server.monitoring.record import RunRecord
+
+Results = dict[str, float | Array]
+
+
+def record_of(request: Request, training: Mapping[str, object], parameters: int) -> RunRecord:
+    """Return the record of a fit that begins.
+
+    Args:
+        request: the request of the fit.
+        training: counts and settings of the run, as in ``History.training``.
+        parameters: number of trainable weights.
+    """
+    config = request.config
+    return RunRecord(
+        {
+            "model": request.model.name,
+            "mode": config.mode.value,
+            "frequency": str(config.frequency),
+            "merge": training["merge"],
+            "workers": request.num_workers,
+            "batch_size": training["batch_size"],
+            "first_epoch": request.fit.initial_epoch,
+            "epochs": request.fit.epochs,
+            "parameters": parameters,
+            "backend": keras_settings.backend(),
+        }
+    )
+
+
+class ObservedDisplay(Display):
+    """A display that also keeps the record of the run.
+
+    Args:
+        display: the display that the user sees.
+        record: the record of the run.
+        store: the run's store.
+        traffic: the counts of requests to the endpoint.
+    """
+
+    live = True
+
+    def __init__(self, display: Display, record: RunRecord, store: Store, traffic: Traffic) -> None:
+        super().__init__(display.epochs, display.console)
+        self.display, self.record, self.store, self.traffic = display, record, store, traffic
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        self.display.say(text)
+
+    def begin(self, epoch: int, rows: int) -> None:
+        """Begin an epoch."""
+        self.display.begin(epoch, rows)
+        self.record.begin_epoch(epoch, rows)
+
+    def update(self, rows: int, total: int, results: Results) -> None:
+        """Show and record the progress of an epoch."""
+        self.display.update(rows, total, results)
+        self.record.advance(rows, total, results, self.store, self.traffic)
+
+    def end(self, epoch: int, rows: int, logs: Results) -> None:
+        """End an epoch."""
+        self.display.end(epoch, rows, logs)
+        self.record.end_epoch(epoch, rows, logs, self.store, self.traffic)
+
+    def close(self) -> None:
+        """Close the display."""
+        self.display.close()

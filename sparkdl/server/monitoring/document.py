@@ -1,0 +1,62 @@
+"""The HTML document of a run: the live page, and the report that is read from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+WITHOUT_CHARTS = "For charts, install plotly on the driver: pip install 'sparkdl-keras[dashboard]'."
+
+
+def live(*, csrf: str, nonce: str) -> str:
+    """Return the live page.
+
+    Args:
+        csrf: the token that the page sends along when a button is pressed.
+        nonce: the value by which the browser knows the page's own script.
+    """
+    library = '<script src="plotly.js"></script>' if chart_library() is not None else ""
+    settings = {"csrf": csrf, "hint": "" if library else WITHOUT_CHARTS}
+    return _document(settings, library=library, nonce=nonce)
+
+
+def report(values: Mapping[str, Any]) -> str:
+    """Return a document that shows a run without a server.
+
+    Args:
+        values: the values of the run's record.
+    """
+    script = chart_library()
+    library = "" if script is None else f"<script>{script}</script>"
+    return _document({"run": values, "hint": "" if library else WITHOUT_CHARTS}, library=library, nonce="")
+
+
+@cache
+def chart_library() -> str | None:
+    """Return the JavaScript of plotly; None if the package is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return str(get_plotlyjs())
+
+
+def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
+    folder = files(__package__)
+    names = ("page.html", "page.css", "page.js")
+    html, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
+    # "<" would end the element that holds the settings
+    values = json.dumps(settings).replace("<", "\\u003c")
+    parts = {
+        "{style}": style,
+        "{library}": library,
+        "{settings}": values,
+        "{nonce}": f' nonce="{nonce}"' if nonce else "",
+        "{script}": script,
+    }
+    for name, text in parts.items():
+        html = html.replace(name, text, 1)
+    return html

@@ -1,0 +1,186 @@
+"""The live page of a run: the routes that serve it, and its sessions.
+
+* ``GET  /``             HTML: the page;
+* ``GET  /state``        JSON: all values of the run's record;
+* ``GET  /events``       Server-Sent Events: the values, then what is new, once per second;
+* ``GET  /plotly.js``    JavaScript: the chart library of the plotly package, if it is installed;
+* ``POST /stop``         JSON: end training, ``{"when": "now"}`` or ``{"when": "epoch"}``;
+* ``POST /link``         JSON: a link for another viewer.
+
+The page belongs to the run's endpoint, whose token its viewers do not have. A link has a key that works once:
+it opens the page and sets the cookie of a session. POST requests also need the header ``X-CSRF-Token``, whose
+value is only in the page. All addresses are relative, so that the page works behind a proxy that adds a
+prefix.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+
+import flask
+from flask.typing import ResponseReturnValue
+
+from sparkdl.errors import RefusedError
+from sparkdl.server.monitoring import document
+from sparkdl.server.monitoring.record import Cursor, RunRecord
+
+VIEWERS = 12  # maximum number of streams of events; each keeps a thread of the endpoint
+KEEPALIVE_SECONDS = 5.0  # time after which a stream without news sends a comment
+KEYS = 100  # maximum number of links that were not opened yet
+PAGE_ENDPOINTS = {
+    f"page.{name}" for name in ("show", "state", "events", "plotly", "stop", "link")
+}  # Flask's names
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data: blob:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+
+
+class Page:
+    """The live page of one run.
+
+    Args:
+        record: the record of the run.
+        run: the bytes that identify the run. A browser sends the cookies of a host to all ports, so that the
+            cookie's name has to tell two runs apart.
+    """
+
+    def __init__(self, record: RunRecord, run: bytes) -> None:
+        self.record = record
+        self.cookie = f"sparkdl-{run.hex()[:12]}"
+        self._session, self._csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._lock = threading.Lock()
+        self._keys: list[str] = []
+        self._viewers = 0
+
+    def link(self) -> str:
+        """Return a relative link that opens the page once."""
+        key = secrets.token_urlsafe(24)
+        with self._lock:
+            self._keys = [*self._keys, key][-KEYS:]
+        return f"?key={key}"
+
+    def add_to(self, app: flask.Flask) -> None:
+        """Add the routes of the page to the endpoint's app."""
+        routes = flask.Blueprint("page", __name__)
+        routes.before_request(self._check)
+        routes.get("/")(self.show)
+        routes.get("/state")(self.state)
+        routes.get("/events")(self.events)
+        routes.get("/plotly.js")(self.plotly)
+        routes.post("/stop")(self.stop)
+        routes.post("/link", endpoint="link")(self.new_link)
+        app.register_blueprint(routes)
+
+    def _check(self) -> None:
+        """Require a session, or a link that was not used yet, and for POST requests the page's CSRF token.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if not self._has_session() and not (flask.request.path == "/" and self._use_key()):
+            raise RefusedError(
+                401,
+                "This page needs a link that was not used before, or the browser that opened it. Press "
+                '"Link for another viewer" on the open page.',
+            )
+        if flask.request.method == "POST":
+            given = flask.request.headers.get("X-CSRF-Token", "")
+            if not hmac.compare_digest(given.encode(), self._csrf.encode()):
+                raise RefusedError(403, "The request does not come from the page of this run. Reload it.")
+
+    def _has_session(self) -> bool:
+        given = flask.request.cookies.get(self.cookie, "")
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._session.encode())
+
+    def _use_key(self) -> bool:
+        given = flask.request.args.get("key", "").encode("utf-8", "replace")
+        with self._lock:
+            for key in self._keys:
+                if hmac.compare_digest(given, key.encode()):
+                    self._keys.remove(key)
+                    return True
+        return False
+
+    def show(self) -> ResponseReturnValue:
+        """Return the page, and the cookie of its session."""
+        nonce = secrets.token_urlsafe(16)
+        html = document.live(csrf=self._csrf, nonce=nonce)
+        answer = flask.Response(html, mimetype="text/html")
+        answer.headers["Content-Security-Policy"] = POLICY.format(nonce=nonce)
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers["Referrer-Policy"] = "no-referrer"
+        answer.headers["Cache-Control"] = "no-store"
+        secure = flask.request.scheme == "https"
+        answer.set_cookie(self.cookie, self._session, httponly=True, samesite="Strict", secure=secure)
+        return answer
+
+    def state(self) -> ResponseReturnValue:
+        """Return all values of the record."""
+        return self.record.values(), {"Cache-Control": "no-store"}
+
+    def events(self) -> ResponseReturnValue:
+        """Return a stream of what is new since the last event that the browser received.
+
+        Raises:
+            RefusedError: there are too many streams.
+        """
+        with self._lock:
+            if self._viewers >= VIEWERS:
+                raise RefusedError(503, f"At most {VIEWERS} viewers can follow a run at a time.")
+            self._viewers += 1
+        cursor = Cursor.parse(flask.request.headers.get("Last-Event-ID", ""))
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        stream = flask.Response(self._stream(cursor), mimetype="text/event-stream", headers=headers)
+        stream.call_on_close(self._leave)
+        return stream
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._viewers -= 1
+
+    def _stream(self, cursor: Cursor) -> Iterator[bytes]:
+        """Yield events until the run is over."""
+        version, over = -1, False
+        while not over:
+            over = self.record.over  # read first, so that the last event has the final state
+            if not over and not self.record.wait(version, KEEPALIVE_SECONDS):
+                yield b": no news\n\n"
+                continue
+            version = self.record.version
+            values, cursor = self.record.changes(cursor)
+            yield f"id: {cursor}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
+
+    def plotly(self) -> ResponseReturnValue:
+        """Return the chart library.
+
+        Raises:
+            RefusedError: the plotly package is not installed.
+        """
+        script = document.chart_library()
+        if script is None:
+            raise RefusedError(404, document.WITHOUT_CHARTS)
+        return flask.Response(script, mimetype="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+    def stop(self) -> ResponseReturnValue:
+        """Record that training should end.
+
+        Raises:
+            RefusedError: the request does not say when.
+        """
+        body = flask.request.get_json(force=True, silent=True)
+        when = body.get("when") if isinstance(body, dict) else None
+        if when not in ("now", "epoch"):
+            raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')
+        self.record.stop_request = when
+        sooner = "now" if when == "now" else "after this epoch"
+        self.record.add_event(f"A viewer of the live page asked training to stop {sooner}.")
+        return {}
+
+    def new_link(self) -> ResponseReturnValue:
+        """Return a link for another viewer."""
+        return {"link": self.link()}

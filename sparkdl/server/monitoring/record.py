@@ -1,0 +1,283 @@
+"""The record of a run for observers: progress, results, workers and events, of bounded size.
+
+The driver's thread writes the record, and the threads of the live page read it. A reader gets all values
+once, and then only what is new since its *cursor*. The table of the workers is computed once per second,
+regardless of the number of readers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from sparkdl.server.state import Member
+
+MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
+MOST_EVENTS = 300  # maximum number of events that are kept
+TICK_SECONDS = 1.0  # time between two samples of the workers
+SMOOTHING = 0.5  # weight of the newest sample in a worker's speed
+
+State = Literal["starting", "training", "finished", "stopped", "failed"]
+StopRequest = Literal["now", "epoch"]
+
+
+class Run(Protocol):
+    """A run, as its record sees it: a coordinator."""
+
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The current attempt of each worker."""
+
+    @property
+    def staleness(self) -> Sequence[int]:
+        """The number of merged updates by their staleness; the last number is for all larger ones."""
+
+    @property
+    def latest_staleness(self) -> Mapping[int, int]:
+        """The staleness of each worker's last merged update, if updates are merged one at a time."""
+
+
+class ByteCounts(Protocol):
+    """Counts of the bytes of each worker's updates and replies."""
+
+    def of_worker(self, worker: int) -> tuple[int, int]:
+        """Return the bytes received from a worker and sent to it."""
+
+
+class Cursor(NamedTuple):
+    """A reader's position in a record.
+
+    Attributes:
+        thinned: the number of times that the points were thinned out; a change invalidates the cursor.
+        epochs: the number of epochs read.
+        points: the number of points within epochs read.
+        events: the number of events read, including those that were dropped.
+    """
+
+    thinned: int = -1
+    epochs: int = 0
+    points: int = 0
+    events: int = 0
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Return the cursor with this text; the beginning for any other text."""
+        parts = text.split(".")
+        if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 16 for part in parts):
+            return cls()
+        return cls(*map(int, parts))
+
+
+class Series:
+    """Points in order. When there are ``MOST_POINTS``, every second one is dropped."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.thinned = 0
+        self._seen = 0
+
+    def add(self, point: dict[str, Any]) -> None:
+        """Add a point, unless its neighbours represent it."""
+        if self._seen % (1 << self.thinned) == 0:
+            self.points.append(point)
+        self._seen += 1
+        if len(self.points) > MOST_POINTS:
+            self.points = self.points[::2]
+            self.thinned += 1
+
+
+class RunRecord:
+    """The record of one run.
+
+    Args:
+        about: facts about the run that do not change, by name.
+
+    Attributes:
+        stop_request: the end of training that a viewer of the page requested.
+        version: a number that grows with each change that readers should see.
+    """
+
+    def __init__(self, about: Mapping[str, object]) -> None:
+        self.about = {**about, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+        self.stop_request: StopRequest | None = None
+        self.version = 0
+        self._changed = threading.Condition()
+        self._began = time.monotonic()
+        self._state: State = "starting"
+        self._reason = ""
+        self._epochs, self._points = Series(), Series()
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._num_events = 0
+        self._progress: dict[str, Any] = {"epoch": 0, "rows": 0, "total": 0}
+        self._epoch_began = self._began
+        self._ticked = 0.0
+        self._workers: list[dict[str, Any]] = []
+        self._staleness: list[int] = []
+        self._positions: dict[int, tuple[float, int]] = {}
+        self._speeds: dict[int, float] = {}
+
+    # The driver's thread.
+
+    def begin_epoch(self, epoch: int, total: int) -> None:
+        """Begin an epoch of ``total`` rows (0 if not known yet)."""
+        with self._changed:
+            self._state = "training" if total else self._state
+            self._progress = {"epoch": epoch, "rows": 0, "total": total}
+            self._epoch_began = time.monotonic()
+            self._publish()
+
+    def advance(self, rows: int, total: int, results: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
+        """Record the progress of the epoch, at most once per second."""
+        now = time.monotonic()
+        if now - self._ticked < TICK_SECONDS:
+            return
+        self._ticked = now
+        with self._changed:
+            self._progress |= {"rows": rows, "total": total, "seconds": now - self._epoch_began}
+            if results and total:
+                at = round(self._progress["epoch"] + rows / total, 4)
+                self._points.add({"at": at, "logs": _plain(results)})
+            self._sample(run, sizes)
+            self._publish()
+
+    def end_epoch(self, epoch: int, rows: int, logs: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
+        """Record the results of an epoch."""
+        with self._changed:
+            seconds = time.monotonic() - self._epoch_began
+            self._epochs.add({"epoch": epoch + 1, "seconds": seconds, "rows": rows, "logs": _plain(logs)})
+            self._progress |= {"rows": rows, "seconds": seconds}
+            self._sample(run, sizes)
+            self._publish()
+
+    def add_event(self, text: str, level: str = "info") -> None:
+        """Record an event.
+
+        Args:
+            text: one sentence.
+            level: "info", "warning" or "error".
+        """
+        with self._changed:
+            at = round(time.monotonic() - self._began, 1)
+            self._events.append({"at": at, "level": level, "text": text[:1000]})
+            self._num_events += 1
+            self._publish()
+
+    def finish(self, state: State, reason: str = "") -> None:
+        """Record the end of the run, and the error that ended it, if any."""
+        with self._changed:
+            self._state, self._reason = state, reason[:2000]
+            self._publish()
+
+    def _publish(self) -> None:
+        self.version += 1
+        self._changed.notify_all()
+
+    def _sample(self, run: Run, sizes: ByteCounts) -> None:
+        now = time.monotonic()
+        self._staleness = list(run.staleness)
+        self._workers = [
+            self._worker(worker, member, sizes.of_worker(worker), now)
+            | {"staleness": run.latest_staleness.get(worker)}
+            for worker, member in sorted(run.members.items())
+        ]
+
+    def _worker(self, worker: int, member: Member, sizes: tuple[int, int], now: float) -> dict[str, Any]:
+        rows = member.held.rows if member.held else 0
+        return {
+            "worker": worker,
+            "host": member.host,
+            "process": member.pid,
+            "device": ", ".join(member.notes.get("gpus", ())) or "CPU",
+            "rows": rows,
+            "epoch": member.epoch + 1,
+            "seen": member.seen_rows,
+            "speed": self._speed(worker, member, rows),
+            "received": sizes[0],
+            "sent": sizes[1],
+            "heard": round(max(0.0, now - member.heard), 1),
+            "retries": member.retries,
+            "lost": member.lost,
+        }
+
+    def _speed(self, worker: int, member: Member, rows: int) -> float:
+        """Return the smoothed training rows per second of a worker."""
+        position = member.epoch * rows + member.seen_rows
+        then, before = self._positions.get(worker, (member.heard, position))
+        if member.heard > then and position >= before:
+            newest = (position - before) / (member.heard - then)
+            known = self._speeds.get(worker, newest)
+            self._speeds[worker] = known + SMOOTHING * (newest - known)
+        if member.heard != then or worker not in self._positions:
+            self._positions[worker] = member.heard, position
+        return round(self._speeds.get(worker, 0.0), 1)
+
+    # Readers.
+
+    @property
+    def over(self) -> bool:
+        """True if the run has ended."""
+        return self._state in ("finished", "stopped", "failed")
+
+    def wait(self, version: int, seconds: float) -> bool:
+        """Wait until the record is newer than a version; return False after ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.version > version, seconds)
+
+    def changes(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
+        """Return the values that are new since a cursor, for JSON, and the next cursor.
+
+        The values have ``whole`` set if the reader has to forget what it has read before.
+        """
+        with self._changed:
+            thinned = self._epochs.thinned + self._points.thinned
+            whole = (
+                cursor.thinned != thinned
+                or cursor.events > self._num_events
+                or cursor.epochs > len(self._epochs.points)
+                or cursor.points > len(self._points.points)
+            )
+            if whole:
+                cursor = Cursor(thinned)
+            new_events = min(self._num_events - cursor.events, len(self._events))
+            values = {
+                "whole": whole,
+                "state": self._state,
+                "reason": self._reason,
+                "stop_request": self.stop_request,
+                "seconds": round(time.monotonic() - self._began, 1),
+                "progress": self._progress,
+                "workers": self._workers,
+                "staleness": self._staleness,
+                "epochs": self._epochs.points[cursor.epochs :],
+                "points": self._points.points[cursor.points :],
+                "events": list(self._events)[len(self._events) - new_events :],
+            }
+            if whole:
+                values["about"] = self.about
+            end = Cursor(thinned, len(self._epochs.points), len(self._points.points), self._num_events)
+            return values, end
+
+    def values(self) -> dict[str, Any]:
+        """Return all values, for JSON."""
+        return self.changes(Cursor())[0]
+
+
+def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results as numbers and lists; None in place of NaN and Inf, which JSON does not have."""
+    return {name: _finite(np.asarray(value).tolist()) for name, value in results.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if isfinite(value) else None
