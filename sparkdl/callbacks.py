@@ -72,7 +72,7 @@ class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
     Use it if K workers use K times the rows per update: with ``batch_size_per_worker=`` in synchronous mode
-    at frequency "batch". If workers take local steps, it replaces the default's own factor.
+    at frequency "batch". With frequency n or "epoch" it replaces the default factor, sqrt(K).
 
     Args:
         rule: "linear" (default): by K; "sqrt": by its square root, which suits Adam and its variants.
@@ -95,8 +95,9 @@ class LearningRateWarmup(LearningRateFactor):
 
     Args:
         epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
-        start: the fraction at the beginning, from 0 to 1. None: 1 / K. This is the rate of one worker if
-            ``LearningRateScaling`` multiplies by K, and 1 / sqrt(K) of it with the default factor.
+        start: the fraction at the beginning, from 0 to 1. None: 1 / K. Training then begins at the
+            compiled rate with ``LearningRateScaling``, and at 1 / sqrt(K) of it with the default
+            factor sqrt(K).
 
     Raises:
         ConfigError: a setting is out of its range.

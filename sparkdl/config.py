@@ -77,7 +77,7 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
 
     Args:
         values: the settings, by name.
-        names: the names that the settings in OF_PLACE have in this file.
+        names: the names of the settings to leave out.
         file: the path of the file, for the warning.
     """
 
@@ -119,7 +119,8 @@ class TrainConfig:
         mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
         frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
         num_workers: number of workers; None is the number of task slots.
-        merge: the rule by which updates change the center, or its name; None is the mode's default.
+        merge: the rule by which updates change the center, or its name; None is the default for the
+            mode and frequency.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether the endpoint serves a live page of each fit.
@@ -173,7 +174,7 @@ class TrainConfig:
         if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
             raise ConfigError(
                 'recovery_every needs mode="synchronous", a frequency other than "epoch" and '
-                'placement="driver", since it restores rounds within an epoch; got '
+                'placement="driver", since it makes snapshots between rounds of an epoch; got '
                 f'mode="{self.mode.value}", frequency={self.frequency!r} and '
                 f'placement="{self.placement.value}". Leave recovery_every out.'
             )

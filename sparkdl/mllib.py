@@ -105,10 +105,11 @@ class SparkMLlibModel(SparkModel):
 
 def _one_hot(points: RDD[LabeledPoint], classes: int) -> RDD[tuple[Array, Array]]:
     def pair(point: LabeledPoint) -> tuple[Array, Array]:
-        import numpy  # in here, because executors may not have sparkdl yet
+        import numpy
 
         label = int(point.label)
         if not 0 <= label < classes or label != point.label:
+            # In here, because executors may not have sparkdl yet when they unpickle this function.
             from sparkdl.errors import DataError
 
             raise DataError(f"Expected labels to be class indices below {classes}; got {point.label}.")

@@ -126,12 +126,13 @@ class FaultTolerance:
             first has joined.
         stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
             or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
-        max_restarts: maximum number of consecutive restarts from the last snapshot after a worker is lost.
-            A completed epoch resets the count.
+        max_restarts: maximum number of consecutive restarts of the worker group after a worker is
+            lost. A completed epoch resets the count.
         on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
             workers go on, and the lost one comes back if Spark starts its task again (docs/lifecycle.md).
-        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run that lost a
-            worker restarts from the last snapshot. None takes one at the end of an epoch only.
+        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run
+            that lost a worker restarts from the last snapshot. None: a snapshot is made only at the
+            end of each epoch and for each checkpoint within an epoch.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -160,7 +161,7 @@ class Stragglers:
         quorum: in synchronous mode, the number of workers with rows (from 1), or the share of all workers (a
             float up to 1.0), that suffices for a round; the others are backup workers. None is all.
         straggler_timeout: in synchronous mode, seconds from the first update of a round until the round
-            closes with the updates it has. None waits for all.
+            closes with the updates it has. None is no limit.
         late_updates: the action for an update whose round closed without it: "drop", or "merge" into the
             round that is open when it arrives.
 
@@ -197,7 +198,7 @@ def flattened(group: Any) -> dict[str, Any]:
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat settings with those of a group in that group.
+    """Return flat settings, with the settings of each group replaced by one object of the group.
 
     Raises:
         ConfigError: a setting of a group is invalid.
@@ -223,7 +224,7 @@ def with_deprecated(
         deprecated: the flat arguments, by name.
 
     Raises:
-        TypeError: the function does not take an argument.
+        TypeError: a flat argument belongs to none of these groups.
         ConfigError: a flat argument is invalid, or is given together with its group.
     """
     for name in deprecated:

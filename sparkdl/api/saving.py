@@ -25,11 +25,12 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
         model: the model.
         config: the settings.
         path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
-        overwrite: whether existing files may be replaced.
+        overwrite: whether an existing model file may be replaced. The ".json" file beside it is
+            always replaced.
 
     Raises:
         ConfigError: the path does not end with ".keras", or ``merge`` is the user's own rule.
-        FileExistsError: the file exists, and ``overwrite`` is False.
+        FileExistsError: the model file exists, and ``overwrite`` is False.
     """
     _require_keras_file(path)
     values = config.to_dict() | {"merge": to_settings(config.merge)}
@@ -61,8 +62,9 @@ def load(
         safe_mode: whether to refuse models that contain code, such as Lambda layers.
 
     Raises:
+        ConfigError: the path does not end with ".keras".
         FileNotFoundError: there is no such file.
-        ModelError: the file is not a compiled Keras model.
+        ModelError: Keras cannot restore a model from the file.
     """
     _require_keras_file(path)
     context = spark_internals.active_context()

@@ -195,31 +195,35 @@ class SparkModel:
         """Train the model in place on the cluster.
 
         Args:
-            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y), (x, y, sample_weight) or LabeledPoint; a
-                DataFrame; or a function of (worker, num_workers) that returns on each worker the arguments of
-                ``keras.Model.fit`` there: a tuple of arrays, or an iterable of batches. For a model of
-                several inputs, pass a tuple or a dict in place of each array. A model that adds its own
-                losses, or has its own ``train_step``, may train without labels, on rows of x or (x,).
+            x: NumPy arrays or pandas, with ``y``; an RDD of (x, y), (x, y, sample_weight) or
+                LabeledPoint; a DataFrame; or a function of (worker, num_workers), which is called
+                on each worker and returns that worker's rows in a form that ``keras.Model.fit``
+                takes: a tuple of arrays, or an iterable of batches. For a model of several inputs,
+                pass a tuple or a dict in place of each array. A model that adds its own losses, or
+                has its own ``train_step``, may train without labels, on rows of x or (x,).
             y: labels, one per row of arrays; for several outputs a tuple or a dict.
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" it counts the rows of all workers together, otherwise those of each worker.
             epochs: number of epochs, including those before ``initial_epoch``.
             verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
-            callbacks: Keras callbacks. They run on the driver, batch hooks as workers report (docs/modes.md).
+            callbacks: Keras callbacks. They run on the driver. Batch hooks are called each time
+                workers report, about twice a second (docs/modes.md).
             validation_split: the fraction of rows held out if there is no ``validation_data``: the last rows
                 of arrays, or a seeded random choice of the rows of RDDs and DataFrames. The same rows are
                 held out in every epoch.
-            validation_data: (x, y) arrays, (x,) or x for a model without labels, an RDD or a DataFrame.
-                Executors evaluate it each epoch.
+            validation_data: arrays (x, y) or (x, y, sample_weight), or x or (x,) for a model
+                without labels; an RDD; a DataFrame; or a function if x is one. Executors evaluate
+                it after the epochs that ``validation_freq`` sets.
             shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
             class_weight: the weight of a training row by the class of its label, an integer or a one-hot
                 vector. As in Keras, only for models of one output and without sample weights.
             sample_weight: weights of the rows of arrays, shape (rows,) or one per time step; for several
                 outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
             initial_epoch: the epoch at which training begins, to continue an earlier fit.
-            steps_per_epoch: updates per epoch of one process; the next epoch continues with the remaining
-                rows. If workers train separately, each takes its share. Default: all rows. As in Keras,
-                arrays without ``batch_size`` are divided into this many batches.
+            steps_per_epoch: number of updates that one process would make per epoch; the next epoch
+                continues with the remaining rows. If workers train separately, each makes its share
+                of these updates. Default: all rows. As in Keras, arrays without ``batch_size`` are
+                divided into this many batches.
             validation_steps: the number of batches of validation rows to evaluate, always the first ones;
                 by default all. As in Keras, arrays without ``batch_size`` are divided into this many batches.
             validation_batch_size: rows per forward pass over validation rows; ``batch_size`` by default.
@@ -462,7 +466,10 @@ class SparkModel:
         return source.frame.withColumn(output_col, predict(*source.features()))
 
     def output_shapes(self) -> Any:
-        """Return the shape of one row's prediction, or a dict of shapes by output; known after a fit."""
+        """Return the shape of one row's prediction, or a dict of shapes by output.
+
+        Call it after ``fit`` or ``evaluate``; before, the shapes are not known.
+        """
         return signature.output_shapes(self.model, self._settled and self._settled.predicted)
 
     @short
@@ -476,7 +483,8 @@ class SparkModel:
             overwrite: whether existing files may be replaced.
 
         Raises:
-            ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own.
+            ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own or
+                has an optimizer of Keras.
             FileExistsError: the file exists, and ``overwrite`` is False.
         """
         saving.save(self.model, self.config, path, overwrite=overwrite)

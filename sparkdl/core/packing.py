@@ -2,8 +2,8 @@
 
 A record has three parts: eight bytes with the length of a JSON text (little-endian), the text, and the data
 that JSON cannot hold. An array or bytes value is ``{"<aside>": [kind, shape, place]}`` in the text: ``kind``
-is the NumPy dtype name or "bytes", and ``place`` the offset of its data after the text. An object that
-occurs several times in the value is stored once.
+is the NumPy dtype name or "bytes", and ``place`` the offset of its data after the text. An array
+or bytes object that occurs several times in the value is stored once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def unpack(data: bytes | memoryview) -> Any:
     """Return the value of a record; its tuples become lists.
 
     Args:
-        data: bytes, or a memoryview. Arrays and bytes values are views into a memoryview.
+        data: bytes or a memoryview. If it is a memoryview, arrays and bytes values are views into
+            it.
 
     Raises:
         ValueError: ``data`` is not a record.
@@ -78,7 +79,9 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 def like(template: Any, value: Any) -> Any:
-    """Return an unpacked value with the tuples and the dict keys of a template.
+    """Return an unpacked value in the structure of a template.
+
+    JSON turned tuples into lists and dict keys into texts; the template restores them.
 
     Raises:
         TypeError: the value has a different structure.

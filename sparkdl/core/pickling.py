@@ -41,11 +41,11 @@ def pickled(code: object, pickler: ModuleType) -> bytes:
         before = pickler.list_registry_pickle_by_value()
         try:
             return _whole(code, pickler)
-        except Exception as error:  # noqa: BLE001 - whatever an object raises that is pickled
+        except Exception as error:  # noqa: BLE001 - pickling an object may raise anything
             own = _unregister(before, pickler)
             try:
                 found = _dumped(code, pickler, {}, own=False)[0]
-            except Exception:  # noqa: BLE001 - the first one is what is wrong
+            except Exception:  # noqa: BLE001 - the first error shows the cause
                 raise error from None
             logger.warning(
                 "The modules %s cannot all be pickled (%s), so executors need copies of their own. Install "
@@ -142,7 +142,7 @@ def _own_module(name: str) -> ModuleType | None:
         elif _is_installed(top):
             return None
         return importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - whatever a module raises; where it runs it will raise that again
+    except Exception:  # noqa: BLE001 - a module may raise anything, now and where it runs
         return None
 
 

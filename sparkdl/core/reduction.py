@@ -1,4 +1,7 @@
-"""Reductions: combine the vectors of all workers in a round into one vector, in worker order."""
+"""Reductions: combine the vectors of a round into one vector, in the order in which they are added.
+
+That is worker order, except in hybrid rounds, which add updates as they arrive.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,8 @@ class AdaptiveSum(Reduction):
     """Adasum (Maleki et al., 2020): parallel vectors are averaged, orthogonal vectors are added.
 
     Two vectors a and b are combined into (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, pair by pair over a
-    binary tree. Its leaves are the vectors of the K workers, in worker order. At most log2 K + 1 vectors are
-    kept at once.
+    binary tree. Its leaves are the vectors in the order in which they are added. At most log2 K + 1
+    of K vectors are kept at once.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Nested dicts, lists and tuples, in which Keras takes several inputs, outputs and weights.
 
-A *leaf* is any other value, None included. optree walks the structures, dicts in the order of their sorted
-keys. Keras installs it.
+A *leaf* is any other value, None included. optree, which Keras depends on, walks the structures. It
+takes the items of a dict in the order of their sorted keys.
 
 A *template* is such a structure with integers in place of arrays: the index of the flat column that belongs
 there. Rows are sent and stored as flat columns; a template turns them into the structure a model takes.
@@ -23,15 +23,15 @@ def _is_leaf(value: Any) -> bool:
     return not isinstance(value, dict | list | tuple)
 
 
-# optree also knows other containers, such as deque, and has None as an empty one.
+# By default optree also walks other containers, such as deque, and treats None as an empty one.
 WALK: dict[str, Any] = {"is_leaf": _is_leaf, "none_is_leaf": True}
 
 
 def plain(value: Any) -> Any:
     """Return a structure in Python's own dicts, lists and tuples.
 
-    optree looks into classes that it knows. TensorFlow wraps the containers that a model holds, and users
-    have their own classes. An OrderedDict would not be sorted.
+    optree does not walk the wrappers in which TensorFlow puts a model's containers, nor the user's
+    own subclasses, except named tuples. It walks an OrderedDict, but does not sort its keys.
     """
     if isinstance(value, Mapping):
         return {name: plain(part) for name, part in value.items()}
@@ -100,12 +100,12 @@ def template_of(value: Any, parts: int | None, first: int = 0) -> Template:
 def flatten(template: Template, value: Any) -> Iterator[Any]:
     """Yield the leaves of a value that has the structure of a template.
 
-    optree refuses a list or a Row of Spark in place of a tuple.
+    This function does not use optree, which refuses a list or a Spark Row in place of a tuple.
 
     Raises:
         TypeError: the value has a different structure.
     """
-    if isinstance(template, int):  # first, with Mapping last, since this runs for every row
+    if isinstance(template, int):  # the cheapest test first: this runs for every row
         yield value
     elif isinstance(template, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(template):

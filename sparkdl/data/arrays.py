@@ -21,7 +21,7 @@ HOMES = {"tensorflow", "torch", "keras"}  # their objects may be arrays, but als
 
 
 def is_array(value: object) -> bool:
-    """Return True if a value is an array in a form that Keras takes: NumPy's, a tensor, or a table."""
+    """Return True if a value is an array for Keras: NumPy's, a tensor, table or sparse matrix."""
     return hasattr(value, "__array__") or is_sparse_matrix(value)
 
 
@@ -40,8 +40,9 @@ def as_rows(value: Any, name: str) -> AnyRows:
         name: its name in errors.
 
     Raises:
-        DataError: a column of a table does not hold numbers, a sparse array has no rows, or only some values
-            of an array are strings; names it.
+        DataError: a column of a table does not hold numbers, a sparse array does not have two
+            dimensions, or only some values of an array are strings. The message names the array or
+            column.
     """
     if isinstance(value, SparseRows):
         return value
@@ -59,7 +60,8 @@ def as_rows(value: Any, name: str) -> AnyRows:
 def array_of(value: object) -> Array:
     """Return a NumPy array from an array or a list nested to any depth; strings become objects.
 
-    NumPy would give all strings of a list the length of the longest one, and cut off zeros at their ends.
+    NumPy would give all strings of a list the length of the longest one, and remove NUL characters
+    at their ends.
     """
     first = value
     while isinstance(first, list | tuple) and first:
@@ -152,7 +154,10 @@ def _of_pandas(value: Any, name: str) -> Array:
 
 
 def _column(values: Any, name: str) -> Array:
-    """Return a pandas column as an array; of objects if its type is not numeric."""
+    """Return a pandas column as an array: of numbers if it holds them, else as pandas converts it.
+
+    An object column of numbers and None becomes an array of numbers.
+    """
     kind = values.dtype
     if hasattr(kind, "categories"):
         if _holds_strings(np.asarray(kind.categories)):

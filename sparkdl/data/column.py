@@ -37,8 +37,8 @@ class Column:
         name: its name in errors.
         shape: the shape of one row's value.
         dtype: the NumPy dtype that it is stored in; "string" for strings.
-        sparse: if only nonzero numbers are stored, their number in the first row; 0 if all are. For strings,
-            an estimate of the bytes of a row.
+        sparse: if only nonzero numbers are stored, an estimate of their count in a row; 0 if all
+            numbers are stored. For strings, an estimate of the bytes of a row.
         parts: number of DataFrame columns that are joined in it; see ``axis_of``.
     """
 
@@ -183,7 +183,11 @@ class Column:
         return cast
 
     def first(self, value: Array) -> Array:
-        """Return the value of the first row, from ``natural``, as an array of one row."""
+        """Return the value of the first row as an array of one row.
+
+        Args:
+            value: the value; if several columns are joined in this one, the result of ``natural``.
+        """
         shape = (1, *self.shape)
         if self.parts > 1 and len(value) == self.parts:
             value = joined([part[None] for part in value], self.shape)
@@ -218,7 +222,7 @@ class Column:
 
 
 def axis_of(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int | None:
-    """Return the axis along which the columns of a list are stacked to an array of some shape.
+    """Return the axis along which the columns of a list are stacked into a row of a given shape.
 
     Args:
         shape: the shape of a row.
@@ -287,7 +291,10 @@ def is_sparse(value: object) -> bool:
 
 
 def count_sparse(value: Any) -> int:
-    """Return the count of numbers to store for a row's value without its zeros; 0 to store it as an array.
+    """Return the count of numbers to store for a row's value in sparse form; 0 for an array.
+
+    The sparse form is used if it stores fewer than a quarter of the numbers. Dense parts of a
+    joined value are stored with their zeros.
 
     Args:
         value: the value; a tuple of values if several columns are joined.

@@ -7,11 +7,12 @@ digests mixed with their keys (``ordered``), and of the digests alone (``free``)
 blocks, nor on the order in which a shuffle delivers rows. The sum of ``free`` over a worker group does not
 depend on the worker that holds a row.
 
-A row is a sequence of 64-bit words, or smaller ones if the bytes of a column are not a multiple of 8. Each
-64-bit word is first XORed with itself shifted right by 29 bits, not a multiple of a number's size, so that
-changed signs do not cancel out. Then each word is multiplied by an odd number that depends on its place in
-the row. The sum is mixed by splitmix64. A row of strings is one word, a digest of its bytes. The fingerprint
-detects mistakes, not attacks.
+A row is a sequence of words. A dense column gives its bytes as 64-bit words, or as smaller words if
+its bytes per row are not a multiple of 8. A column of strings or of sparse rows gives one word per
+row, a hash of its content. A 64-bit word of a dense column is first XORed with itself shifted right
+by 29 bits. Otherwise two changed signs, which are the highest bits of numbers, could cancel out.
+Then each word is multiplied by an odd number that depends on its place in the row. The sum is mixed
+by splitmix64. The fingerprint detects mistakes, not attacks.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ class Schema:
         return Schema(self.columns[: len(self.columns) - len(self.weights)], self.form[:2])
 
     def with_weights(self, other: Schema) -> Schema:
-        """Return this schema, which has no sample weights, with another schema's, if it has any."""
+        """Return this schema with the sample weights of another one, if that has any.
+
+        This schema must have no sample weights.
+        """
         return Schema((*self.columns, *other.weights), (*self.form, *other.form[2:]))
 
     def held(self, other: Schema) -> Schema:
@@ -134,8 +137,9 @@ class Sample(NamedTuple):
         form: the structure of the values: (x, y) or (x, y, sample_weight), or (x,).
         names: the names of the values in errors.
         values: the values.
-        sparse: by value: ``count_sparse`` if it is one of x that is better stored without its zeros, the
-            bytes of a row if it is an array of strings, else 0.
+        sparse: for each value, the size of a row as in ``Column.sparse``: the count of stored
+            numbers if a value of x is stored in sparse form, the bytes of a row if it holds
+            strings, else 0.
         parts: number of DataFrame columns that are joined in each value; empty: 1 each.
     """
 
@@ -171,7 +175,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Any], counts: Counts, names: Sequence[str] = PARTS) -> Sample:
-        """Return the sample of x, y and sample weights, or fewer.
+        """Return the sample of x, of (x, y), or of (x, y, sample_weight).
 
         Args:
             parts: an array or a structure of arrays for each.
@@ -188,10 +192,12 @@ class Sample(NamedTuple):
         return cls(tuple(form), tuple(labels), tuple(values))
 
     def schema(self, floatx: str) -> Schema:
-        """Return the schema of rows like this one: floats in Keras's float type, other dtypes unchanged.
+        """Return the schema of rows like this one.
+
+        Floats and all sample weights get Keras's float type. Other dtypes are unchanged.
 
         Raises:
-            DataError: a value does not consist of numbers, or in x of strings.
+            DataError: a value holds neither numbers nor, in x, strings.
         """
         features, weights = set(leaves(self.form[:1])), set(leaves(self.form[2:]))
         columns = []

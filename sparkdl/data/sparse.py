@@ -49,7 +49,7 @@ class SparseRows:
 
     @classmethod
     def of_array(cls, array: Array, shape: tuple[int, ...], dtype: str) -> SparseRows:
-        """Create rows of a shape from an array with as many numbers per row."""
+        """Create rows of ``shape`` from an array whose rows have the same number of elements."""
         flat = array.reshape(len(array), prod(shape))
         rows, indices = flat.nonzero()
         entries = np.empty(len(rows), entry_of(dtype))
@@ -161,7 +161,7 @@ class TextRows(SparseRows):
         return np.dtype(object)
 
     def reshaped(self, shape: tuple[int, ...]) -> TextRows:
-        """Return the same strings in rows of another shape, with as many strings per row."""
+        """Return the rows in another shape, which must have the same number of strings per row."""
         return type(self)(self.spans, self.entries, shape)
 
     def toarray(self) -> Array:

@@ -20,7 +20,10 @@ from sparkdl.sources.dataframe import FrameSource
 
 
 class FirstRow(NamedTuple):
-    """The first row, repeated to the model's fixed batch size if it has one, and its predictions."""
+    """The first row and its predictions.
+
+    If the inputs of the model declare a batch size, the row is repeated to fill one batch.
+    """
 
     x: Any
     y: Any
@@ -29,7 +32,7 @@ class FirstRow(NamedTuple):
 
 
 def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schema, FirstRow]:
-    """Return the columns of a source by its first row; build the parts of the model that depend on it.
+    """Return the columns of a source and its first row; build the parts of the model that need it.
 
     Args:
         model: the model.
@@ -46,7 +49,7 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
 def settle_sample(
     model: Model, sample: Sample, step: str | None = None, *, frame: bool = False
 ) -> tuple[Schema, FirstRow]:
-    """Return the columns of rows by one of them, as ``settle`` does.
+    """Return the columns of some rows, and a FirstRow made from one row, as ``settle`` does.
 
     Args:
         model: the model.

@@ -1,7 +1,8 @@
 """A run whose endpoint is in worker 0, because executors cannot reach the process that called ``fit``.
 
-The endpoint runs in that worker's process (``worker.hosted_server``). Its address is sent to the other
-workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in its place.
+The endpoint runs in that worker's process (``worker.hosted_server``). Its address is sent to the
+other workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in place of the
+coordinator.
 
 Without a spare slot, the client learns the state of the run only from the job's result. With one, the client
 requests the state from the endpoint with small jobs of one task. It gets the address from a task without
@@ -100,7 +101,11 @@ class RemoteCoordinator:
             self._changed.notify_all()
 
     def _drive(self, epoch: int) -> None:
-        """Request the state at an epoch's end; errors are only logged, as the group's job reports them."""
+        """Send the client's commands to the endpoint, and read the state of the run.
+
+        The endpoint answers when the epoch ends or needs the client, at the latest after a second.
+        Errors are only logged, because the job of the worker group reports them.
+        """
         endpoint = self._endpoint
         if endpoint is None:
             return

@@ -29,12 +29,12 @@ from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication
 from sparkdl.transport import tls
 
-SILENCE = 3.0  # seconds without a heartbeat after which Spark's next attempt takes a worker's place
+SILENCE = 3.0  # seconds without a message after which an attempt may be replaced by a newer one
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup:
-    """The settings of a run's store, the coordinator or the client's view of it.
+    """The settings from which a run's coordinator, or the client's view of a remote one, is made.
 
     Attributes:
         request: the request of the fit.
@@ -57,10 +57,11 @@ class ServerSetup:
     factor: Callable[[float], float] | None
 
     def store(self, carried: CarriedState | None) -> Store:
-        """Return the store of a run, on the driver or in worker 0.
+        """Return the run's coordinator, or the client's view of the coordinator in worker 0.
 
         Args:
-            carried: the final state of workers and rule of the previous fit.
+            carried: the final state of workers and rule of the previous fit. It is not used if the
+                coordinator is in worker 0.
         """
         config, cluster, model = self.request.config, self.request.cluster, self.request.model
         shape, terms = self._shape(), self._terms()
@@ -81,7 +82,7 @@ class ServerSetup:
         return RemoteCoordinator(hosted, functools.partial(jobs.relay, cluster))
 
     def _shape(self) -> RunSpec:
-        """Return the settings of the run that the store needs."""
+        """Return the settings of the run that the coordinator needs."""
         request, layouts = self.request, self.driver.layouts
         config, fit = request.config, request.fit
         own = fit.validation_split > 0 or request.source.indicator is not None

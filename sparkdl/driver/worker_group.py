@@ -38,7 +38,7 @@ def serving(
     *,
     page: Page | None = None,
 ) -> Iterator[Endpoint]:
-    """Serve a store to the workers of a run in a ``with`` block; yield the endpoint, close the store.
+    """Serve a coordinator to workers in a ``with`` block; yield the endpoint; close both at the end.
 
     Args:
         store: the coordinator of the run.
@@ -69,7 +69,7 @@ class WorkerGroup:
 
     Attributes:
         cluster: the Spark application.
-        store: the run's store.
+        store: the run's coordinator, or the client's view of one in worker 0.
         submit: the function that submits the job of a generation, as a barrier stage or not.
         barrier: whether the job is a barrier stage.
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
@@ -134,7 +134,7 @@ class WorkerGroup:
             self._failed(self.store.failure)
         elif job.error is not None:
             self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
-        elif not job.result:  # with the endpoint in worker 0, the result holds the run's record
+        elif not job.result:  # it is True if the run's record has arrived from worker 0
             raise WorkerLostError("The Spark job ended before the run was complete.")
 
     def _failed(self, error: SparkDLError) -> None:
@@ -158,10 +158,10 @@ class WorkerGroup:
             self.cancel()
             self.store.restart()
             logger.warning(
-                "A worker was lost; the run restarts from %s (%d of %d): %s",
-                self.store.cut,
+                "A worker was lost; the workers restart (%d of %d), with the snapshot of %s: %s",
                 self.failures,
                 self.restarts,
+                self.store.cut,
                 str(error).split("\n")[0][:300],
             )
             self.start()

@@ -31,8 +31,8 @@ class TrainingSummary:
         training: counts and timings of the run, as in the History of ``SparkModel.fit``.
 
     Attributes:
-        history: the same.
-        training: the same; empty for a model that was loaded.
+        history: as the argument.
+        training: as the argument; empty for a model that was loaded from a file.
     """
 
     def __init__(self, history: dict[str, list[float]], training: dict[str, Any]) -> None:
@@ -52,8 +52,8 @@ class TrainingSummary:
 class KerasEstimatorModel(Predicts, FitParams, Model):
     """A Keras model that an Estimator trained, with the Params of that training.
 
-    The model is not a Param, because model selection transforms with the Params of its grid, which may
-    include another, untrained model.
+    The model is not a Param. CrossValidator passes the Params of its grid to ``transform``, and a
+    ``model`` among them is an untrained one, which would replace the trained model.
 
     Args:
         model: the trained keras.Model.
@@ -125,7 +125,10 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
     def _fit(self, dataset: DataFrame) -> KerasEstimatorModel:
         given = self.held()
         if given is None:
-            raise ModelError("KerasEstimator has no model. Set model to a compiled keras.Model.")
+            raise ModelError(
+                "KerasEstimator has no model. Set model to a compiled keras.Model, or to a "
+                "function that returns one."
+            )
         code = arguments(self, ("customObjects",))
         builder, original = None if checks.is_model(given) else given, None
         if builder is None:

@@ -1,8 +1,8 @@
 """The Params of the Estimator and the Transformers: their names, descriptions and converters.
 
 Setters, getters and the signatures of constructors are made from them. The Params of settings are made from
-the fields of ``TrainConfig`` and its groups. Setting a Param checks its value. ``SparkModel`` checks
-combinations of values when a fit begins.
+the fields of ``TrainConfig`` and its groups. Setting a Param converts and checks its value, if
+the Param has a converter. ``SparkModel`` checks combinations of values when a fit begins.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def _converter(hint: Any, check: Check) -> Convert:
     """Return the converter for a field.
 
     Args:
-        hint: the type of the field. If it is one of SPARK, or that and None, Spark's converter is used;
-            otherwise a value stays what it is, except that NumPy scalars become Python numbers.
+        hint: the type of the field. If it is a type in SPARK, with or without None, Spark's
+            converter is used. Otherwise a value is not converted, except that NumPy scalars become
+            Python numbers.
         check: the check of the field.
     """
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
@@ -207,7 +208,8 @@ class KerasParams(Params):
         """Set several Params by name; None clears a Param.
 
         Raises:
-            TypeError: a Param does not exist, or does not accept the value.
+            TypeError: a Param does not exist, or the value has a wrong type.
+            ConfigError: the value is invalid.
         """
         for name in params:
             if not self.hasParam(name):
@@ -264,7 +266,9 @@ class PredictionParams(KerasParams):
     )
     probabilityCol = _param("the column of class probabilities as a vector; empty for none", TEXT)
     rawPredictionCol = _param(
-        "the column of logits as a vector, up to a constant per row; empty for none", TEXT
+        "the column of raw predictions as a vector: logits, up to a constant per row, or (-z, z) "
+        "for an output of one unit with the logit z; empty for none",
+        TEXT,
     )
     task = _param(
         'the kind of output: "classification", "regression", or "auto" (decided by the loss)', _one_of(Task)

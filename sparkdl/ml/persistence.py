@@ -129,7 +129,8 @@ class KerasReader(MLReader["Stored"]):
         ``keras.saving.custom_object_scope``.
 
         Raises:
-            ModelError: the model cannot be restored; names the missing object.
+            ModelError: the stage is of another class, or the model cannot be restored, for example
+                because a custom object is missing.
         """
         cluster = application_of(self.sparkSession)
         metadata = DefaultParamsReader.loadMetadata(path, cluster.handle)

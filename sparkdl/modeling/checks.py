@@ -109,7 +109,7 @@ def require_divisible(model: keras.Model, num_workers: int) -> None:
 
 
 def require_numbers(model: keras.Model, predicted: Any) -> None:
-    """Raise an error unless predictions are numbers, as in a column of predictions.
+    """Raise an error unless all predictions are numbers: a column holds nothing else.
 
     Raises:
         ModelError: an output gives strings.

@@ -34,7 +34,8 @@ class Classes(NamedTuple):
     Attributes:
         prediction: the index of the likeliest class, after any thresholds; shape (rows,).
         probability: the probabilities; shape (rows, classes).
-        raw: logits, up to a constant per row; shape (rows, classes).
+        raw: logits, up to a constant per row; as in Spark, (-z, z) for outputs of one unit with the
+            logit z; shape (rows, classes).
     """
 
     prediction: Array

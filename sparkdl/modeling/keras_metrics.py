@@ -62,9 +62,10 @@ def build_metrics(
 
 
 def _build_without_labels(model: keras.Model, x: Any, predicted: Any, step: str) -> None:
-    """Build the states of ``compile``'s metrics if only the model's own step knows its labels.
+    """Build the states of a model's metrics for rows without labels.
 
-    The predictions take the place of the labels, because they have the right shape.
+    With Keras's own step, only ``compute_loss`` is called. A custom step may make labels itself;
+    the predictions take their place here, because they have the right shape.
     """
     if getattr(type(model), step) is getattr(keras.Model, step):
         model.compute_loss(x=x, y=None, y_pred=predicted, sample_weight=None)
@@ -81,7 +82,7 @@ def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
     for y, predicted in samples:
         try:
             metric.update_state(y, predicted)
-        except Exception:  # noqa: BLE001 - each backend has its own for labels and predictions of another kind
+        except Exception:  # noqa: BLE001 - another kind of labels; the error depends on the backend
             continue
         return y, predicted
     return None
@@ -93,7 +94,7 @@ def adds_up(metric: Any, samples: Samples) -> bool:
     if sample is None:
         return False
     y, predicted = sample
-    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # a probability remains one
+    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # stays a probability
 
     def states(*halves: Any) -> list[Array]:
         metric.reset_state()
@@ -117,7 +118,8 @@ def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | 
     Keras reports the logs of the step if their names differ from those of the model's metrics.
 
     Args:
-        model: a compiled model with built metrics, whose weights may change.
+        model: a compiled model with built metrics, which is not used again: the ``result`` of its
+            metrics is replaced, and its weights may change.
         step: "train_step" or "test_step".
         data: some rows, in the form that the step takes.
 

@@ -32,7 +32,8 @@ from sparkdl.process import interrupts
 
 # The backend's class. In Keras 3.5 the weights of layers are not instances of keras.Variable itself.
 Variable: type[Any] = keras.Variable.__mro__[1]
-SEED = "seed_generator_state"  # Keras's name for the state (seed, draws) of a generator that draws in order
+# Keras's name for the state of a SeedGenerator: the seed, and the count of ``next(ordered=True)``.
+SEED = "seed_generator_state"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,10 @@ def generators(model: keras.Model) -> list[Any]:
 
 
 def set_generators(model: keras.Model, arrays: Sequence[Array], worker: int) -> None:
-    """Set generators so that every worker draws different random numbers, and worker 0 draws the model's."""
+    """Set generators so that every worker draws different random numbers.
+
+    Worker 0 draws the numbers that the model itself would draw. Layer counters are set as given.
+    """
     counters = {id(variable) for variable in model.weights}
     for variable, array in zip(generators(model), arrays, strict=True):
         apart = 0 if id(variable) in counters else worker

@@ -2,7 +2,8 @@
 
 In the mean of all workers, the weight of a worker's gradient is the denominator of its loss: the number of
 rows or, if a mask or weights decide it, their sum. So the reduction of losses is watched while a step is
-traced or runs. The driver reports losses that no weights can correct, by name.
+traced or runs. If no such weight makes the mean correct, the driver warns and names the loss. A
+loss without a reduction is refused.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class Reduction(NamedTuple):
 class ReductionWatch:
     """The reductions of the losses that were computed in this thread while it was watched.
 
-    Some metrics take one number per batch, such as the loss of an output or the value of a tracker. Its
-    weight is the share's part of the batch, so the shares together count as one batch with the mean of their
-    values.
+    A worker may compute only a share of a batch. A metric that takes one number per batch, such as
+    the loss of an output or the value of a tracker, then gets this number with the weight
+    1 / ``scale``, the share's part of the batch. So the shares together count as one batch with the
+    mean of their values.
 
     Args:
         scale: rows of the whole batch per row of this share; None if the batch is not shared. Summed losses
@@ -74,7 +76,7 @@ class ReductionWatch:
         means = [each for each in self.reductions if each.kind != "sum"]
         if len(means) != 1 or means[0].kind != "weights":
             return None
-        return means[0].denominator + 1e-6  # 0 would mean that there is none
+        return means[0].denominator + 1e-6  # not 0, which stands for the number of rows
 
     def note(self, loss: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
         """Record a reduction; return the loss, scaled if it is a sum."""
@@ -239,11 +241,12 @@ def is_own(model: keras.Model, name: str) -> bool:
 def logged(
     model: keras.Model, steps: Iterable[str], first: Sequence[Any], builder: Any = None, objects: Any = None
 ) -> dict[str, dict[str, int]]:
-    """Return, by step, the indices of metrics by the names under which the model's own step reports them.
+    """Return, for each custom step of a model, the index of the metric behind each name in logs.
 
     Args:
         model: a compiled and built model.
-        steps: the steps that follow. A step that reports the metrics' own names is left out.
+        steps: the names of steps, "train_step" or "test_step". The result leaves out Keras's own
+            steps, steps that report the metrics' own names, and steps that fail on these rows.
         first: x, y and weights of some rows.
         builder: the function that built the model, if any.
         objects: custom objects that the model needs.
@@ -372,7 +375,10 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
 
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
-    """Return the name of the only loss of a model, and whether it takes logits; ("", False) for several."""
+    """Return the name of the only loss of a model, and whether it takes logits.
+
+    The result is ("", False) if the model has several losses or none.
+    """
     given = leaves(getattr(model, "loss", None))
     if len(given) != 1 or given[0] is None:
         return "", False
@@ -393,7 +399,7 @@ def _couples_rows(loss: Any, samples: Samples) -> bool:
     for labels, first in samples:
         try:
             found = [_reduced(loss, pair) for pair in _pairs(labels, first)]
-        except Exception:  # noqa: BLE001 - each backend has its own for what is of another output
+        except Exception:  # noqa: BLE001 - another output's rows; the error depends on the backend
             continue
         (a, b, together), weights = zip(*found, strict=True)
         if None in weights:
@@ -406,7 +412,11 @@ def _couples_rows(loss: Any, samples: Samples) -> bool:
 
 
 def _reduced(loss: Any, pair: tuple[Any, Any]) -> tuple[float, float | None]:
-    """Return a loss and its weight in a mean over rows; the weight is None if it differs between parts."""
+    """Return a loss and its weight in a mean over rows.
+
+    The weight is the denominator if a mask or weights decide it, otherwise 1. It is None if the
+    loss has several reductions, of which one has such a denominator.
+    """
     with watched() as watch:
         value = float(keras.ops.mean(loss(*pair)))
     weights = [float(each.denominator) for each in watch.reductions if each.kind == "weights"]
@@ -416,7 +426,9 @@ def _reduced(loss: Any, pair: tuple[Any, Any]) -> tuple[float, float | None]:
 
 
 def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield labels and predictions of some rows, of other such rows, and of both together, each twice.
+    """Yield labels and predictions of some rows, then of other rows, then of both sets together.
+
+    The last pair contains every row twice.
 
     A loss that compares rows may need two rows of the same class and one of another.
     """

@@ -39,7 +39,12 @@ def decays_weights(model: keras.Model) -> list[bool]:
 
 
 def set_decays_weights(model: keras.Model, decays: list[bool]) -> None:
-    """Apply the optimizer's weight decay to some weights of the model, even if it is already built."""
+    """Apply weight decay only to weights with a True flag, even if the optimizer is already built.
+
+    Args:
+        model: the compiled model.
+        decays: a flag for each weight, as ``decays_weights`` returns them.
+    """
     excluded = (weight for weight, one in zip(model.weights, decays, strict=True) if not one)
     keras_internals.set_excluded_from_weight_decay(inner(model), excluded)
 
@@ -81,7 +86,10 @@ def inner(model: keras.Model) -> Any:
 
 
 def scales_loss(model: keras.Model) -> bool:
-    """Return True if the optimizer scales the loss; a gradient may then be Inf and a step be skipped."""
+    """Return True for a LossScaleOptimizer: a gradient may be Inf, and the step is then skipped.
+
+    An optimizer with ``loss_scale_factor`` also scales the loss, but skips no steps.
+    """
     return inner(model) is not model.optimizer
 
 
@@ -93,7 +101,8 @@ def refuses_slices(model: keras.Model) -> bool:
 def adds_slices(model: keras.Model) -> bool:
     """Return True if an optimizer's step is the same for slices and for their sum by row.
 
-    Most optimizers square or clip a gradient slice by slice. Accumulated gradients are dense before that.
+    Most optimizers square or clip a gradient slice by slice. An optimizer that accumulates
+    gradients adds the slices up before that.
     """
     optimizer = inner(model)
     clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue

@@ -1,9 +1,9 @@
-"""Comparison of a restored model with the live model, by their results for the first rows.
+"""Comparison of a restored model with the live model, by their results for the first row.
 
 Workers train a model that is restored from its configuration and from a list of attributes that differ (see
 ``modeling.differences``). The list may be incomplete: a constructor may keep an argument in the graph of a
-functional model, in a closure or in an object of another library. So before training begins, the driver runs
-both models on the first rows and compares the results.
+functional model, in a closure or in an object of another library. So before training begins, the
+driver runs both models on the first row and compares the results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
     Args:
         model: the live model, compiled and built. It stays unchanged, except that its metrics are reset.
         again: the restored model. Its variables have the same values as the live model's, and may change.
-        first: x, y and sample weights of some rows; y and the weights may be None.
+        first: x, y and sample weights of the first row, repeated if the inputs declare a batch
+            size; y and the weights may be None.
 
     Raises:
         ModelError: a result differs. The message names the result.
@@ -124,7 +125,7 @@ def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     try:
         with keras_variables.undisturbed(model):
             model.optimizer = copied(optimizer)
-            # Keras excludes variables from weight decay by their ids, which differ in the copy.
+            # Keras records variables without weight decay by their ids. The copy lacks this record.
             optimizers.set_decays_weights(model, decays)
             model.optimizer.build(model.trainable_variables)
             execution.train_once(model, Batch(*first).to_data())

@@ -45,7 +45,7 @@ from sparkdl.process import interrupts
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A compiled model as values, without code.
+    """A built model as values, without code.
 
     Attributes:
         config: the serialized model as JSON; None for a model that a function builds.
@@ -55,7 +55,8 @@ class ModelSpec:
         generators: the states of random generators, and counters.
         backend: the Keras backend of the driver.
         floatx: Keras's default float type on the driver.
-        policy: the name of Keras's default dtype policy on the driver; compile scales the loss by it.
+        policy: the name of Keras's default dtype policy on the driver. With "mixed_float16",
+            ``compile`` makes the optimizer scale the loss.
         epsilon: Keras's epsilon on the driver, which losses and metrics read when they compute.
         data_format: Keras's default image format on the driver: channels first or last.
         moved: the indices among the model's weights of those that its optimizer was built for.
@@ -92,7 +93,7 @@ def freeze(
     Args:
         model: the model.
         builder: the function that built it, if any; the configuration is then not needed.
-        custom_objects: objects named by the user. Objects in the live model's configuration are found.
+        custom_objects: objects named by the user. Those that the live model uses need not be named.
         trains: whether the model will be trained, for which it has to be compiled.
         check: called with the model that is restored here as on executors.
 
@@ -237,7 +238,7 @@ def _made(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] 
     _build(model, spec)
     _check_weights(model, spec)
     if spec.trains and model.optimizer.built and places_of(model, optimizers.moves(model)) != spec.moved:
-        model.optimizer = copied(model.optimizer)  # an unbuilt copy: Keras built it for the trainable ones
+        model.optimizer = copied(model.optimizer)  # unbuilt; Keras built it for other variables
     return model
 
 
@@ -248,12 +249,13 @@ def _build(model: keras.Model, spec: ModelSpec) -> None:
             model.build_from_config(spec.built)
     shape = (spec.built or {}).get("input_shape")
     if spec.weights and not model.weights and isinstance(shape, list | tuple):
-        with suppress(Exception):  # Keras traced call with numbers; _check_weights reports a failure
+        # Keras calls the model with symbolic numbers to build it. A model of strings fails on them.
+        with suppress(Exception):  # _check_weights reports a failure
             model(keras.Input(batch_shape=tuple(shape), dtype=TEXT))
 
 
 def _settle(model: keras.Model, spec: ModelSpec) -> None:
-    """Build the optimizer for the variables that it moves, and set all values of a restored model."""
+    """Build the optimizer for the variables that it updates, and set a restored model's values."""
     if spec.trains and not model.optimizer.built:
         model.optimizer.build([model.weights[place] for place in spec.moved])
     restore(model, spec)

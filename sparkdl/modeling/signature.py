@@ -130,7 +130,7 @@ def output_shapes(model: keras.Model, predicted: Any) -> Any:
 
 
 def known_features(model: keras.Model, sample: Sample | None = None) -> Schema | None:
-    """Return the schema of rows of x that the model takes; None if they depend on a row.
+    """Return the schema of rows of x that the model takes; None if only a row can show it.
 
     Args:
         model: the model.
@@ -163,6 +163,7 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
         model: the model.
         schema: the schema of the first row.
         reshape: whether flat values may be reshaped for the model, as vectors of a DataFrame have to be.
+            Labels are reshaped only if this is True.
 
     Raises:
         ConfigError: a list of columns does not form rows of the shape that the model takes.

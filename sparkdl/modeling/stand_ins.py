@@ -2,7 +2,8 @@
 
 ``keras.Model.fit`` never uses the configuration of an object. So a program works even if a ``get_config``
 leaves out an argument or is missing. Workers, however, make the model from its configuration. Such an object
-is therefore pickled itself, and sent beside the configuration.
+is therefore sent beside the configuration: a layer or model as a call of its constructor, any other
+object pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Constructed(NamedTuple):
 
     Attributes:
         kind: the class.
-        arguments: the arguments of the constructor. Keras records numbers, text and the like.
+        arguments: the arguments of the constructor. Keras records them if all are numbers, strings,
+            booleans or None.
         name: the name of the layer or model.
     """
 
@@ -48,7 +50,8 @@ class Constructed(NamedTuple):
 def _constructed(layer: Any) -> Constructed | None:
     """Return the call that restores a layer; None if it is not needed or not possible.
 
-    An ``__init__(self)`` accepts no configuration, because Keras's also contains ``trainable`` and ``dtype``.
+    It is needed if the constructor does not accept the layer's configuration. For example, an
+    ``__init__(self)`` does not accept ``trainable`` and ``dtype``, which every configuration has.
     """
     kind, arguments = type(layer), keras_internals.constructor_arguments(layer)
     users = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "keras"]

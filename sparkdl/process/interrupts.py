@@ -3,8 +3,8 @@
 Python raises KeyboardInterrupt between any two bytecodes of the main thread. There it could break a lock of
 the coordinator, a conversation with the JVM, or the cleanup after an earlier interrupt. Therefore the signal
 handler of a call only records the first interrupt, and ``check`` raises it. A call that reaches no ``check``
-for a while, as in a long callback, is interrupted where it is. Further interrupts are ignored while the call
-cleans up.
+for a while, as in a long callback, is interrupted where it is. While the call cleans up, further
+interrupts are ignored; after GRACE seconds, another one aborts the cleanup.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ LOCKED = {
     "sparkdl.spark.jobs",
 }
 BUSY = {"py4j", "pyspark", "logging"}  # An exception in these leaves tracebacks or half a message.
-OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"  # PySpark 3.5 to 4.3; cancels all jobs first
+# PySpark 3.5 to 4.3: its handler, which cancels all jobs and then raises KeyboardInterrupt.
+OF_SPARK = "SparkContext._do_init.<locals>.signal_handler"
 OF_PY4J = {  # messages that py4j 0.10.9 logs with a traceback, by logger
     None: "KeyboardInterrupt while sending command.",
     "py4j.clientserver": "Exception occurred while shutting down connection",
@@ -133,7 +134,11 @@ class _Guard:
         self._nudged_out.release()
 
     def _quieten_py4j(self) -> None:
-        """Keep py4j from logging a traceback, and logging from configuring the root logger for it."""
+        """Suppress the tracebacks that py4j logs.
+
+        py4j logs one of them with ``logging.exception``, which adds a handler to a root logger
+        without any. So the root logger gets a temporary handler.
+        """
         root = logging.getLogger()
         if not root.handlers and logging.lastResort is not None:
             last = logging.lastResort
@@ -165,7 +170,7 @@ class _Guard:
             self.say()
 
     def _end_nudges(self) -> None:
-        """End the thread that nudges, and cancel Spark's jobs, as PySpark does after an interrupt."""
+        """End the thread that nudges. Cancel all jobs if the previous handler is PySpark's."""
         if self.noted is None:
             return
         self._nudging.release()

@@ -14,7 +14,7 @@ from pathlib import Path
 SHORT = "Memory ran out"  # the beginning of the reason
 SETTING = "spark.executor.pyspark.memory"
 OVERHEAD = "spark.executor.memoryOverhead"
-OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # Spark 3.5 to 4.3 sets it for workers with a limit
+OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # Spark 3.5 to 4.3 sets it if it limits the Python process
 REPORTED = re.compile(  # messages of Python, NumPy, the loader, C++, TensorFlow, JAX, torch and Arrow
     r"\bMemoryError\b|ArrowMemoryError|[Cc]annot allocate memory|can't allocate memory|Unable to allocate|"
     r"failed to map segment from shared object|bad_alloc|ResourceExhausted|RESOURCE_EXHAUSTED|"
@@ -25,7 +25,8 @@ ASKED = re.compile(
     r"[Tt]ried to allocate ([\d.]+ \w+)|malloc of size (\d+)|shape\[([\d,]+)\]"
 )
 OF_GPU = re.compile(r"device:GPU|\bGPU\b|CUDA")
-NEAR = 0.8  # share of the limit above which an error without a message counts as a lack of memory
+# Share of the address space limit above which a SystemError counts as a failed allocation.
+NEAR = 0.8
 MEMORY = (
     f"Use a smaller batch_size or fewer workers per executor, or give executors more memory ({OVERHEAD})."
 )

@@ -33,7 +33,10 @@ LIBRARIES = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the name and message of an exception as one line; a lack of memory comes first."""
+    """Return the name and message of an exception as one line.
+
+    If memory ran out, the line begins with "Memory ran out".
+    """
     return memory.explained(_innermost(error), _reason_of(error))
 
 

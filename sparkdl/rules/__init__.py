@@ -1,4 +1,4 @@
-"""Merge rules, which define how an update changes the center variable: one algorithm per file.
+"""Merge rules, which define how an update changes the center: one family of algorithms per file.
 
 A rule is a pair of pure functions with a state between them, like optax's ``init`` and ``update``.
 ``init(center)`` returns the state before the first merge. ``update(delta, state, merge)`` returns the step to
@@ -47,7 +47,7 @@ STUDIED = 8  # largest number of workers in the convergence study
 
 
 class Choice(NamedTuple):
-    """A rule, and the learning rate that goes with it.
+    """A rule, and the scaling of the workers' learning rate that goes with it.
 
     Attributes:
         rule: the rule.
@@ -69,8 +69,10 @@ class Choice(NamedTuple):
 def default(mode: str, window: int | None) -> Choice:
     """Return the rule that experiments favour for a mode and frequency; see the table in docs/modes.md.
 
-    With several local steps per exchange, workers use sqrt(K) times the learning rate, which suits the mean
-    of K; in rounds a momentum compensates for the rest. For one worker each default is plain Keras.
+    With several local steps per exchange, workers use sqrt(K) times the learning rate, since the
+    mean of K workers' steps has one K-th of the variance of one step. In rounds, the momentum of
+    BMUF multiplies the effect of each mean by another sqrt(K). For one worker each default is plain
+    Keras.
     """
     if mode == "synchronous":
         return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)

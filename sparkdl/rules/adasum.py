@@ -1,4 +1,4 @@
-"""Adasum (Maleki et al., 2020): c += delta_1 + ... + delta_K, without the parts that they share."""
+"""Adasum (Maleki et al., 2020): c += delta_1 + ... + delta_K, where shared parts count once."""
 
 from __future__ import annotations
 

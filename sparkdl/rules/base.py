@@ -1,6 +1,6 @@
 """The base class of merge rules, and the facts about an update that a rule may use.
 
-A rule consists of pure functions of its arguments, so a user can write one without knowing the endpoint.
+The methods of a rule are pure functions. So a user can write a rule without knowing the endpoint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Merge(NamedTuple):
         staleness: number of other updates merged since this worker last pulled the center; 0 in rounds.
         workers: number of workers with rows, if updates are merged one by one; 1 in rounds, where the updates
             are first reduced to a single one.
-        steps: number of batches that the worker trained on since it last pulled the center.
-        center: in rounds, the center before this update.
+        steps: number of batches in the worker's window; 1 in rounds.
+        center: in rounds, the center before this update; otherwise empty.
     """
 
     staleness: int

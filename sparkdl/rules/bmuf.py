@@ -25,8 +25,9 @@ class BMUF(Rule):
     Attributes:
         block_momentum: fraction of the velocity kept in each round, at least 0 and below 1; None is
             1 - K ** -power.
-        power: 1 (default) is the paper's choice: each mean counts K times in the end. 0.5, with sqrt(K) times
-            the learning rate in the workers, is the default of ``SparkModel``.
+        power: 1 (default) is the paper's choice: each mean counts K times in the end.
+            ``SparkModel`` uses 0.5, with sqrt(K) times the learning rate in the workers, if a round
+            has several batches and ``merge`` is not set.
     """
 
     name = "bmuf"

@@ -1,7 +1,9 @@
 """AEASGD and EAMSGD (Zhang, Choromanska and LeCun, 2015): springs tie the workers to the center.
 
-In every window a worker pulls c and sends e = alpha (w - c). It continues from w - e, and the center becomes
-c + e. A worker's weights are never replaced by the center.
+After every window a worker sends e = alpha (w - c). In rounds c is the center of the last round;
+otherwise the worker pulls it first. The worker continues from w - e, and the center becomes c + e.
+The center replaces a worker's weights only at the start, after an update with NaN or Inf, and (in
+rounds) after a callback has set the center.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class AEASGD(Rule):
 
     Attributes:
         alpha: fraction of their distance by which the worker and the center each move in one exchange: the
-            paper's learning rate times rho, above 0 and below 1. None is 0.9 / K, the paper's choice.
+            paper's learning rate times rho, above 0 and below 1. None is the paper's choice, 0.9
+            divided by the number of workers with rows.
     """
 
     name = "aeasgd"
@@ -43,11 +46,11 @@ class AEASGD(Rule):
         return Total()
 
     def draw(self, local: Vector, center: Vector) -> Vector:
-        """Return e, by which the worker's weights move to the center."""
+        """Return e, by which the worker's weights move towards the center."""
         return (local - center) * np.float32(self.alpha)
 
     def update(self, delta: Vector, state: object, merge: Merge) -> tuple[Vector, object]:
-        """Return e, by which the center moves to a worker, or the sum over a round."""
+        """Return e, by which the center moves towards a worker, or the sum of e over a round."""
         return delta, state
 
 

@@ -11,7 +11,7 @@ from sparkdl.core.vectors import Vector
 from sparkdl.rules.base import Merge, Rule
 from sparkdl.rules.outer import SGD, Adam, Outer
 
-ALONE = 'its optimizer steps once per round; take mode="synchronous"'
+ALONE = 'its optimizer steps once per round; set mode="synchronous"'
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class FedOpt(Rule):
     """A rule that uses the negative mean delta of a round as a gradient of the center, and takes a step.
 
     Attributes:
-        optimizer: one of ``sparkdl.rules.outer``, by default FedAdam's, or a Keras optimizer, which gets all
-            trainable variables as one vector.
+        optimizer: an optimizer of ``sparkdl.rules.outer``, by default ``Adam`` (FedAdam), or a
+            Keras optimizer, which gets all trainable variables as one vector.
     """
 
     name = "fedopt"
@@ -39,7 +39,10 @@ class FedOpt(Rule):
 
 @dataclass(frozen=True)
 class DiLoCo(Rule):
-    """FedOpt with Nesterov momentum outside, and hundreds of AdamW steps between rounds inside.
+    """FedOpt with SGD and Nesterov momentum as the optimizer of the center.
+
+    In the paper, a worker takes hundreds of AdamW steps between rounds. Here the compiled optimizer
+    and ``frequency`` decide this.
 
     Attributes:
         outer_learning_rate: the step size; 1 without momentum is the rule "average".

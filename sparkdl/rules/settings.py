@@ -45,8 +45,9 @@ def _value(value: object) -> object:
 
 def _unknown(value: object) -> ConfigError:
     return ConfigError(
-        f"merge should be a rule of sparkdl.rules if the settings are saved; got {value!r}. Save only the "
-        "model with spark_model.model.save(), and pass merge= again after loading it."
+        f"merge should be a rule of sparkdl.rules if the settings are saved; got {value!r}. The "
+        "optimizer of such a rule should be one of sparkdl.rules.outer. Save only the model with "
+        "spark_model.model.save(), and pass merge= again after loading it."
     )
 
 

@@ -19,7 +19,7 @@ SECTIONS = {
     Kind.VALIDATION: ("metrics",),
     Kind.GIVE: ("state",),
 }
-# The longest message of rows, in bytes.
+# Size limit, in bytes, of the rows that a worker gives to another one in one message.
 ROWS_BYTES = 1 << 30
 
 
@@ -60,7 +60,7 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
         ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
     ):
         if length and (length not in values or name not in expected):
-            raise RefusedError(413, f"{length} {name} in a {update.kind.name} of this model.")
+            raise RefusedError(413, f"A {update.kind.name} of this model cannot have {length} {name}.")
 
 
 def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
@@ -77,7 +77,10 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
         return
     if not (update.rows or aggregation.has_rounds) or update.base_version > aggregation.version:
         raise RefusedError(
-            400, f"An update of {update.rows} rows from version {update.base_version} cannot be merged."
+            400,
+            f"An update of {update.rows} rows, based on version {update.base_version} of the "
+            f"center, cannot be merged: it has no rows, or the center is at version "
+            f"{aggregation.version}.",
         )
     if not (isfinite(update.normalizer) and update.normalizer >= 0):
         raise RefusedError(400, f"An update cannot have the weight {update.normalizer}.")

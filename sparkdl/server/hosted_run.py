@@ -25,7 +25,8 @@ class HostedRun:
         decays: share of each statistic that a training step keeps.
         token: secret of the run.
         tls: True if the endpoint uses TLS.
-        learning_rate: rate of all epochs. None if the client starts each epoch and sets its rate.
+        learning_rate: rate of all epochs. None if the process that called ``fit`` starts each
+            epoch and sets its rate.
     """
 
     shape: RunSpec
@@ -39,7 +40,11 @@ class HostedRun:
 
     @property
     def ahead(self) -> int:
-        """The number of tasks without rows before the task of worker 0."""
+        """The number of extra tasks before that of worker 0: 1 without ``learning_rate``, else 0.
+
+        The extra task has no rows. It sends the endpoint's address to the process that called
+        ``fit``.
+        """
         return int(self.learning_rate is None)
 
     def store(self, rule: Rule | None, generation: int) -> Coordinator:

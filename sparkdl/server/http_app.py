@@ -12,18 +12,20 @@ All paths are under ``/v1`` and require the run's token (``Authorization: Bearer
 
 The live page (``server.monitoring.page``) has its own paths, which require a session instead of the token.
 
-If the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
+If the endpoint is in worker 0 (``worker.hosted_server``), the run's client and the other workers
+also use:
 
 * ``POST /v1/drive``      JSON: epochs that may begin; the reply is the packed state of the run;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
-Errors are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 408 incomplete request (may be
-sent again), 409 old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422 layout of
-another model. The token is compared before anything else is read, and a body's header before its sections. A
-refused request has its connection closed, so that its body is never read. Request data is never
-unpickled, and no path of a request touches the disk.
+Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 404 unknown
+path, 405 wrong method, 408 incomplete request (may be sent again), 409 old generation or attempt,
+410 the run is over, 411 no length, 413 wrong size, 422 layout of another model or other rows, 500
+the endpoint failed. The token is checked before the body is read, and the header of an update
+before its sections. The connection of a refused request is closed, so that the rest of its body is
+never read. Request data is never unpickled, and no path is resolved on the disk.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ JSON_BYTES = 1 << 20  # size limit of a JSON body
 
 
 class Traffic:
-    """Counts of bytes in each direction, also by worker, and of refused requests."""
+    """Counts of the bytes of updates and replies, also by worker, and of refused requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +87,7 @@ class Traffic:
             return self.received[worker], self.sent[worker]
 
     def refuse(self) -> None:
-        """Count a request that is answered with an error, or whose stream an error ends."""
+        """Count a request that is answered with an error, or that ends with a refused update."""
         with self._lock:
             self.refused += 1
 
@@ -111,7 +113,7 @@ def make_app(
         page: the live page of the run, which has its own sessions.
     """
     app = flask.Flask("sparkdl", static_folder=None)
-    app.url_map.merge_slashes = False  # else answers with a redirect page
+    app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
     app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
     expected = f"Bearer {token}".encode()
 
@@ -260,7 +262,7 @@ def _weights(nbytes: int) -> bytes:
     """Return the body of a request, which must have this length."""
     length = flask.request.content_length
     if length != nbytes:
-        raise RefusedError(413, f"{length} bytes of weights; this model has {nbytes}.")
+        raise RefusedError(413, f"Expected {nbytes} bytes of weights; got {length}.")
     weights: bytes = flask.request.environ["wsgi.input"].read(length)
     if len(weights) != length:
         raise RefusedError(400, f"The weights ended after {len(weights)} of {length} bytes.")
@@ -346,7 +348,10 @@ def _buffers(reply: Reply) -> Buffers:
 
 
 def _fill(update: Update, lengths: Sections, stream: InputStream) -> Update:
-    """Return a copy of an update with its sections. The original lives until the reply and holds none."""
+    """Return a copy of an update, with its sections.
+
+    The original is kept until the reply is sent, so it gets no sections.
+    """
     return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
 
 
@@ -367,13 +372,17 @@ def _read(stream: InputStream, size: int) -> bytes:
 
 
 def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic) -> Iterator[Buffers]:
-    """Yield replies. An error after the first ends the connection; the next request gets its status."""
+    """Yield replies. An error after the first reply closes the connection.
+
+    The status of this response was already sent. A worker that sends the update again gets the
+    status of the error.
+    """
     yield first
     try:
         yield from replies
     except (ConnectionError, TimeoutError):
         raise
-    except Exception as error:  # noqa: BLE001 - for which the store has failed the run, or a refusal
+    except Exception as error:  # noqa: BLE001 - the run has failed, or an update was bad
         if isinstance(error, RefusedError):  # after a WireError the worker has most likely ended
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None

@@ -1,4 +1,4 @@
-"""An Exchange within one process, for tests and threads."""
+"""An Exchange within one process, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
 
 class LocalExchange(Exchange):
-    """An Exchange that calls a coordinator in the same process. For threads, tests and single-process runs.
+    """An Exchange that calls a coordinator in the same process; each worker may be a thread.
 
     Args:
         store: the coordinator.

@@ -54,7 +54,7 @@ class Rebalance:
             )
 
     def give(self, update: Update, read: Read) -> Reply:
-        """Keep the rows that a worker gives to another one, also for a restarted taker."""
+        """Keep rows that a worker gives to another, which takes them again if it restarts."""
         if update.sequence >= self.num_workers:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
         rows = spooled(read().state)

@@ -42,8 +42,8 @@ class RowAgreement:
     def check(self, worker: int, member: Member, held: RowsHeld) -> None:
         """Refuse a worker whose rows differ from those that it, or its earlier attempt, reported.
 
-        A worker that returns while others train may have taken rows of others. Different rows in the same
-        number then only cause a warning.
+        If a worker restarts while others train, Spark may compute its partition with rows that
+        other workers had. If it has as many rows as before, the difference only causes a warning.
 
         Raises:
             RefusedError: the same attempt reports other rows, or a later one another number of rows.

@@ -14,7 +14,10 @@ REMEDY = (
 
 
 def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
-    """Return the number and the fingerprint of a worker group's training rows, regardless of order."""
+    """Return the number of training rows of a worker group, and the fingerprint of all its rows.
+
+    The fingerprint includes validation rows. It does not depend on the rows' order or workers.
+    """
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
 
@@ -81,5 +84,8 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
 
 
 def one_in_other_order(worker: int) -> str:
-    """Return the warning of a worker that returned with other rows or in another order."""
-    return f"Worker {worker} restarted with other rows or in another order, and continues. {REMEDY}"
+    """Return the warning of a worker that returned with other rows, or with its rows reordered."""
+    return (
+        f"Worker {worker} restarted with other rows, or with the same rows in another order, and "
+        f"continues. {REMEDY}"
+    )

@@ -64,7 +64,7 @@ class RunState:
                 self.changed.notify_all()
 
     def refuse_rows(self, message: str) -> NoReturn:
-        """Refuse a request and fail the run, because its rows differ from those that it began with.
+        """Refuse a request and fail the run: its rows changed since it began, or there are none.
 
         Raises:
             RefusedError: always.

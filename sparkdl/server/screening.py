@@ -38,13 +38,14 @@ class Screening:
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:
-        """Return True if this is its worker's last update that was not merged."""
+        """Return True if this is the last update of its worker that was rejected by ``screen``."""
         return self.detector.has_refused(update)
 
     def screen(self, update: Update) -> Update:
-        """Return an update, without its numbers if they cannot be merged. It counts but contributes nothing.
+        """Return an update as it is, or without its vectors if these cannot be merged.
 
-        A gradient of a scaled loss may be Inf: all replicas see it in their mean and skip the step.
+        An update without vectors counts but contributes nothing. A gradient of a scaled loss may be
+        Inf: all replicas see it in their mean and skip the step.
 
         Raises:
             RefusedError: the worker's attempt was superseded or lost in the meantime.
@@ -70,13 +71,14 @@ class Screening:
             self.merging.losses.append(nan)
             if strikes == 1:
                 self.state.warn(
-                    f"Worker {update.worker} sent an update with NaN or Inf in epoch {update.epoch + 1}. "
+                    f"Worker {update.worker} sent an update with NaN, Inf or too large values in "
+                    f"epoch {update.epoch + 1}. "
                     "The update was not merged; the worker continues from the center (the merged weights).",
                 )
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 
     def end_epoch(self, epoch: int, report: EpochReports) -> None:
-        """Judge an epoch that has ended by its losses and by the center at its end."""
+        """Check a completed epoch for divergence, from its losses and the center at its end."""
         if report.cut is None:
             return
         parameters, losses = report.cut.parameters, self.merging.losses
@@ -86,5 +88,8 @@ class Screening:
             self.state.fail(self.state.generation, error)
 
     def restart(self) -> None:
-        """Forget updates that are repeated or that come from restarted workers."""
+        """Reset the counts of rejected updates.
+
+        In rounds, also forget what was recorded of the epochs that are repeated.
+        """
         self.detector.restart(rolled_back=self.merging.has_rounds)

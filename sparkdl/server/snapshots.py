@@ -25,7 +25,7 @@ class Snapshots(ABC):
 
     Args:
         shape: settings of the run.
-        merging: the center.
+        merging: the aggregation, which holds the center.
         schedule: progress of the workers.
         carried: state that an earlier run leaves to this one.
 
@@ -95,8 +95,8 @@ class Snapshots(ABC):
 
         Args:
             epoch: epoch that begins there or is under way.
-            report: reports of the workers.
-            reports: reports of the workers, by epoch.
+            report: reports of the workers for this snapshot.
+            reports: reports of the workers on the uncommitted epochs, by epoch.
         """
         parameters, statistics = report.weights or (kept(self.merging.parameters), self.merging.statistics)
         return Snapshot(
@@ -162,13 +162,14 @@ class Snapshots(ABC):
         return False
 
     def forget_state(self, worker: int) -> None:
-        """Forget the state of a worker within an epoch that it has ended."""
+        """Forget the state that a worker reported within an epoch, once it has ended that epoch."""
 
 
 class RoundSnapshots(Snapshots):
     """Snapshots between two rounds.
 
-    No worker sends an update before it has reported its state, so that no round closes in the meantime.
+    While a snapshot is made, the open round waits for all workers, and no worker sends its update
+    before it has reported its state. So no round closes until all have reported.
 
     Attributes:
         wanted: True if a snapshot should be made as soon as rounds allow.
@@ -208,7 +209,11 @@ class RoundSnapshots(Snapshots):
         return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
 
     def _gather(self, gathering: EpochReports | None, sequence: int | None = None) -> None:
-        """Begin or end a snapshot. The round before it and the one after it wait for all workers."""
+        """Begin or end a snapshot.
+
+        The round before a snapshot waits for all workers. The round after it stays open until all
+        have reported.
+        """
         self.gathering = gathering
         sequence = self.merging.round if sequence is None else sequence
         self.merging.whole = gathering is not None or self._is_due(sequence)
@@ -309,7 +314,7 @@ class UpdateSnapshots(Snapshots):
         return False
 
     def forget_state(self, worker: int) -> None:
-        """Forget the state of a worker within an epoch that it has ended."""
+        """Forget the state that a worker reported within an epoch, once it has ended that epoch."""
         self.reported.pop(worker, None)
 
     def states(self, reports: Reports) -> dict[int, bytes | mmap]:

@@ -47,19 +47,19 @@ class RunSpec(GroupSpec):
 
     Attributes:
         plan: a plan whose row counts are not known yet.
-        epochs: epoch at which training ends.
+        epochs: index of the epoch before which training ends.
         evaluated: epochs that end with an evaluation of the validation rows.
         attended: True if an evaluation waits for the driver, whose callbacks decide which weights are
             evaluated.
         optimizer: size of the optimizer's variables, in bytes.
         generators: size of the random generators' states, in bytes.
         own: size of a worker's own weights under an elastic rule, in bytes.
-        first_step: iterations of the optimizer before the run.
+        first_step: number of batches that the optimizer had seen before the run.
         scaled: True if gradients of a scaled loss are exchanged.
         factor: multiplier of the learning rate, as a function of the number of completed epochs; None: 1.
         goes_on: True if the run continues without a lost worker, as long as others have rows.
-        cuts: numbers of rounds of an epoch, or of updates without rounds, after each multiple of which a
-            snapshot is made. Empty: at the end of an epoch only.
+        cuts: intervals of snapshots within an epoch, in rounds of the epoch or, without rounds, in
+            updates of the run. Empty: only at the ends of epochs, and on request.
     """
 
     plan: Plan
@@ -146,6 +146,8 @@ class Snapshot:
             f"round {self.place} of epoch {self.epoch + 1}"
             if self.place
             else f"the end of epoch {self.epoch}"
+            if self.epoch
+            else "the beginning of epoch 1"
         )
 
     def values(self, *, rule: bool = False) -> dict[str, Any]:
@@ -170,7 +172,10 @@ class Snapshot:
 
     @property
     def speaker(self) -> int:
-        """The first worker whose state includes the optimizer. One worker reports that of all replicas."""
+        """The first worker whose state includes the optimizer, which makes it the longest state.
+
+        In synchronous/"batch" only one worker reports the optimizer, which all replicas share.
+        """
         return max(sorted(self.states), key=lambda worker: len(self.states[worker]), default=0)
 
     def state(self, worker: int) -> bytes:
@@ -187,8 +192,8 @@ class EpochResult:
         metrics: each worker's metric states over its training rows.
         validation: each worker's metric states over its validation rows.
         rows: number of training rows used.
-        losses: mean loss of each update or round counted since the epoch before, and nan for each update that
-            was not merged because it had NaN or Inf in it.
+        losses: mean loss of each update or round counted since the previous result, and nan for
+            each update that was not merged because it had NaN or Inf in it.
     """
 
     cut: Snapshot
@@ -240,7 +245,7 @@ class EpochReports:
             self.weights = weights, update.statistics
 
     def result(self, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
-        """Return the result of the epoch, which has ended, in worker order.
+        """Return the result of an epoch that has ended; its metric states are in worker order.
 
         Args:
             validation: each worker's metric states over its validation rows, by worker.

@@ -1,4 +1,4 @@
-"""Columns of a DataFrame: resolved by name as Spark does, and read as numbers by their types."""
+"""Columns of a DataFrame: find them by name as Spark does, and check and convert them by type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 def folded(session: SparkSession) -> Callable[[str], str]:
-    """Return a function that maps names that are the same to Spark to the same text."""
+    """Return a function that gives the same text for names that Spark treats as equal."""
     exact = str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
     return str if exact else str.lower
 
@@ -34,7 +34,7 @@ def folded(session: SparkSession) -> Callable[[str], str]:
 def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
     """Return the columns that names resolve to.
 
-    A name that the DataFrame has is that column, even if it contains dots. Spark resolves any other name:
+    A column's own name means that column, even if it contains dots. Spark resolves other names:
     ``person.age`` is a field of a struct, and backticks enclose a part of a name that contains dots.
 
     Args:
@@ -42,7 +42,7 @@ def resolve(frame: DataFrame, names: Iterable[str]) -> dict[str, Found]:
         names: the names.
 
     Raises:
-        ConfigError: no column, or more than one, has a name.
+        ConfigError: a name resolves to no column, or to more than one.
     """
     fold = folded(frame.sparkSession)
     own = set(map(fold, frame.columns))
@@ -148,7 +148,7 @@ def numeric(name: str, found: Found) -> Column:
 
 
 def numpy_type(kind: types.DataType) -> type[np.generic]:
-    """Return the NumPy type of the numbers in a column of this type; object if it holds no numbers."""
+    """Return the NumPy type of the numbers in a column of this type; object for any other type."""
     while isinstance(kind, types.ArrayType):
         kind = kind.elementType
     names: dict[str, type[np.generic]] = {

@@ -1,6 +1,7 @@
 """DataFrames as sources of rows, and column functions that predict.
 
-Rows are dealt to workers by a shuffle, each with a stable key, and travel as Arrow batches.
+A shuffle deals the rows to workers, unless partitions are kept. Each row has a key, its position in
+the DataFrame's partitions. Rows travel as Arrow batches.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class FunctionSource(Source):
     """The rows that a user's function returns on each worker.
 
     Args:
-        function: a function of the worker's index and the number of workers that returns arguments of
-            Keras's ``fit``.
+        function: a function that takes the index of a worker and the number of workers, and returns
+            arguments of Keras's ``fit``.
         counts: the number of arrays that the model takes for x and for y.
         labels: whether rows must have labels.
 
@@ -41,7 +41,7 @@ class FunctionSource(Source):
             ) from None
 
     def peek(self) -> Sample:
-        """Return the first row of worker 0. A job of one task reads it, without the other rows."""
+        """Return the first row of worker 0, from a job of one task that calls the function."""
         cluster = application_of()
         expected = preflight.expectations(keras_settings.backend(), local=cluster.local)
         task = FirstRowTask(self.function, self.workers, self.counts, self.labels)

@@ -34,11 +34,11 @@ def make_source(
     """Return the source of the user's rows.
 
     Args:
-        parts: x, y and sample weights; all but x may be None or missing. x: arrays or pandas, or a structure
-            of them; an RDD; a DataFrame; or, where rows have labels, a function.
-        columns: the columns of a DataFrame for x and, where rows have labels, for y: a name, or a list or a
-            dict of names.
-        counts: the number of arrays that the model takes for x and, where rows have labels, for y.
+        parts: x, y and sample weights; all but x may be None or missing. x: arrays or pandas, or a
+            structure of them; an RDD; a DataFrame; or, unless ``counts`` has x alone, a function.
+        columns: the columns of a DataFrame for x and for y, or for x alone as in ``counts``: a
+            name, or a list or a dict of names.
+        counts: the number of arrays that the model takes for x and for y; to predict, for x alone.
         what: the name of x in error messages.
         indicator: the column of a DataFrame that marks validation rows.
         decode: functions that convert values of a DataFrame's columns to arrays, by column name.
@@ -72,8 +72,9 @@ def make_source(
     if homes & HOMES or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
             f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
-            f"{kind}. Objects of tf.data, generators and torch loaders cannot be sent to other processes. "
-            "Pass a function (worker, num_workers) that creates them on a worker, or arrays."
+            f"{kind}. tf.data datasets, generators and torch loaders cannot be sent to other "
+            "processes. Pass arrays; or, for fit and evaluate, a function (worker, num_workers) "
+            "that creates them on a worker."
         )
     if x is None or isinstance(x, str):
         raise ConfigError(
@@ -242,7 +243,11 @@ def _kind(source: Source) -> str:
 
 
 def share_weights(source: Source, held: Source | None) -> Schema:
-    """Return the schema of a run's rows: weighted if the training or the validation rows are."""
+    """Return the schema of a run's rows: weighted if the training or the validation rows are.
+
+    Also set the schema of the validation rows: x and y as in the training rows, and their own
+    weights.
+    """
     schema = source.schema
     if held is None:
         return schema

@@ -1,8 +1,8 @@
 """Translation of failed Spark jobs into errors of this package.
 
 Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names, and
-the loss of a process by Spark's phrases. Anything else comes from the user's own plan and is reported in
-Spark's words.
+the loss of a process by Spark's phrases. So are a wrong Python, a cancelled job and lack of memory.
+Any other failure is reported in Spark's words.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _is_pysparks(text: str) -> bool:
-    """Return True if the last frame of the last Python traceback is in PySpark."""
+    """Return True if the last Python traceback ends in PySpark and no task of sparkdl had begun."""
     blocks = list(BLOCK.finditer(text))
     frames = list(FRAME.finditer(blocks[-1][1])) if blocks else []
     return bool(frames) and "/pyspark" in frames[-1]["path"] and "in task_main" not in text
@@ -165,7 +165,7 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _raised(text: str, cluster: SparkApplication, *, of_rows: bool) -> SparkDLError | None:
-    """Return the error for a Python exception in a task's message that no task of this package wrapped."""
+    """Return the error for a Python exception in Spark's text that sparkdl did not wrap itself."""
     blocks = list(BLOCK.finditer(text))
     if not blocks or "RefusedError: " in text:
         return None

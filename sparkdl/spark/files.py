@@ -22,12 +22,13 @@ from sparkdl.process import interrupts
 from sparkdl.spark import hadoop
 
 logger = logging.getLogger(__name__)
-# The errors of os.link on file systems without hard links, such as FAT and some in user space.
+# Errors of os.link on file systems that have no hard links, such as FAT and some FUSE file systems.
+# EMLINK: the file system allows no more links to the file.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def is_uri(path: str) -> bool:
-    """Return True if a path names a file system; a plain path is local to the driver."""
+    """Return True if a path is a URI, which names its file system."""
     return len(urlparse(path).scheme) > 1
 
 
@@ -67,7 +68,7 @@ def _put_local(local: Path, target: Path) -> None:
 
 
 def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> None:
-    """Copy a file at a path or URI, as ``put`` takes it, to a local file.
+    """Copy the file at a path or URI to a local file; ``of_spark`` as in ``put``.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -82,7 +83,7 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
 
 
 def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
-    """Return True if there is a file at a path or URI, as ``put`` takes it."""
+    """Return True if there is a file or folder at a path or URI; ``of_spark`` as in ``put``."""
     if not (of_spark or is_uri(target)):
         return Path(target).exists()
     with hadoop.file_system(target, context) as (system, path):
@@ -101,8 +102,8 @@ def names(folder: str, *, context: Any) -> list[str]:
 def publish(local: Path, target: str, *, context: Any, check: Callable[[], None] = lambda: None) -> None:
     """Move a local file to a path or URI, all or nothing; never replace a file.
 
-    If the target already has the same content, the local file is only removed. A failure after the file has
-    its name, as in the removal of temporary files, is logged as a warning.
+    If the target already has the same content, the local file is only removed. Once the target is
+    complete, a failure is only logged as a warning, such as one in the removal of temporary files.
 
     Args:
         local: the file; in the same file system as ``target`` if that is a path.
@@ -171,7 +172,9 @@ def _link(local: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        target.open("xb").close()  # reserves the name; the complete file then replaces it atomically
+        # Reserve the name, then replace the empty file atomically. A crash in between leaves it
+        # empty.
+        target.open("xb").close()
         local.replace(target)
 
 
@@ -204,7 +207,7 @@ def make_folder(path: str, *, context: Any) -> None:
 
 
 def move(source: str, target: str, *, context: Any) -> None:
-    """Move a file within Spark's file system; missing folders are created.
+    """Move a file or folder within Spark's file system; missing parent folders are created.
 
     Raises:
         OSError: the file cannot be moved.

@@ -1,8 +1,8 @@
 """The Python that executors run if the user chose none.
 
 PySpark takes the first ``python3`` on PATH unless PYSPARK_PYTHON is set before the SparkContext is created.
-Without an activated virtual environment, that is not the driver's environment. Executors on the driver's
-machine take the driver's Python instead.
+If the driver runs in a virtual environment that is not activated, that is another Python. Executors
+on the driver's machine take the driver's Python instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def adopt(session: Any, *, here: bool) -> None:
     It is ``spark.pyspark.python`` if set, else the driver's Python if executors are on this machine.
 
     Args:
-        session: a classic SparkSession; its existing column functions change as well.
+        session: a classic SparkSession. UDFs that it already has change their Python as well.
         here: whether executors are on this machine.
     """
     context = session.sparkContext
@@ -44,7 +44,7 @@ def adopt(session: Any, *, here: bool) -> None:
 
 
 def rebind(data: Any, context: Any) -> None:
-    """Switch the Python functions below an RDD or a DataFrame to the Python that ``adopt`` chose.
+    """Switch the Python functions in the lineage of an RDD or a DataFrame to ``adopt``'s Python.
 
     PySpark records the Python of a function when it hands the function to the JVM. It does so early for a
     list that becomes a DataFrame, and for an RDD that is cached or shuffled.

@@ -1,8 +1,10 @@
 """Spark jobs: the slots of a worker group, the stages of its tasks, and the job that runs them.
 
-A synchronous run starts as a barrier stage, only for the all-or-nothing start. Any other run is an ordinary
-stage, whose worker group forms at the endpoint. This includes runs that continue without lost workers, which
-a barrier stage cannot do, and all runs under dynamic allocation, for which Spark refuses barrier stages.
+A synchronous run, a hosted run and ``sparkdl.run`` start as a barrier stage, so that all tasks
+start or none. In a hosted run the barrier also carries the endpoint's address. Any other run is an
+ordinary stage, whose worker group forms at the endpoint. This includes runs that continue without
+lost workers, which a barrier stage cannot do, and all runs under dynamic allocation, for which
+Spark refuses barrier stages.
 
 A job runs in a thread of its own and is cancelled by its tag. The user's job group, description and
 scheduler pool stay as they were.
@@ -111,7 +113,7 @@ class Stage(Generic[R]):
     """A task as Spark runs it.
 
     Attributes:
-        function: the function of the values of a partition that runs the task.
+        function: the function that runs the task, given the values of a partition.
         profile: the ResourceProfile of the tasks; None: the default one.
     """
 
@@ -232,7 +234,7 @@ def cancelled_if_interrupted(cluster: SparkApplication) -> Iterator[None]:
 def run(action: Callable[[], R], cluster: SparkApplication, *, of_rows: bool = True) -> R:
     """Run a job and return its result; retry if executors lack sparkdl or a Python process is stale.
 
-    A process is stale if it has Keras on another backend.
+    A process is stale if it has Keras on another backend, or is bound to other GPUs.
 
     Args:
         action: the function that runs the job.
@@ -328,7 +330,7 @@ def run_frame(
 
 
 def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes) -> bytes:
-    """Run a job of one task that sends a request to an endpoint near it; return the response."""
+    """Return the response to a request that a job of one task sends to an endpoint in worker 0."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
     return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))
@@ -380,7 +382,7 @@ def collect(frame: DataFrame) -> list[Row]:
 
 
 def num_partitions(frame: DataFrame) -> int:
-    """Return the number of partitions of a DataFrame; this runs its plan below the last shuffle."""
+    """Return the number of partitions of a DataFrame; this runs its plan up to the last shuffle."""
     try:
         return frame.rdd.getNumPartitions()
     finally:

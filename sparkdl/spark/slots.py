@@ -56,7 +56,8 @@ class Slots:
 
         Args:
             wanted: the number that the user requested, if any.
-            most: the largest number that can each have a row in every batch; None if it is not known.
+            most: the largest number of workers that can each have a row in every batch; None: no
+                limit.
             timeout: seconds to wait for executors to register.
 
         Raises:

@@ -20,7 +20,7 @@ LOGGERS = (
 SETTLE_SECONDS = 2.5
 # On a busy machine it takes longer. The loggers stay off until then, but the call does not wait.
 LONGEST_SECONDS = 30.0
-# Spark logs a task from another thread, after the task has ended.
+# Spark logs the failure of a task from another thread, after the task has ended.
 LOG_SECONDS = 1.0
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
@@ -32,7 +32,7 @@ def hidden(context: Any) -> Iterator[None]:
     """Switch these loggers off in a ``with`` block that runs a job, except those whose level the user set.
 
     Args:
-        context: the SparkContext; None if the JVM runs on another machine.
+        context: the SparkContext; None over Spark Connect, whose server has its own log.
     """
     if context is None:
         yield

@@ -158,7 +158,8 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
     raise ConfigError(
         f"The column {field.name!r} is {field.dataType.simpleString()}; a record holds numbers, strings, "
         "binary values and arrays of these, and with sequences=True arrays of arrays. Cast the column "
-        f'first, for example with df["{field.name}"].cast("double").'
+        f'first, for example with df["{field.name}"].cast("double"), or change its type in the '
+        "schema that you pass to read_tfrecords."
     )
 
 
@@ -225,6 +226,7 @@ def write_tfrecords(
 
     Raises:
         ConfigError: a column has a type that records do not hold, or the compression is unknown.
+        DataError: an array has a null in it.
         FileExistsError: the folder exists, and ``overwrite`` is False.
     """
     if compression not in ("", "gzip"):

@@ -140,7 +140,9 @@ def _fill(feature: message.Message, name: str, values: list[Value]) -> None:
     try:
         getattr(feature, kind).value.extend(values)
     except (TypeError, ValueError) as error:
-        raise DataError(f"The feature {name!r} has values of several kinds: {error}.") from error
+        raise DataError(
+            f"The feature {name!r} has values of several kinds, or values that a record cannot hold: {error}."
+        ) from error
 
 
 def _messages() -> tuple[type[message.Message], ...]:

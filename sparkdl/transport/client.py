@@ -1,8 +1,9 @@
-"""The HTTP/1.1 client: the Exchange, with keep-alive, bounded retries, optional TLS, and no proxies.
+"""HTTP/1.1 client of the endpoint: keep-alive, bounded retries, optional TLS, and no proxies.
 
-A worker's updates are the chunks of one long request, and the replies those of its response: with a batch of
-32 rows, the headers of separate requests and responses would take longer than the gradient. A stream that
-breaks is restarted with the update that got no reply, which the endpoint counts once.
+All updates of a worker are chunks of one long request, and all replies are parts of its response.
+With a batch of 32 rows, the headers of separate requests and responses would take longer than the
+gradient. A stream that breaks is restarted with the update that got no reply, which the endpoint
+counts once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ RETRIES = 6
 OUTAGE_SECONDS = 60.0  # time that a worker retries while its host has no route to the endpoint
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
-# Log records of one heartbeat, as JSON. With metric states it stays below the endpoint's limit (1 MiB).
+# Maximum size of a heartbeat's log records, as JSON. With its metric states, a heartbeat stays
+# below the endpoint's limit (1 MiB).
 LOG_BYTES = 256 << 10
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ class Connection:
     Args:
         endpoint: the endpoint.
         retries: maximum number of times to resend an unanswered request, with growing pauses.
-        outage: seconds during which it is resent in any case while there is no route to the endpoint.
+        outage: seconds for which ``retries`` is no limit while there is no route to the endpoint.
 
     Attributes:
         retried: number of requests that were resent.
@@ -86,7 +88,7 @@ class Connection:
         """Send an update in this connection's stream, which begins with the first update."""
         parts = messages.sections(update)
         if self._http.sock is None:
-            self.close()  # the endpoint closed the connection after the last response
+            self.close()  # not open yet, or the endpoint closed it: forget the old response
             self._http.putrequest("POST", "/v1/exchange")
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
@@ -157,7 +159,7 @@ class Connection:
             if number >= self.retries and not (self._is_out() and time.monotonic() < begun + self.outage):
                 break
         raise TransportError(
-            f"{socket.gethostname()} got no response from the driver's endpoint at "
+            f"{socket.gethostname()} got no response from the run's endpoint at "
             f"{self.endpoint.host}:{self.endpoint.port} after {number + 1} attempts ({self._problem})."
         )
 
@@ -251,7 +253,7 @@ class HttpExchange(Exchange):
 
 
 def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:
-    """Report the failure of a task to the driver; do nothing if the driver is gone.
+    """Report the failure of a task to the endpoint; do nothing if it is gone or refuses the report.
 
     Args:
         endpoint: the endpoint to report to.
@@ -328,7 +330,7 @@ class Loop(Protocol):
 
 
 class Heartbeat:
-    """A thread that reports a worker's progress to the driver, also during long computations.
+    """A thread that reports a worker's progress to the endpoint, also during long computations.
 
     Args:
         exchange: the worker's exchange.
@@ -352,7 +354,7 @@ class Heartbeat:
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
-            self._connection.retries = 1  # no later heartbeat makes up for the last ones
+            self._connection.retries = 1  # no later heartbeat can resend these records
         self._done.set()
         self._thread.join()
         self._connection.close()

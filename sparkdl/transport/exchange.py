@@ -65,16 +65,17 @@ class Notes(TypedDict, total=False):
 
 
 class Begin(TypedDict, total=False):
-    """The starting point of a worker. It is empty for a worker that does not train.
+    """The starting point of a worker. It is empty in ``sparkdl.run``, where workers do not train.
 
     Attributes:
         rows: number of training rows of each worker.
         validation_rows: number of validation rows of each worker.
         epoch: the first epoch.
-        sequence: the number of the first update.
+        sequence: the number after the worker's last counted update. Its next update has this
+            number or a higher one.
         restore: whether the worker has to request its state.
         learning_rate: the learning rate; None: the model's own.
-        progress: number of steps that the center has made.
+        progress: number of steps counted so far, including those before the run.
         stop: whether training ends at once.
     """
 

@@ -2,14 +2,14 @@
 
 A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
 
-* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on. With the flag
-  SLICES: a gradient with slices of ``count`` words, see ``core.sparse_gradients``.
+* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on. With the
+  flag SLICES: ``count`` words that encode a gradient with slices, see ``core.sparse_gradients``.
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
 * state: ``state`` bytes: optimizer variables, the states of random generators, and the weights that an
-  elastic rule leaves to the worker; or arrays of the user's own, one after the other; or rows in NumPy's
-  format.
+  elastic rule leaves to the worker; or arrays of the user's own, one after the other; or rows in
+  NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -50,7 +50,7 @@ class Kind(IntEnum):
     """The kinds of update."""
 
     GRADIENT = 1  # a gradient, to be averaged with the other workers'
-    DELTA = 2  # weights after minus weights before a window of local steps
+    DELTA = 2  # over a window: weights after minus before; with an elastic rule, ``draw``'s result
     REPORT = 3  # the end of an epoch: metric states, and state for a snapshot
     VALIDATION = 4  # metric states over this worker's validation rows
     PULL = 5  # requests the weights that are being evaluated
@@ -203,7 +203,7 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
     try:
         kind, flags = Kind(fields[1]), Flag(fields[2])
     except ValueError as error:
-        raise WireError(f"Expected an update of a known kind: {error}.") from None
+        raise WireError(f"Expected an update of a known kind with known flags: {error}.") from None
     update = Update(
         kind=kind,
         flags=flags,
@@ -254,7 +254,7 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
     try:
         kind, flags = Answer(fields[1]), Flag(fields[2])
     except ValueError as error:
-        raise WireError(f"Expected a reply of a known kind: {error}.") from None
+        raise WireError(f"Expected a reply of a known kind with known flags: {error}.") from None
     reply = Reply(
         kind=kind,
         flags=flags,

@@ -18,14 +18,18 @@ from sparkdl.modeling.serialization import ModelSpec, restore, thaw
 
 KEPT = 4  # maximum number of models that a process keeps
 KEPT_BYTES = 32 << 20  # maximum size of all of them; of large models only the newest is kept
-# The newest models of this process with their compiled functions, and their bytes. The newest is the last.
+# By spec and ``joint`` (None: a model for prediction): the replica or model, with its compiled
+# functions, and the size of its arrays in bytes. The most recently used one is the last.
 _kept: dict[tuple[str, bool | None], tuple[Any, int]] = {}
 
 
 def take_replica(
     spec: ModelSpec, objects: Objects, builder: Callable[[], Model] | None, *, joint: bool
 ) -> Replica:
-    """Return a replica with the values of a spec: the compiled one of an earlier task if it fits."""
+    """Return a replica with the values of a spec: the compiled one of an earlier task if it fits.
+
+    ``joint``: True for a replica that computes gradients for joint updates (synchronous/"batch").
+    """
 
     def make() -> Replica:
         return make_replica(thaw(spec, objects, builder), joint=joint)

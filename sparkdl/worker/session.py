@@ -39,6 +39,9 @@ class Attempt:
 def membership(attempt: Attempt, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
     """Join a worker group for a ``with`` block, and report the block's exceptions to the driver.
 
+    A refusal with status 409 or 410 (an old generation or attempt, or the run is over) is not
+    reported.
+
     Yields:
         The worker's exchange and its heartbeat, which sends log records to the driver.
     """

@@ -34,11 +34,12 @@ class TrainSettings:
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
         validation_batch_size: rows per forward pass over validation rows.
         validation_rows: number of the workers' validation rows to evaluate, from the first on; None for all.
-        rule: the rule. Its worker part decides the update that a worker sends and the weights from which it
-            continues.
-        power: the learning rate is multiplied by the number of workers with rows to this power.
-        scale: the resulting factor of a number or a schedule, once the number of workers is known.
-        slices: maximum number of words of a gradient with slices; 0: gradients are dense.
+        rule: the merge rule. If it is elastic, its ``draw`` computes the update that is sent.
+        power: the learning rate is multiplied by the number of workers with rows, at most
+            ``rules.STUDIED``, to this power.
+        scale: the resulting factor of the learning rate, once the number of workers is known.
+        slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense.
+            See ``core.sparse_gradients``.
     """
 
     plan: Plan
@@ -69,7 +70,7 @@ class Strategy(ABC):
         self.replica, self.settings = replica, settings
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
-        self.first_losses: list[float] = []  # of the first batches of windows with several
+        self.first_losses: list[float] = []  # of first batches, in windows with several batches
 
     @abstractmethod
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
@@ -197,7 +198,8 @@ class DeltaStrategy(Strategy):
         """Take one step with the replica's own optimizer."""
         self.after = self.replica.step(batch, self.center, self.before if last else None)
         self.center = None
-        if self.settings.plan.shuffle and not self.steps and not last:  # else always the same rows
+        # Without a shuffle, the first batches would have the same rows in every epoch.
+        if self.settings.plan.shuffle and not self.steps and not last:
             self.first_losses.append(self._mean_loss(self.replica.loss()))
         self.rows += batch.rows
         self.steps += 1
@@ -269,7 +271,8 @@ class ElasticStrategy(DeltaStrategy):
     def load(self, reply: Reply, own: bytes = b"") -> None:
         """Continue from this worker's own weights in a snapshot; without any, from the center.
 
-        The center is used at the start, and after the driver has set it.
+        There are none at the start, after the driver has set the center, and after an update with
+        NaN or Inf.
         """
         self._tie(reply)
         self.local = np.frombuffer(own, np.float32) if own else reply.parameters

@@ -56,7 +56,12 @@ def with_keras_optimizer(merge: Any) -> Any:
 
 
 def make_replica(model: keras.Model, *, joint: bool) -> Replica:
-    """Return the replica of a compiled model on Keras's backend."""
+    """Return the replica of a compiled model on Keras's backend.
+
+    Args:
+        model: the compiled model.
+        joint: whether all workers make each update together, and therefore exchange gradients.
+    """
     backend = _backend()
     if backend == "jax":
         from sparkdl.modeling.backends.jax import JaxReplica
@@ -80,7 +85,7 @@ def _backend() -> str:
 
 
 def prepare_backend(threads: int) -> None:
-    """Limit the backend's threads. JAX has read its limit from the environment at its import."""
+    """Limit the backend's threads. JAX reads its limit from the environment when it is imported."""
     backend = _backend()
     if backend == "torch":
         from sparkdl.modeling.backends import torch
@@ -103,7 +108,7 @@ def has_gpu() -> bool:
 
 
 def require_distribution(backend: str, distribution: object) -> None:
-    """Raise an error if a worker cannot use several devices by this distribution.
+    """Raise an error if a worker cannot spread its model over devices with this distribution.
 
     Raises:
         ConfigError: the backend is not JAX, or the distribution is not callable.

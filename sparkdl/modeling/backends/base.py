@@ -93,7 +93,7 @@ class Replica(Protocol):
         """Return the sums of losses and of weights that the loss metric has accumulated."""
 
     def read(self) -> Reading:
-        """Return the trainable variables."""
+        """Return the trainable variables, the statistics, and the sums of the loss metric."""
 
     def write(self, center: Center) -> None:
         """Set the trainable variables, and the statistics unless they are empty."""

@@ -30,8 +30,8 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
-        # Before its first step a worker does not know which variables have no gradient; without rows it never
-        # does.
+        # ``apply_real`` skips variables whose gradient was None in the last step. Before its first
+        # step a worker does not know them, and without rows it never does; then it skips none.
         self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 

@@ -1,7 +1,7 @@
 """Keras on JAX: pure functions of all variables, compiled.
 
 Between steps the replica holds the values. An access to ``model`` moves them into the model's variables.
-Arrays from outside are never kept: a compiled function makes each value anew.
+The replica never keeps an array that it is given: a compiled function returns new arrays.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ class Asynchronous(Aggregation):
 
     The center is changed in place, and a worker gets a copy of it. Only a few exchanges of a large model are
     under way at a time, however many workers there are. An exchange lasts from reading the body until the
-    worker has received the center. All other requests wait in their sockets. Memory holds one vector for each
-    exchange under way, the center, and briefly the step that a rule makes of a delta.
+    worker has received the center. The bodies of all other updates stay unread in their sockets.
+    Memory holds one vector for each exchange under way, the center, and briefly the step that a
+    rule makes of a delta.
 
     With bounded staleness (stale-synchronous parallel: Ho et al., 2013), a worker that is more than ``bound``
     exchanges ahead of the slowest worker waits for it.
@@ -139,7 +140,11 @@ class Asynchronous(Aggregation):
             super().replace(self.parameters, statistics)
 
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
-        """Return a reply without weights once the worker is within the staleness bound."""
+        """Count an update if ``counts``, and return a reply without weights.
+
+        The worker waits until it is within the staleness bound. If this takes longer than PATIENCE,
+        the reply tells it to ask again.
+        """
         reply = control(counts)
         bound = self.bound
         if bound is None:

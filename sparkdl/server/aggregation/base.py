@@ -16,7 +16,8 @@ from sparkdl.server.aggregation import limits
 from sparkdl.transport.messages import Reply, Update
 
 Read = Callable[[], Update]
-# Returns the current stop flag, learning rate and progress. True: the update or round counts.
+# Returns a reply with the current stop flag, learning rate and progress. If called with True, it
+# first counts the update, or the round that the update closes.
 Control = Callable[[bool], Reply]
 
 
@@ -33,9 +34,11 @@ class Aggregation(ABC):
         absent: lost workers, which are not waited for until they return.
         parameters: center variable; with replicas, the center of the last snapshot.
         statistics: moving statistics.
-        version: number of updates or rounds that the center has merged.
+        version: number of changes of the center: merged updates or rounds, and calls of
+            ``replace``.
         state: state of the rule.
-        losses: mean loss of each update or round counted since the losses were last taken.
+        losses: mean loss of each update or round counted since the losses were last taken, and nan
+            for each update that was rejected by ``Screening``.
         dropped: number of late updates that were not merged, by worker.
         slices: number of gradient slices merged.
         merged_late: number of late updates merged.
@@ -116,7 +119,10 @@ class Aggregation(ABC):
         """Release the room of an exchange whose reply was sent."""
 
     def settle(self) -> None:
-        """Wait until all counted updates are in the center. None begins while the caller has the lock."""
+        """Wait until the center has all counted updates.
+
+        No merge begins before the caller releases the lock.
+        """
 
     def ledger(self) -> dict[int, int]:
         """Return the last counted update of each worker, if updates are merged one at a time."""

@@ -1,4 +1,7 @@
-"""Rounds of deltas: a merge rule updates the center, and all workers continue from it."""
+"""Rounds of deltas: a merge rule updates the center.
+
+All workers continue from the center, unless the rule is elastic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hogwild: updates are merged element by element, without a lock over the whole center."""
+"""Hogwild: updates are merged concurrently, without a lock over the whole center."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparkdl.transport.messages import Reply, Update
 
 
 class Hogwild(Asynchronous):
-    """Hogwild (Recht et al., 2011): concurrent merging, element by element.
+    """Hogwild (Recht et al., 2011): concurrent merging, stripe by stripe.
 
-    There is no lock over the whole center. An addition takes a short lock per stripe, because NumPy's ``+=``
-    from two threads loses additions. A reader may see the first half of one update and the second half of
-    another.
+    There is no lock over the whole center. An addition takes a short lock per stripe of the center,
+    because NumPy's ``+=`` from two threads loses additions. A reader may see only some stripes of
+    an update.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Hogwild(Asynchronous):
         return self._reply(update, control, flags, counts=merge is not None)
 
     def settle(self) -> None:
-        """Wait until all additions have ended. None begins before the caller releases the lock."""
+        """Wait until all additions have ended. None begins while the caller has the lock."""
         with self.changed:
             self.settling += 1
             self.changed.wait_for(lambda: not self.adding)
@@ -77,7 +77,10 @@ class Hogwild(Asynchronous):
                 self.parameters[part] += step
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Replace the center in place, so that additions under way are not lost."""
+        """Replace the center in place, stripe by stripe.
+
+        Of an addition under way, only the stripes still to come are added to the new center.
+        """
         with self.changed:
             for index, lock in enumerate(self.stripes):
                 part = slice(index * limits.STRIPE, (index + 1) * limits.STRIPE)
