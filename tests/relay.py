@@ -47,6 +47,12 @@ class Relay:
         for thread in self.threads:
             thread.join(30)
 
+    def cut(self):
+        """Cut the connections that are open now."""
+        with self.lock:
+            for each in self.sockets:
+                end(each)
+
     def _start(self, target, *arguments):
         thread = threading.Thread(target=target, args=arguments, daemon=True)
         self.threads.append(thread)

@@ -174,7 +174,9 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
     (whole, undisturbed), (model, history) = fits
     assert marker.exists()
     assert history.training["restarts"] == 1
-    assert any("restart (1 of 3), with the snapshot of the end of epoch 1:" in line for line in caplog.messages)
+    assert any(
+        "restart (1 of 3), with the snapshot of the end of epoch 1:" in line for line in caplog.messages
+    )
     assert history.training["exchanges"] == undisturbed.training["exchanges"]
     assert history.history == undisturbed.history
     assert all(np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True))

@@ -1,0 +1,131 @@
+"""The live page of a real fit, in a real browser: Chromium, if this machine has it."""
+
+import re
+import shutil
+import threading
+from importlib.resources import files
+
+import keras
+import numpy as np
+import pytest
+from relay import Relay
+
+from sparkdl import SparkModel
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+WIDTHS = {"wide": 1280, "narrow": 390}
+
+
+class Slow(keras.callbacks.Callback):
+    """A callback that keeps an epoch from ending too soon to be watched."""
+
+    def __init__(self):
+        self.may_end = threading.Event()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            self.may_end.wait(60)
+
+
+@pytest.fixture
+def browser():
+    """Return a browser without a window and without requests of its own."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("Chromium or its driver is not installed.")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("headless=new", "no-sandbox", "disable-background-networking", "disable-dev-shm-usage"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+def texts(browser, selector):
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
+    )
+
+
+def violations(browser):
+    """Return the rules of accessibility that the page breaks, by axe-core."""
+    browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
+    return browser.execute_async_script(
+        "const done = arguments[0]; axe.run().then((result) => done(result.violations.map((each) => each.id)))"
+    )
+
+
+def requested(browser):
+    """Return the addresses that the browser requested since the last call."""
+    entries = [entry["message"] for entry in browser.get_log("performance")]
+    sent = [entry for entry in entries if '"Network.requestWillBeSent"' in entry]
+    return {url for entry in sent for url in re.findall(r'"url":"([^"]+)"', entry)}
+
+
+def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
+    """A viewer sees curves and workers move, is connected again after a cut, and ends training."""
+    pytest.importorskip("axe_core_python")
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20_000, 8)).astype("float32")
+    slow, results = Slow(), []
+    fit = threading.Thread(
+        target=lambda: results.append(
+            SparkModel(model, mode="asynchronous", num_workers=2).fit(
+                x, x[:, :1], batch_size=16, epochs=1000, callbacks=[slow], verbose=2, validation_split=0.1
+            )
+        )
+    )
+    fit.start()
+    printed = []
+    try:
+        assert eventually(lambda: printed.append(capsys.readouterr().out) or "key=" in "".join(printed), 60)
+
+        address, port, key = re.search(r"http://(\S+):(\d+)/(\?key=\S+)", "".join(printed)).groups()
+        with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
+            browser.get(f"http://{address}:{relay.port}/{key}")
+            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 1, 60)
+
+            relay.cut()
+            slow.may_end.set()
+            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) > 3, 60)
+
+            moving = texts(browser, "#workers tbody tr")
+            assert eventually(lambda: texts(browser, "#workers tbody tr") != moving, 60)
+            assert 2 == len(moving)
+            assert {"chart-loss", "chart-staleness"} <= set(
+                browser.execute_script(
+                    "return [...document.querySelectorAll('.chart')].map((each) => each.id)"
+                )
+            )
+            for width in WIDTHS.values():
+                for scheme in ("light", "dark"):
+                    browser.set_window_size(width, 1000)
+                    browser.execute_cdp_cmd(
+                        "Emulation.setEmulatedMedia",
+                        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+                    )
+
+                    assert [] == violations(browser), (width, scheme)
+
+            browser.find_element("css selector", "[data-stop=epoch]").click()
+            assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
+    finally:
+        slow.may_end.set()
+        model.stop_training = True
+        fit.join()
+    epochs = len(results[0].history["loss"])
+
+    assert 3 < epochs < 1000
+    assert epochs == len(texts(browser, "#epochs tbody tr"))
+    assert all(url.startswith((f"http://{address}:{relay.port}/", "data:")) for url in requested(browser))
+    assert [] == [
+        entry
+        for entry in browser.get_log("browser")
+        if entry["level"] == "SEVERE" and "ERR_" not in entry["message"]  # of the cut
+    ]

@@ -1,0 +1,305 @@
+"""Tests of a run's record and of its live page: bounds, cursors, sessions and refusals."""
+
+import http.client
+import json
+import sys
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores import begun, store_of
+
+from sparkdl.server.http_app import Traffic, make_app
+from sparkdl.server.http_server import serve
+from sparkdl.server.monitoring import document, record
+from sparkdl.server.monitoring.page import VIEWERS, Page
+from sparkdl.server.monitoring.record import MOST_EVENTS, MOST_POINTS, Cursor, RunRecord
+from sparkdl.server.state import Member, RowsHeld
+
+ABOUT = {"model": "net", "workers": 2, "first_epoch": 0, "epochs": 5}
+
+
+@pytest.fixture
+def kept():
+    return RunRecord(ABOUT)
+
+
+class Run:
+    """A run of two workers, as a record sees it."""
+
+    def __init__(self):
+        self.members = {k: Member(1, f"host-{k}", 7, 0.0, held=RowsHeld(100)) for k in (0, 1)}
+        self.staleness, self.latest_staleness = [3, 1], {0: 1}
+
+
+# -- the record -----------------------------------------------------------------------------------
+
+
+def test_a_record_has_a_bounded_size(kept, monkeypatch):
+    """After 100,000 updates, epochs and events a record holds at most its limits of each."""
+    monkeypatch.setattr(record, "TICK_SECONDS", 0.0)
+    run, traffic = Run(), Traffic()
+    kept.begin_epoch(0, 100_000)
+    for step in range(100_000):
+        kept.advance(step, 100_000, {"loss": 1.0}, run, traffic)
+        kept.add_event("A snapshot was made.")
+    for epoch in range(5000):
+        kept.end_epoch(epoch, 10, {"loss": 1.0}, run, traffic)
+    values = kept.values()
+
+    assert MOST_POINTS // 2 <= len(values["points"]) <= MOST_POINTS
+    assert MOST_POINTS // 2 <= len(values["epochs"]) <= MOST_POINTS
+    assert MOST_EVENTS == len(values["events"])
+    assert 500_000 > len(json.dumps(values))
+
+
+@given(st.lists(st.sampled_from(["epoch", "point", "event", "read"]), max_size=80), st.integers(2, 9))
+def test_a_reader_with_a_cursor_misses_nothing(steps, most):
+    """The parts that a reader gets with its cursor are together the whole record."""
+    run, traffic, kept = Run(), Traffic(), RunRecord(ABOUT)
+    seen, cursor = {"epochs": [], "points": [], "events": []}, Cursor()
+    before = record.MOST_POINTS, record.TICK_SECONDS
+    record.MOST_POINTS, record.TICK_SECONDS = most, -1.0
+    try:
+        for number, step in enumerate([*steps, "read"]):
+            if step == "epoch":
+                kept.end_epoch(number, 10, {"loss": float(number)}, run, traffic)
+            elif step == "point":
+                kept.advance(number, 1000, {"loss": float(number)}, run, traffic)
+            elif step == "event":
+                kept.add_event(f"Event {number}.")
+            else:
+                values, cursor = kept.changes(Cursor.parse(str(cursor)))
+                seen = {
+                    name: values[name] if values["whole"] else part + values[name]
+                    for name, part in seen.items()
+                }
+    finally:
+        record.MOST_POINTS, record.TICK_SECONDS = before
+    whole = kept.values()
+
+    assert {name: whole[name] for name in seen} == seen
+
+
+@given(st.text())
+def test_any_text_is_a_cursor(text):
+    """A cursor that a browser sends back may be any text; one that means nothing is the beginning."""
+    kept = RunRecord(ABOUT)
+    kept.add_event("Began.")
+    values, cursor = kept.changes(Cursor.parse(text))
+
+    assert Cursor(0, 0, 0, 1) == cursor
+    assert values["whole"] or text.startswith("0.")
+
+
+def test_values_that_json_does_not_have_become_none(kept):
+    """NaN and Inf in results become null; a result with several values becomes a list."""
+    logs = {"loss": float("nan"), "f1": np.array([0.5, np.inf]), "count": 3}
+    kept.end_epoch(0, 10, logs, Run(), Traffic())
+
+    assert {"loss": None, "f1": [0.5, None], "count": 3} == kept.values()["epochs"][0]["logs"]
+    json.dumps(kept.values(), allow_nan=False)
+
+
+def test_the_speed_of_a_worker(kept, monkeypatch):
+    """A worker's speed is the number of rows between two heartbeats, divided by their distance in time."""
+    monkeypatch.setattr(record, "TICK_SECONDS", -1.0)
+    run, traffic = Run(), Traffic()
+    kept.advance(0, 200, {}, run, traffic)
+    run.members[0].heard, run.members[0].seen_rows = 2.0, 50
+    kept.advance(50, 200, {}, run, traffic)
+    first, second = kept.values()["workers"]
+
+    assert (25.0, 1) == (first["speed"], first["staleness"])
+    assert (0.0, None) == (second["speed"], second["staleness"])
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(kept):
+    return Page(kept, bytes(range(16)))
+
+
+@pytest.fixture
+def port(page):
+    app = make_app(begun(store_of("asynchronous", workers=2, metrics=1)), "secret", Traffic(), page=page)
+    with serve(app, "127.0.0.1", 0, 1, num_viewers=VIEWERS) as port:
+        yield port
+        page.record.finish("finished")
+
+
+def ask(port, path, method="GET", body=b"", **headers):
+    """Return the status, the headers and the body of an answer."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+
+def opened(port, page):
+    """Open the page; return its cookie and its CSRF token."""
+    status, headers, html = ask(port, "/" + page.link())
+    settings = html.split(b'id="settings">')[1].split(b"</script>")[0]
+
+    assert 200 == status
+    return headers["Set-Cookie"].split(";")[0], json.loads(settings)["csrf"]
+
+
+def test_a_link_opens_the_page_once(port, page):
+    """A link works once, and its browser then has a cookie that scripts and other sites cannot use."""
+    link = page.link()
+    first, second = ask(port, f"/{link}"), ask(port, f"/{link}")
+
+    assert (200, 401) == (first[0], second[0])
+    assert all(word in first[1]["Set-Cookie"] for word in ("HttpOnly", "SameSite=Strict"))
+    assert 200 == ask(port, "/", Cookie=first[1]["Set-Cookie"].split(";")[0])[0]
+    assert b"://" not in first[2]
+
+
+@pytest.mark.parametrize("path", ["/", "/?key=", "/?key=%C3%A9", "/state", "/events", "/plotly.js"])
+def test_strangers_are_refused(port, path):
+    """Without a session, and with the run's token in its place, nothing of the page can be read."""
+    assert 401 == ask(port, path)[0]
+    assert 401 == ask(port, path, Cookie="sparkdl-000102030405=guess")[0]
+    assert 401 == ask(port, path, Authorization="Bearer secret")[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/join", "/v1/exchange"])
+def test_a_viewer_is_no_worker(port, page, path):
+    """The session of a viewer does not open the paths of workers."""
+    cookie, csrf = opened(port, page)
+    method = "GET" if path == "/v1/status" else "POST"
+
+    assert 401 == ask(port, path, method, b"{}", Cookie=cookie, X_CSRF_Token=csrf)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b'{"when": "now"}', 200), (b'{"when": "epoch"}', 200), (b'{"when": "later"}', 400), (b"[", 400)],
+)
+def test_a_button_asks_the_run_to_stop(port, page, kept, body, status):
+    """A request to stop is recorded, if it carries the page's CSRF token and says when."""
+    cookie, csrf = opened(port, page)
+    refused = ask(port, "/stop", "POST", body, Cookie=cookie)
+    untouched = kept.stop_request
+    answered = ask(port, "/stop", "POST", body, Cookie=cookie, X_CSRF_Token=csrf)
+
+    assert (403, None) == (refused[0], untouched)
+    assert status == answered[0]
+    assert (json.loads(body)["when"] if status == 200 else None) == kept.stop_request
+
+
+def test_a_viewer_may_invite_another(port, page):
+    """A link that the page hands out opens it in another browser, once."""
+    cookie, csrf = opened(port, page)
+    link = json.loads(ask(port, "/link", "POST", b"{}", Cookie=cookie, X_CSRF_Token=csrf)[2])["link"]
+
+    assert [200, 401] == [ask(port, f"/{link}")[0] for _ in range(2)]
+
+
+@contextmanager
+def stream(port, cookie, **headers):
+    """Open a stream of events; yield its status and a function that reads the next event."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/events", headers={"Cookie": cookie, **headers})
+        answer = connection.getresponse()
+
+        def event():
+            lines = []
+            while (line := answer.readline()) not in (b"\n", b""):
+                lines.append(line.decode().rstrip("\n").split(": ", 1))
+            return dict(lines)
+
+        yield answer.status, event
+
+
+def test_a_stream_goes_on_after_a_cut(port, page, kept):
+    """A stream begins with the whole record, and a new one with what the browser has not received."""
+    cookie, _ = opened(port, page)
+    kept.add_event("One.")
+    with stream(port, cookie) as (_, event):
+        first = event()
+    kept.add_event("Two.")
+    with stream(port, cookie, **{"Last-Event-ID": first["id"]}) as (_, event):
+        second = event()
+
+    assert "text/event-stream" in ask_head(port, cookie)
+    assert ["One."] == [each["text"] for each in json.loads(first["data"])["events"]]
+    assert ["Two."] == [each["text"] for each in json.loads(second["data"])["events"]]
+    assert "about" not in json.loads(second["data"])
+
+
+def ask_head(port, cookie):
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        return connection.getresponse().headers["Content-Type"]
+
+
+def test_a_stream_ends_with_the_run(port, page, kept):
+    """The last event of a stream has the final state of the run."""
+    cookie, _ = opened(port, page)
+    with stream(port, cookie) as (_, event):
+        event()
+        kept.finish("failed", "The cluster is gone.")
+        last = json.loads(event()["data"])
+        end = event()
+
+    assert ("failed", "The cluster is gone.") == (last["state"], last["reason"])
+    assert {} == end
+
+
+def test_streams_take_no_thread_from_workers(port, page):
+    """As many streams as are allowed leave room for workers; one more is refused."""
+    cookie, _ = opened(port, page)
+    streams = [stream(port, cookie) for _ in range(VIEWERS)]
+    statuses = [each.__enter__()[0] for each in streams]
+    refused = ask(port, "/events", Cookie=cookie)
+    pinged = ask(port, "/v1/ping", Authorization="Bearer secret")
+    page.record.finish("finished")
+    for each in streams:
+        each.__exit__(None, None, None)
+
+    assert [200] * VIEWERS == statuses
+    assert (503, 204) == (refused[0], pinged[0])
+
+
+def test_a_page_without_its_chart_library(port, page, monkeypatch):
+    """Without plotly the page says what to install, and requests no library."""
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    document.chart_library.cache_clear()
+    try:
+        cookie, _ = opened(port, page)
+        html, answer = ask(port, "/", Cookie=cookie)[2], ask(port, "/plotly.js", Cookie=cookie)
+    finally:
+        document.chart_library.cache_clear()
+
+    assert b"pip install" in html
+    assert b"src=" not in html
+    assert 404 == answer[0]
+
+
+def test_a_report_holds_no_markup_of_its_values(kept):
+    """Text of the run, such as a model's name or an event, cannot become markup of the page."""
+    kept.about["model"] = "</script><script>alert(1)</script>"
+    html = document.report(kept.values())
+
+    assert "alert(1)" in html
+    assert "<script>alert(1)" not in html
+
+
+def test_an_endpoint_without_a_page(served_without_page):
+    """With dashboard=False the endpoint has no page."""
+    assert 401 == ask(served_without_page, "/")[0]
+    assert 404 == ask(served_without_page, "/", Authorization="Bearer secret")[0]
+
+
+@pytest.fixture
+def served_without_page():
+    app = make_app(begun(store_of("asynchronous", workers=2, metrics=1)), "secret", Traffic())
+    with serve(app, "127.0.0.1", 0, 1) as port:
+        yield port
