@@ -26,7 +26,7 @@ from flask.typing import ResponseReturnValue
 
 from sparkdl.errors import RefusedError
 from sparkdl.server.monitoring import document
-from sparkdl.server.monitoring.record import Cursor, RunRecord
+from sparkdl.server.monitoring.record import ENDED, Cursor, RunRecord
 
 VIEWERS = 12  # maximum number of streams of events; each keeps a thread of the endpoint
 KEEPALIVE_SECONDS = 5.0  # time after which a stream without news sends a comment
@@ -147,12 +147,12 @@ class Page:
         """Yield events until the run is over."""
         version, over = -1, False
         while not over:
-            over = self.record.over  # read first, so that the last event has the final state
-            if not over and not self.record.wait(version, KEEPALIVE_SECONDS):
+            if not self.record.wait(version, KEEPALIVE_SECONDS):
                 yield b": no news\n\n"
                 continue
             version = self.record.version
             values, cursor = self.record.changes(cursor)
+            over = values["state"] in ENDED
             yield f"id: {cursor}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
 
     def plotly(self) -> ResponseReturnValue:

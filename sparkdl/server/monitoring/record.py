@@ -26,6 +26,7 @@ SMOOTHING = 0.5  # weight of the newest sample in a worker's speed
 
 State = Literal["starting", "training", "finished", "stopped", "failed"]
 StopRequest = Literal["now", "epoch"]
+ENDED = "finished", "stopped", "failed"
 
 
 class Run(Protocol):
@@ -222,11 +223,6 @@ class RunRecord:
         return round(self._speeds.get(worker, 0.0), 1)
 
     # Readers.
-
-    @property
-    def over(self) -> bool:
-        """True if the run has ended."""
-        return self._state in ("finished", "stopped", "failed")
 
     def wait(self, version: int, seconds: float) -> bool:
         """Wait until the record is newer than a version; return False after ``seconds``."""
