@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -23,6 +24,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.monitoring.record import no_event
 from sparkdl.server.state import Snapshot
 from sparkdl.settings import flattened
 from sparkdl.spark import spark_internals
@@ -40,6 +42,7 @@ class CheckpointPolicy:
         resumed: the checkpoint that the run resumes from, if there is one.
         seed: the seed of every random order.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
+        on_event: a function that records an event, from its text and its level.
     """
 
     resumed: Saved | None = None
@@ -48,6 +51,7 @@ class CheckpointPolicy:
         self.request = request
         self.seed = secrets.randbits(31) if request.fit.seed is None else request.fit.seed
         self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
+        self.on_event: Callable[[str, str], object] = no_event
 
     def restore_store(self, store: Coordinator) -> None:
         """Restore a store from the checkpoint that the run resumes from, if there is one.
@@ -235,6 +239,7 @@ class FolderPolicy(CheckpointPolicy):
         )
         value = None if logs is None else logs.get(self.checkpoints.config.monitor)
         self.checkpoints.save(saved, value, wait=logs is not None)
+        self.on_event(f"Checkpoint of {snapshot}.", "info")
 
 
 def checkpoint_policy(

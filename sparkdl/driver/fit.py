@@ -213,6 +213,7 @@ class FitRun:
         shown = request.config.dashboard and isinstance(store, Coordinator)
         page = Page(self.record, store.shape.run) if shown else None
         group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
+        group.on_event = self.checkpoints.on_event = self.record.add_event
         verbose = 0 if self.callbacks.draws else request.fit.verbose
         display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)

@@ -15,6 +15,7 @@ from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.monitoring.page import VIEWERS, Page
+from sparkdl.server.monitoring.record import no_event
 from sparkdl.settings import Network, parse_port
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
@@ -75,6 +76,7 @@ class WorkerGroup:
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
         start_timeout: the maximum seconds between the starts of the first and the last worker.
         address: the URL of the endpoint; None if it is in worker 0.
+        on_event: a function that records an event, from its text and its level.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
     """
 
@@ -85,6 +87,7 @@ class WorkerGroup:
     restarts: int
     start_timeout: float
     address: str | None = None
+    on_event: Callable[[str, str], object] = no_event
     of_rows: bool = False
     job: Job | None = None
     lost: int = 0
@@ -126,6 +129,7 @@ class WorkerGroup:
             entry = self.store.log.popleft()
             workers = logging.getLogger(f"sparkdl.workers.{entry['name']}")
             workers.log(entry["level"], "%s", entry["message"])
+            self.on_event(entry["message"], logging.getLevelName(entry["level"]).lower())
 
     def _ended(self, job: Job) -> None:
         time.sleep(POLL_SECONDS)  # A worker reports its failure just before its task fails.
@@ -157,13 +161,12 @@ class WorkerGroup:
             self.lost += 1
             self.cancel()
             self.store.restart()
-            logger.warning(
-                "A worker was lost; the workers restart (%d of %d), with the snapshot of %s: %s",
-                self.failures,
-                self.restarts,
-                self.store.cut,
-                str(error).split("\n")[0][:300],
+            text = (
+                f"A worker was lost; the workers restart ({self.failures} of {self.restarts}), with the "
+                f"snapshot of {self.store.cut}: {str(error).splitlines()[0][:300]}"
             )
+            logger.warning("%s", text)
+            self.on_event(text, "warning")
             self.start()
             return
         else:

@@ -10,6 +10,9 @@ const STATES = {
 const ABOUT = {
   mode: "Mode", frequency: "Frequency", merge: "Merge", workers: "Workers", batch_size: "Batch size",
   epochs: "Epochs", parameters: "Parameters", backend: "Backend", started: "Started",
+  snapshot: "Last snapshot", exchanges: "Exchanges", retries: "Retries", late_dropped: "Late updates dropped",
+  late_merged: "Late updates merged", not_finite: "Updates with NaN or Inf", lost: "Workers lost",
+  returned: "Workers back",
 };
 
 function element(name, text, attributes = {}) {
@@ -81,9 +84,10 @@ function showProgress() {
   }
   parts.push(`${duration(run.seconds)} since the start`);
   find("progress").textContent = parts.join(" · ");
-  find("about").replaceChildren(...Object.entries(ABOUT).filter(([key]) => about[key] != null).map(([key, name]) => {
+  const facts = { ...about, ...run.counts, snapshot: progress.snapshot };
+  find("about").replaceChildren(...Object.entries(ABOUT).filter(([key]) => facts[key] != null).map(([key, name]) => {
     const pair = element("div");
-    pair.append(element("dt", name), element("dd", fact(key, about[key])));
+    pair.append(element("dt", name), element("dd", fact(key, facts[key])));
     return pair;
   }));
 }
@@ -107,15 +111,16 @@ function showEpochs() {
 function showWorkers() {
   const timed = run.workers.some((worker) => worker.times && worker.times.length);
   const behind = run.workers.some((worker) => worker.staleness != null);
+  const late = run.workers.some((worker) => worker.dropped);
   const columns = [["Worker"], ["Host", true], ["Device", true], ["State", true], ["Epoch"], ["Rows"], ["Rows/s"],
-    ...(behind ? [["Staleness"]] : []), ["Received"], ["Sent"], ["Last heard"], ["Retries"],
+    ...(behind ? [["Staleness"]] : []), ...(late ? [["Dropped"]] : []), ["Received"], ["Sent"], ["Last heard"], ["Retries"],
     ...(timed ? TIMES.map((name) => [name]) : [])];
   const training = run.state === "training" || run.state === "starting";
   fillTable(find("workers"), columns, run.workers.map((worker) => [
     worker.worker, worker.host, worker.device,
     worker.lost ? "lost" : !training ? "ended" : worker.heard > 5 ? "silent" : "active",
     worker.epoch, `${number(worker.seen)} of ${number(worker.rows)}`, number(Math.round(worker.speed)),
-    ...(behind ? [number(worker.staleness)] : []), bytes(worker.received), bytes(worker.sent),
+    ...(behind ? [number(worker.staleness)] : []), ...(late ? [number(worker.dropped)] : []), bytes(worker.received), bytes(worker.sent),
     `${worker.heard.toFixed(1)} s ago`, worker.retries,
     ...(timed ? TIMES.map((_, index) => duration((worker.times || [])[index] || 0)) : []),
   ]));

@@ -178,7 +178,7 @@ class Page:
             raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')
         self.record.stop_request = when
         sooner = "now" if when == "now" else "after this epoch"
-        self.record.add_event(f"A viewer of the live page asked training to stop {sooner}.")
+        self.record.add_event(f"A viewer of the live page asked training to stop {sooner}.", "info")
         return {}
 
     def new_link(self) -> ResponseReturnValue:

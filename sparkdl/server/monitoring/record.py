@@ -22,6 +22,15 @@ from sparkdl.server.state import Member
 MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
 MOST_EVENTS = 300  # maximum number of events that are kept
 TICK_SECONDS = 1.0  # time between two samples of the workers
+COUNTS = (
+    "exchanges",
+    "retries",
+    "late_dropped",
+    "late_merged",
+    "not_finite",
+    "lost",
+    "returned",
+)  # of a summary
 SMOOTHING = 0.5  # weight of the newest sample in a worker's speed
 
 State = Literal["starting", "training", "finished", "stopped", "failed"]
@@ -37,8 +46,15 @@ class Run(Protocol):
         """The current attempt of each worker."""
 
     @property
+    def cut(self) -> object:
+        """The point from which the run is restored, as named in messages."""
+
+    @property
     def staleness(self) -> Sequence[int]:
         """The number of merged updates by their staleness; the last number is for all larger ones."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return counts of the run, and the number of dropped updates by worker."""
 
     @property
     def latest_staleness(self) -> Mapping[int, int]:
@@ -50,6 +66,10 @@ class ByteCounts(Protocol):
 
     def of_worker(self, worker: int) -> tuple[int, int]:
         """Return the bytes received from a worker and sent to it."""
+
+
+def no_event(text: str, level: str) -> None:
+    """Record no event."""
 
 
 class Cursor(NamedTuple):
@@ -124,6 +144,7 @@ class RunRecord:
         self._ticked = 0.0
         self._workers: list[dict[str, Any]] = []
         self._staleness: list[int] = []
+        self._counts: dict[str, int] = {}
         self._positions: dict[int, tuple[float, int]] = {}
         self._speeds: dict[int, float] = {}
 
@@ -160,12 +181,12 @@ class RunRecord:
             self._sample(run, sizes)
             self._publish()
 
-    def add_event(self, text: str, level: str = "info") -> None:
+    def add_event(self, text: str, level: str) -> None:
         """Record an event.
 
         Args:
             text: one sentence.
-            level: "info", "warning" or "error".
+            level: a level of ``logging``, in lower case.
         """
         with self._changed:
             at = round(time.monotonic() - self._began, 1)
@@ -186,9 +207,13 @@ class RunRecord:
     def _sample(self, run: Run, sizes: ByteCounts) -> None:
         now = time.monotonic()
         self._staleness = list(run.staleness)
+        counts = run.summary()
+        self._counts = {name: counts[name] for name in COUNTS if counts.get(name)}
+        self._progress["snapshot"] = str(run.cut)
+        dropped = counts.get("dropped", {})
         self._workers = [
             self._worker(worker, member, sizes.of_worker(worker), now)
-            | {"staleness": run.latest_staleness.get(worker)}
+            | {"staleness": run.latest_staleness.get(worker), "dropped": dropped.get(worker, 0)}
             for worker, member in sorted(run.members.items())
         ]
 
@@ -254,6 +279,7 @@ class RunRecord:
                 "progress": self._progress,
                 "workers": self._workers,
                 "staleness": self._staleness,
+                "counts": self._counts,
                 "epochs": self._epochs.points[cursor.epochs :],
                 "points": self._points.points[cursor.points :],
                 "events": list(self._events)[len(self._events) - new_events :],

@@ -31,7 +31,10 @@ class Run:
 
     def __init__(self):
         self.members = {k: Member(1, f"host-{k}", 7, 0.0, held=RowsHeld(100)) for k in (0, 1)}
-        self.staleness, self.latest_staleness = [3, 1], {0: 1}
+        self.staleness, self.latest_staleness, self.cut = [3, 1], {0: 1}, "the beginning"
+
+    def summary(self):
+        return {"exchanges": 4, "retries": 0, "dropped": {1: 2}}
 
 
 # -- the record -----------------------------------------------------------------------------------
@@ -44,7 +47,7 @@ def test_a_record_has_a_bounded_size(kept, monkeypatch):
     kept.begin_epoch(0, 100_000)
     for step in range(100_000):
         kept.advance(step, 100_000, {"loss": 1.0}, run, traffic)
-        kept.add_event("A snapshot was made.")
+        kept.add_event("A snapshot was made.", "info")
     for epoch in range(5000):
         kept.end_epoch(epoch, 10, {"loss": 1.0}, run, traffic)
     values = kept.values()
@@ -69,7 +72,7 @@ def test_a_reader_with_a_cursor_misses_nothing(steps, most):
             elif step == "point":
                 kept.advance(number, 1000, {"loss": float(number)}, run, traffic)
             elif step == "event":
-                kept.add_event(f"Event {number}.")
+                kept.add_event(f"Event {number}.", "info")
             else:
                 values, cursor = kept.changes(Cursor.parse(str(cursor)))
                 seen = {
@@ -87,7 +90,7 @@ def test_a_reader_with_a_cursor_misses_nothing(steps, most):
 def test_any_text_is_a_cursor(text):
     """A cursor that a browser sends back may be any text; one that means nothing is the beginning."""
     kept = RunRecord(ABOUT)
-    kept.add_event("Began.")
+    kept.add_event("Began.", "info")
     values, cursor = kept.changes(Cursor.parse(text))
 
     assert Cursor(0, 0, 0, 1) == cursor
@@ -221,10 +224,10 @@ def stream(port, cookie, **headers):
 def test_a_stream_goes_on_after_a_cut(port, page, kept):
     """A stream begins with the whole record, and a new one with what the browser has not received."""
     cookie, _ = opened(port, page)
-    kept.add_event("One.")
+    kept.add_event("One.", "info")
     with stream(port, cookie) as (_, event):
         first = event()
-    kept.add_event("Two.")
+    kept.add_event("Two.", "info")
     with stream(port, cookie, **{"Last-Event-ID": first["id"]}) as (_, event):
         second = event()
 
